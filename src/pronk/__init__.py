@@ -1,0 +1,27 @@
+"""pronk: a LLaMA engine. The public names load lazily, so that `import pronk` costs nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pronk.config import ModelConfig
+    from pronk.engine.sampling import SamplingParams
+    from pronk.llm import LLM, load
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "load"]
+
+_HOMES = {
+    "LLM": "pronk.llm",
+    "load": "pronk.llm",
+    "ModelConfig": "pronk.config",
+    "SamplingParams": "pronk.engine.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pronk' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

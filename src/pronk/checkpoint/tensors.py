@@ -1,0 +1,84 @@
+"""Checkpoint: what every reader gives, whatever the format: a config and lazy tensors under Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.config import ModelConfig
+from pronk.errors import BadFile
+from pronk.vocabulary import TokenizerSource
+
+# Types that hold one number an element, and numpy's name for each. Everything else is a block type (Q4_K, ...).
+PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor in a file: described without being read.
+
+    `read()` gives the numbers, row-major and RoPE in half-split layout: in the stored type for F32, F16 and BF16 (a
+    read-only view of the memory map wherever that is possible), in float32 for block types.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # "F32", "F16", "BF16", "Q4_0", ..., "I8" (llama2.c's int8 groups)
+    nbytes: int  # as stored
+    read: Callable[[], NDArray[Any]]
+    # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them.
+    read_blocks: Callable[[], NDArray[np.uint8]] | None = None
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What loading will take, known before it starts. Bytes."""
+
+    files: int
+    stored: int  # weights on disk
+    loaded: int  # weights in memory once loaded
+    peak: int  # the most that weights take while loading: `loaded` plus the largest tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    format: str  # "huggingface", "meta", "llama2c", "gguf"
+    config: ModelConfig
+    tensors: Mapping[str, LazyTensor]
+    tokenizer: TokenizerSource | None = None
+    quantization: str | None = None  # the block types and how many tensors have each, as in "Q4_1 x 210, Q8_0 x 1"
+    files: tuple[Path, ...] = ()  # those that hold weights
+
+    def plan(self, itemsize: int | None = None) -> LoadPlan:
+        """`itemsize`: bytes an element once loaded; None keeps each plain type and makes block types float32."""
+
+        def loaded(tensor: LazyTensor) -> int:
+            width = itemsize or PLAIN_DTYPES.get(tensor.dtype, PLAIN_DTYPES["F32"]).itemsize
+            return int(np.prod(tensor.shape)) * width
+
+        sizes = [loaded(t) for t in self.tensors.values()]
+        stored = sum(t.nbytes for t in self.tensors.values())
+        return LoadPlan(len(self.files), stored, sum(sizes), sum(sizes) + max(sizes, default=0))
+
+
+def check_tensors(path: str | Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raise BadFile unless `tensors` are exactly those that `config` calls for, in name and shape."""
+    expected = config.tensor_shapes()
+    if missing := expected.keys() - tensors.keys():
+        raise BadFile(path, f"absent ({len(missing)} tensors are)", field=f"tensor {min(missing)!r}")
+    if extra := tensors.keys() - expected.keys():
+        raise BadFile(path, f"not part of this model ({len(extra)} tensors are not)", field=f"tensor {min(extra)!r}")
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise BadFile(path, f"shape {tensors[name].shape}, but the config says {shape}", field=f"tensor {name!r}")

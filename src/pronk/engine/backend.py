@@ -1,0 +1,39 @@
+"""The Backend protocol: what an engine must offer to be driven by the scheduler and the decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.config import ModelConfig
+from pronk.engine.batch import Batch
+
+
+class KVStorage(Protocol):
+    """Keys and values of every layer, in `num_blocks` blocks of `block_size` tokens. Which is whose: kv_blocks.py."""
+
+    block_size: int
+    num_blocks: int
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow; blocks already there keep their content."""
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each, in order."""
+
+
+class Backend(Protocol):
+    config: ModelConfig
+    ctx_size: int  # the most tokens a sequence may have
+
+    def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
+
+    def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        """Logits [R, V] of the rows that want them.
+
+        With `kv`, the keys and values of the batch's tokens are written into the runs' blocks, and attention sees all
+        of a sequence up to each token. With None nothing is remembered: every run must start at position 0.
+        """

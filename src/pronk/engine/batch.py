@@ -1,0 +1,57 @@
+"""Batch: the one shape of work. Prefill, decode, chunks, beams and any mix of them are ragged runs of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens of one sequence: the part of it that one forward pass computes."""
+
+    token_ids: Sequence[int]
+    start: int = 0  # position of the first token; those before it are in the KV cache
+    blocks: Sequence[int] = ()  # KV blocks of the whole sequence, in order; empty on the cache-free path
+    logits: str = "last"  # which tokens want logits: "last", "all" or "none"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of N runs, one run after the other."""
+
+    token_ids: Int32  # [T]
+    positions: Int32  # [T], consecutive within a run
+    offsets: Int32  # [N + 1], run n is tokens offsets[n]:offsets[n + 1]
+    logits_rows: Int32  # [R], ascending indices into T
+    blocks: tuple[Int32, ...] = field(default=())  # N tables; enough blocks for position + 1 tokens each
+
+    @classmethod
+    def of(cls, runs: Iterable[Run]) -> Batch:
+        runs = list(runs)
+        if not runs or not all(len(run.token_ids) for run in runs):
+            raise ValueError("a batch needs at least one run, and every run at least one token")
+        offsets = np.cumsum([0, *(len(run.token_ids) for run in runs)], dtype=np.int32)
+        rows: list[int] = []
+        for run, begin, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
+            if run.logits not in ("last", "all", "none"):
+                raise ValueError(f"logits must be last, all or none, not {run.logits!r}")
+            if run.logits != "none":
+                rows.extend(range(begin if run.logits == "all" else end - 1, end))
+        return cls(
+            token_ids=np.concatenate([np.asarray(run.token_ids, np.int32) for run in runs]),
+            positions=np.concatenate([np.arange(r.start, r.start + len(r.token_ids), dtype=np.int32) for r in runs]),
+            offsets=offsets,
+            logits_rows=np.asarray(rows, np.int32),
+            blocks=tuple(np.asarray(run.blocks, np.int32) for run in runs),
+        )
+
+    @property
+    def lengths(self) -> Int32:
+        """How many tokens each run adds, [N]."""
+        return np.diff(self.offsets)

@@ -1,0 +1,54 @@
+"""What pronk raises: one line that names the thing, what is wrong with it, and the way out."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class PronkError(Exception):
+    """Any error that is the input's fault rather than pronk's; the command line prints it and exits 1."""
+
+
+class BadFile(PronkError):
+    """A file that breaks its own format: truncated, out of range, inconsistent or hostile.
+
+    `field` names the place in the format ("tensor 'a.weight' shape"), `offset` the byte where it stands.
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], problem: str, *, field: str | None = None, offset: int | None = None
+    ) -> None:
+        self.path, self.problem, self.field, self.offset = str(path), problem, field, offset
+        where = "".join((f": {field}" if field else "", f" at byte {offset}" if offset is not None else ""))
+        super().__init__(f"{self.path}{where}: {problem}")
+
+
+class Unsupported(PronkError):
+    """A well-formed input that asks for mathematics or an option pronk does not have; the message names it."""
+
+
+class BadRequest(PronkError, ValueError):
+    """An argument out of range, or two that contradict each other."""
+
+
+class ContextOverflow(PronkError):
+    """A prompt that does not fit; never cut unless truncation was asked for."""
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        self.prompt_tokens, self.limit = prompt_tokens, limit
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and at most {limit} fit; shorten it, raise the context size "
+            "(--ctx-size), or ask for a cut (--truncate left or right)"
+        )
+
+
+class ModelNotFound(PronkError):
+    """A model name or path that leads to nothing."""
+
+
+class DownloadFailed(PronkError):
+    """A download that did not end in a verified file: no network, no space, wrong hash, refused."""
+
+
+class NoTokenizer(PronkError):
+    """Text was given to, or asked of, a checkpoint that carries no tokenizer."""
