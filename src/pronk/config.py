@@ -103,7 +103,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, path: str = "config.json") -> ModelConfig:
-        """A Hugging Face config.json, already parsed. Raises BadFile for broken values, Unsupported for foreign maths."""
+        """A Hugging Face config.json, already parsed. Raises BadFile (broken) or Unsupported (foreign maths)."""
         config = dict(raw)
         _check_architecture(config, path)
         for key, inert in _INERT.items():

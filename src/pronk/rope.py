@@ -12,8 +12,8 @@ def inverse_frequencies(config: ModelConfig, ctx_size: int | None = None) -> NDA
     """Radians per position of each of the head_dim / 2 rotated pairs.
 
     Dynamic NTK scaling stretches the base with the length of the text, which a KV cache cannot follow: keys rotated
-    earlier would keep older angles. pronk fixes the length once, at `ctx_size` (default: max_position_embeddings, no stretch),
-    so that a token's logits do not depend on how the text was cut into forward passes.
+    earlier would keep older angles. pronk fixes the length once, at `ctx_size` (default: max_position_embeddings, no
+    stretch), so that a token's logits do not depend on how the text was cut into forward passes.
     """
     scaling, d = config.rope_scaling, config.head_dim
     theta = config.rope_theta

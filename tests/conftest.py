@@ -1,0 +1,29 @@
+"""Fixtures that most tests share: the data beside the project, and the default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """Real models and tokenizers kept beside the project; see its README. Tests that need it skip where it is absent."""
+    if not DATA.is_dir():
+        pytest.skip(f"no test data at {DATA}")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model's GGUF, through pronk's own download and cache."""
+    from pronk.checkpoint import hub
+    from pronk.errors import DownloadFailed
+
+    try:
+        return hub.resolve("smollm2:135m")
+    except DownloadFailed as error:
+        pytest.skip(f"the default model cannot be had: {error}")
