@@ -66,7 +66,7 @@ def hf_to_gguf(name: str) -> str:
 def _rename(name: str, table: dict[str, str]) -> str | None:
     found = _LAYER.search(name)
     if found is None:
-        return table.get(name)
+        return None if "{}" in name else table.get(name)
     renamed = table.get(name[: found.start()] + "{}" + name[found.end() :])
     return renamed and renamed.format(found[0])
 
@@ -98,4 +98,5 @@ def to_interleaved(array: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def _swap(array: NDArray[Any], heads: int, pairs: tuple[int, int]) -> NDArray[Any]:
-    return array.reshape(heads, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    turned: NDArray[Any] = array.reshape(heads, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    return turned
