@@ -1,0 +1,59 @@
+"""Causal attention over a ragged batch, two ways with one signature: `math`, to be read, and `flash`, to be fast."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.torch_engine.batch import Run, TorchBatch
+from pronk.torch_engine.kv import LayerKV
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | None, mode: str) -> Tensor:
+    """q [T, H, D], k and v [T, K, D] of the batch's own tokens -> [T, H, D]; with `kv`, k and v are stored there."""
+    one = flash if mode == "flash" else math
+    if kv is not None:
+        assert batch.slots is not None
+        kv.write(batch.slots, k, v)
+    elif mode == "flash" and batch.equal_length:
+        return _dense(q, k, v, batch.equal_length)
+    runs = []
+    for run in batch.runs:
+        rows = slice(run.begin, run.end)
+        keys, values = kv.read(run) if kv is not None else (k[rows], v[rows])
+        runs.append(one(q[rows], keys, values, run))
+    return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+
+def math(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v, written out. q [S, H, D]; k, v [keys, K, D]; each K serves H / K query heads."""
+    s, h, d = q.shape
+    q = q.view(s, k.shape[1], -1, d)  # [S, K, G, D]
+    scores = torch.einsum("skgd,tkd->kgst", q, k).float() * d**-0.5
+    scores = scores.masked_fill(~run.mask.to(q.device), float("-inf"))
+    weights = scores.softmax(dim=-1).to(v.dtype)
+    return torch.einsum("kgst,tkd->skgd", weights, v).reshape(s, h, d)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    """The same through torch's fused kernel: no [S, keys] matrix is ever stored (arXiv 2205.14135)."""
+    s, h, d = q.shape
+    k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, K, keys, D]
+    if s == 1:
+        # The query heads that share a key head become the rows of one small product; they see every key.
+        out = F.scaled_dot_product_attention(q.view(1, k.shape[1], -1, d), k, v)
+        return out.reshape(1, h, d)
+    q = q.transpose(0, 1)[None]  # [1, H, S, D]
+    if run.start == 0:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=run.mask.to(q.device), enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
+    """Runs of one length and no past are an ordinary [N, S] batch: one kernel call for all of them."""
+    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))  # [N, heads, S, D]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1)

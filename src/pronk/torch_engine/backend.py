@@ -1,0 +1,106 @@
+"""TorchBackend: a Checkpoint made into a Llama module, behind the engine's Backend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.engine.batch import Batch
+from pronk.errors import BadRequest
+from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.kv import TorchKV
+from pronk.torch_engine.model import AttentionMode, Llama
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in all
+
+
+class TorchBackend:
+    def __init__(self, model: Llama, ctx_size: int | None = None) -> None:
+        self.model, self.config = model, model.config
+        self.ctx_size = ctx_size or model.config.max_position_embeddings
+        weight = model.model.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        attn: AttentionMode = "flash",
+        ctx_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> TorchBackend:
+        """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU."""
+        where = pick_device(device)
+        model = load_model(
+            checkpoint, where, DTYPES[dtype or default_dtype(checkpoint, where)], attn, ctx_size, progress
+        )
+        return cls(model.eval().requires_grad_(False), ctx_size)
+
+    def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
+        return TorchKV(self.config, num_blocks, block_size, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: TorchKV | None) -> NDArray[np.float32]:
+        """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
+        logits = self.model(TorchBatch.of(batch, self.device, kv.block_size if kv else None), kv)
+        return logits.float().cpu().numpy()
+
+
+def pick_device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise BadRequest(f"device {name!r} is unknown; cpu and cuda (or cuda:1, ...) are known") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadRequest(f"device {name!r} is not supported; cpu and cuda are")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadRequest(f"device {name!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def default_dtype(checkpoint: Checkpoint, device: torch.device) -> str:
+    if device.type == "cpu":
+        return "f32"
+    return "f16" if any(t.dtype == "F16" for t in checkpoint.tensors.values()) else "bf16"
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    attn: AttentionMode = "flash",
+    ctx_size: int | None = None,
+    progress: Progress | None = None,
+) -> Llama:
+    """Build on the meta device, then assign tensor by tensor: at its peak, the finished model plus one tensor."""
+    with torch.device("meta"):
+        model = Llama(checkpoint.config, attn, ctx_size)
+    total, done = sum(t.nbytes for t in checkpoint.tensors.values()), 0
+    for name, tensor in checkpoint.tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(to_torch(tensor, device, dtype)))
+        done += tensor.nbytes
+        if progress:
+            progress(name, done, total)
+    model.tie_weights()
+    if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise ValueError(f"the checkpoint has no tensor {unset[0]}")
+    return model
+
+
+def to_torch(tensor: LazyTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Never a view of a memory map: a module may be trained, a file must not change."""
+    array = np.require(tensor.read(), requirements=("C", "W"))
+    if tensor.dtype == "BF16":  # numpy's bfloat16 is a stranger to torch
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device, dtype)
+    return torch.from_numpy(array).to(device, dtype)

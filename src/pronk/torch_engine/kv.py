@@ -1,0 +1,52 @@
+"""TorchKV: storage for keys and values. Which block belongs to whom is engine/kv_blocks.py's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pronk.config import ModelConfig
+from pronk.torch_engine.batch import Run
+
+
+class LayerKV:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values  # [slots, K, D] each
+
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        self.keys[slots] = keys
+        self.values[slots] = values
+
+    def read(self, run: Run) -> tuple[Tensor, Tensor]:
+        """Keys and values of a run's whole sequence so far, [positions, K, D] each."""
+        return self.keys[run.slots], self.values[run.slots]
+
+
+class TorchKV:
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size, self.num_blocks = block_size, num_blocks
+        shape = (num_blocks * block_size, config.num_key_value_heads, config.head_dim)
+
+        def empty() -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow; blocks already there keep their content."""
+        extra = (num_blocks - self.num_blocks) * self.block_size
+        for layer in self.layers:
+            layer.keys = torch.cat((layer.keys, layer.keys.new_empty(extra, *layer.keys.shape[1:])))
+            layer.values = torch.cat((layer.values, layer.values.new_empty(extra, *layer.values.shape[1:])))
+        self.num_blocks = num_blocks
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for layer in self.layers:
+            for tensor in (layer.keys, layer.values):
+                blocks = tensor.unflatten(0, (self.num_blocks, self.block_size))
+                for source, destination in pairs:
+                    blocks[destination] = blocks[source]

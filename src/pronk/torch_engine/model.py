@@ -1,0 +1,143 @@
+"""LLaMA as a torch module (arXiv 2302.13971, 2307.09288): *the* module, for inference, training and reference.
+
+Tokens come as one ragged batch of T rows, run after run, never padded. With `kv=None` nothing is cached: that is the
+training forward, and the same code. Parameters carry Hugging Face's names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pronk.config import ModelConfig
+from pronk.rope import cos_sin, inverse_frequencies
+from pronk.torch_engine.attention import attention
+from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.kv import LayerKV, TorchKV
+
+AttentionMode = Literal["flash", "math"]
+
+
+class RMSNorm(nn.Module):
+    """arXiv 1910.07467; the mean square is taken in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * h.to(x.dtype)
+
+
+class Rope(nn.Module):
+    """cos and sin of every position's angles, tabulated as far as positions have reached."""
+
+    def __init__(self, config: ModelConfig, ctx_size: int) -> None:
+        super().__init__()
+        self.inv_freq = inverse_frequencies(config, ctx_size)
+        self.table = torch.empty(2, 0, config.head_dim // 2)  # cos, sin: [2, positions, D/2], float32
+
+    def forward(self, positions: Tensor, furthest: int) -> Tensor:
+        """Angles of T positions, none beyond `furthest`: [2, T, 1, D/2]."""
+        reached = self.table.shape[1]
+        if furthest >= reached or self.table.device != positions.device:
+            cos, sin = cos_sin(self.inv_freq, 0, max(256, 2 * reached, furthest + 1))
+            with torch.inference_mode(False):  # training may come after inference, on the same table
+                self.table = torch.stack((torch.from_numpy(cos), torch.from_numpy(sin))).to(positions.device)
+        return self.table[:, positions].unsqueeze(2)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of x [T, heads, D] (half-split layout), in float32."""
+    cos, sin = rope
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, mode: AttentionMode) -> None:
+        super().__init__()
+        c, bias = config.hidden_size, config.attention_bias
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.q_proj = nn.Linear(c, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(c, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(c, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, c, bias=bias)
+        self.mode = mode
+
+    def forward(self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None) -> Tensor:
+        qk = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))  # [T, H+K, D]
+        q, k = rotate(qk, rope).split((self.heads, self.kv_heads), dim=1)
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
+        out = attention(q, k, v, batch, kv, self.mode)  # [T, H, D]
+        return self.o_proj(out.flatten(1))
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(c, f, bias=bias)
+        self.up_proj = nn.Linear(c, f, bias=bias)
+        self.down_proj = nn.Linear(f, c, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, mode: AttentionMode) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, mode)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, batch, kv)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig, mode: AttentionMode, ctx_size: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, mode) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rope = Rope(config, ctx_size)
+
+
+class Llama(nn.Module):
+    """`ctx_size` matters to dynamic RoPE scaling only: see pronk.rope."""
+
+    def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:
+        """Logits [R, V] of the rows that want them, in the parameters' type."""
+        x = self.model.embed_tokens(batch.token_ids)  # [T, C]
+        rope = self.model.rope(batch.positions, batch.furthest)
+        for index, layer in enumerate(self.model.layers):
+            x = layer(x, rope, batch, kv.layers[index] if kv else None)
+        logits: Tensor = self.lm_head(self.model.norm(x[batch.logits_rows]))
+        return logits
