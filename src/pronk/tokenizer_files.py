@@ -1,0 +1,201 @@
+"""Telling tokenizer files apart by their content, and walking through those whose format is ours to parse.
+
+Every length in a file is checked against the bytes that are there before anything is read or allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import BadFile
+from pronk.vocabulary import TokenizerKind
+
+# Far above any tokenizer there is (the largest are some 35 MB), and little enough to read whole.
+MAX_FILE_BYTES = 1 << 27
+MAX_VOCABULARY = 1 << 24
+
+# Llama 3's file holds the mergeable tokens only; this many special ones follow them in every model that uses it.
+TIKTOKEN_SPECIAL_TOKENS = 256
+
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]{1,9}\r?")
+_JSON_MODEL = re.compile(rb'"model"\s*:\s*\{')
+
+
+def identify(path: Path) -> TokenizerKind | None:
+    """The kind of tokenizer file at `path`, from its first bytes; None for anything else, folders included."""
+    if not path.is_file():  # opening a pipe would wait for ever
+        return None
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 14)
+            if head.lstrip()[:1] == b"{":
+                # Hundreds of added tokens may stand before the model.
+                head += file.read(1 << 20)
+                return "tokenizer.json" if _JSON_MODEL.search(head) else None
+            size = file.seek(0, 2)
+    except OSError:
+        return None
+    if _starts_as_sentencepiece(head):
+        return "sentencepiece"
+    if _starts_as_tiktoken(head, whole=len(head) == size):
+        return "tiktoken"
+    if _starts_as_llama2c(head, whole=len(head) == size):
+        return "llama2c"
+    return None
+
+
+def vocabulary_size(path: Path) -> int:
+    """How many token ids the file defines, special tokens included. Raises BadFile."""
+    kind = identify(path)
+    data = read_whole(path)
+    if kind == "tokenizer.json":
+        return _json_vocabulary_size(path, parse_json(path, data))
+    if kind == "sentencepiece":
+        size = sum(1 for number, value in protobuf_fields(path, data) if number == 1)
+    elif kind == "tiktoken":
+        size = data.count(b"\n") + (not data.endswith(b"\n")) + TIKTOKEN_SPECIAL_TOKENS
+    elif kind == "llama2c":
+        size = sum(1 for _ in llama2c_records(path, data))
+    else:
+        raise BadFile(path, "no tokenizer of a kind that pronk knows")
+    if size > MAX_VOCABULARY:
+        raise BadFile(path, f"{size} tokens, more than the {MAX_VOCABULARY} that are allowed")
+    return size
+
+
+def read_whole(path: Path) -> bytes:
+    """Raises BadFile where the file is absent, unreadable or absurdly large."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BadFile(path, error.strerror or str(error)) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise BadFile(path, f"larger than {MAX_FILE_BYTES >> 20} MB; no tokenizer is")
+    return data
+
+
+def parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    """The object in `data`. Raises BadFile."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise BadFile(path, "nested too deeply") from None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise BadFile(path, f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadFile(path, "not a JSON object")
+    return value
+
+
+def llama2c_records(path: Path, data: bytes) -> Iterator[tuple[float, bytes]]:
+    """(score, token) of every record in a llama2.c tokenizer.bin: int32 longest, then float32, int32 n, n bytes."""
+    if len(data) < 4:
+        raise BadFile(path, "truncated", field="longest token", offset=0)
+    offset, number = 4, 0
+    while offset < len(data):
+        field = f"token {number}"
+        if offset + 8 > len(data):
+            raise BadFile(path, "truncated", field=field, offset=offset)
+        score, length = struct.unpack_from("<fi", data, offset)
+        if not math.isfinite(score):
+            raise BadFile(path, f"score {score} is not finite", field=field, offset=offset)
+        if not 0 <= length <= len(data) - offset - 8:
+            raise BadFile(path, f"length {length} does not fit in the file", field=field, offset=offset + 4)
+        yield score, data[offset + 8 : offset + 8 + length]
+        offset += 8 + length
+        number += 1
+
+
+def protobuf_fields(path: Path, data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(field number, value) in order; a value is an int (varint) or the bytes of a fixed or length-delimited field."""
+    offset = 0
+    while offset < len(data):
+        start = offset
+        tag, offset = _varint(path, data, offset)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, offset = _varint(path, data, offset)
+            yield number, value
+            continue
+        if wire == 2:
+            length, offset = _varint(path, data, offset)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise BadFile(path, f"wire type {wire} is not one of protobuf's", field=f"field {number}", offset=start)
+        if length > len(data) - offset:
+            raise BadFile(path, f"length {length} does not fit", field=f"field {number}", offset=start)
+        yield number, data[offset : offset + length]
+        offset += length
+
+
+def _varint(path: Path, data: bytes, offset: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if offset >= len(data):
+            raise BadFile(path, "truncated", offset=offset)
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, offset
+    raise BadFile(path, "a number of more than 64 bits", offset=offset)
+
+
+def _starts_as_sentencepiece(head: bytes) -> bool:
+    """A ModelProto begins with its pieces: field 1, a message whose own field 1 is the piece's text."""
+    if head[:1] != b"\n":
+        return False
+    try:
+        _, length_end = _varint(Path(), head, 1)
+        number, piece = next(protobuf_fields(Path(), head))
+        inner = dict(protobuf_fields(Path(), piece if isinstance(piece, bytes) else b""))
+    except BadFile:
+        return False
+    return number == 1 and isinstance(inner.get(1), bytes) and set(inner) <= {1, 2, 3} and length_end <= 11
+
+
+def _starts_as_tiktoken(head: bytes, *, whole: bool) -> bool:
+    lines = head.split(b"\n")
+    if not whole or not lines[-1]:
+        lines.pop()  # cut off by the reading, or empty after the last newline
+    return bool(lines) and all(_TIKTOKEN_LINE.fullmatch(line) for line in lines)
+
+
+def _starts_as_llama2c(head: bytes, *, whole: bool) -> bool:
+    """Records that follow each other without a gap; no model file looks so, its integers being tiny floats here."""
+    if len(head) < 4:
+        return False
+    (longest,) = struct.unpack_from("<i", head)
+    if not 1 <= longest <= 1 << 16:
+        return False
+    offset, records = 4, 0
+    while offset + 8 <= len(head):
+        score, length = struct.unpack_from("<fi", head, offset)
+        if not (score == 0 or 1e-20 < abs(score) < 1e20) or not 0 <= length <= longest:
+            return False
+        offset += 8 + length
+        records += 1
+    return records > 0 and (offset == len(head) if whole else offset + 8 + longest >= len(head))
+
+
+def _json_vocabulary_size(path: Path, tokenizer: dict[str, Any]) -> int:
+    model = tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(vocab, dict | list) or not isinstance(added, list):
+        raise BadFile(path, "no vocabulary", field="model.vocab")
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+    ids += [token.get("id") if isinstance(token, dict) else None for token in added]
+    if not ids:
+        raise BadFile(path, "empty", field="model.vocab")
+    if any(type(i) is not int or not 0 <= i < MAX_VOCABULARY for i in ids):
+        raise BadFile(path, f"a token id that is no whole number under {MAX_VOCABULARY}", field="model.vocab")
+    return int(max(ids)) + 1
