@@ -31,6 +31,12 @@ class Backend(Protocol):
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
 
+    def perturbed(self) -> Backend:
+        """The same model with every token embedding off by one unit in its last place, up or down at random.
+
+        What that does to the logits is the noise of the type: differences of that size mean nothing.
+        """
+
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them.
 

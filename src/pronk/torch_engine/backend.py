@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -36,10 +37,16 @@ class TorchBackend:
         device: str | None = None,
         dtype: str | None = None,
         attn: AttentionMode = "flash",
+        threads: int | None = None,
         ctx_size: int | None = None,
         progress: Progress | None = None,
     ) -> TorchBackend:
-        """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU."""
+        """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU.
+
+        `threads` is torch's, and holds for the whole process.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
         where = pick_device(device)
         model = load_model(
             checkpoint, where, DTYPES[dtype or default_dtype(checkpoint, where)], attn, ctx_size, progress
@@ -48,6 +55,20 @@ class TorchBackend:
 
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.config, num_blocks, block_size, self.dtype, self.device)
+
+    def perturbed(self) -> TorchBackend:
+        """See pronk.engine.backend.Backend. Shares every weight but the embedding."""
+        model = copy.copy(self.model)
+        model._modules = dict(model._modules)
+        decoder = model._modules["model"] = copy.copy(model.model)
+        decoder._modules = dict(decoder._modules)
+        embedding = decoder._modules["embed_tokens"] = copy.copy(decoder.embed_tokens)
+        weight = embedding.weight.detach()
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight.device) * 2 - 1
+        nudged = weight * (1 + signs * torch.finfo(weight.dtype).eps)
+        embedding._parameters = {"weight": torch.nn.Parameter(nudged, requires_grad=False)}
+        return TorchBackend(model, self.ctx_size)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: TorchKV | None) -> NDArray[np.float32]:

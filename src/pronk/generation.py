@@ -1,0 +1,97 @@
+"""What generation gives back: chunks while it runs, a Generation when it is done, and what it took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Seconds, tokens per second, and MB (10^6 bytes). A rate is None where there was nothing to take it from."""
+
+    load_s: float
+    ttft_s: float  # from the call to the first token, tokenization included
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+    peak_rss_mb: float | None  # of the whole process since its start
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One step of one sequence. `text` may be empty: half a character or half a stop string is held back."""
+
+    text: str
+    token: int | None  # None for the token that ends the text: it is no part of it
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their log-probabilities
+    request: int = 0  # which prompt of a list
+    index: int = 0  # which of a prompt's samples
+    finish_reason: FinishReason | None = None  # on a sequence's last chunk, as are:
+    stats: Stats | None = None
+    seed: int = 0
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None
+    seed: int
+    stats: Stats
+    prompt_tokens: int
+    truncated_tokens: int = 0  # how many of the prompt's were cut on request
+    score: float | None = None  # beam search: sum of log-probabilities over length ** length_penalty
+
+
+@dataclass
+class Stopwatch:
+    """Times one sequence."""
+
+    load_s: float
+    prompt_tokens: int
+    begun: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+
+    def token(self, *, counts: bool) -> None:
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.tokens += counts
+
+    def stats(self) -> Stats:
+        ttft, decode = self.first - self.begun, self.last - self.first
+        return Stats(
+            load_s=self.load_s,
+            ttft_s=ttft,
+            prefill_tok_s=self.prompt_tokens / ttft if ttft > 0 else None,
+            decode_tok_s=(self.tokens - 1) / decode if decode > 0 else None,
+            peak_rss_mb=peak_rss_mb(),
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.tokens,
+        )
+
+
+def peak_rss_mb() -> float | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -1,0 +1,113 @@
+"""Verification: one text through every path of an engine. One meaning, many paths; are they equal?
+
+The measure of "equal" is the type's own noise: how far the logits move when every token embedding is off by one unit
+in its last place. A path does the same sums in another order, so it may be off by about that, once for each rounding on
+the way to the logits; roundings are independent, so their number enters by its square root. Beyond that it is a bug.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.engine.batch import Batch, Run
+from pronk.errors import BadRequest
+
+if TYPE_CHECKING:
+    from pronk.engine.backend import Backend
+    from pronk.llm import LLM
+
+Logits = NDArray[np.float32]  # [T, V]
+
+TEXT = (
+    "The llama stood on the ridge and looked down at the valley. It had rained for three days, and the river had taken "
+    'the bridge. "We could wait," said the boy, who was 11, "or we could walk to the next one." Nobody knew how far '
+    "that was; the map said 14 km, but the map was from 1962."
+)
+_ROUNDINGS_PER_BLOCK = 12  # two norms, q, k, v, rotation, scores, weighted sum, o, gate * up, down, two residual sums
+_CHUNK = 7  # odd on purpose: chunks end in the middle of KV blocks
+_BLOCK_SIZE = 16
+
+
+def verify(llm: LLM, text: str | None = None, max_tokens: int = 256) -> dict[str, Any]:
+    """Compare every path's logits with those of one cache-free forward pass. `text`: default a passage of prose.
+
+    A path's verdict is "identical" (to the bit), "rounding" or "bug"; the whole has the worst of them.
+    """
+    ids = _token_ids(llm, text)[: min(max_tokens, llm.ctx_size)]
+    if len(ids) < 2:
+        raise BadRequest(f"verification needs at least 2 tokens; the text has {len(ids)}")
+    free = llm.logits(ids)
+    noise = float(np.abs(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None) - free).max())
+    allowed = noise * math.sqrt(_ROUNDINGS_PER_BLOCK * llm.config.num_hidden_layers)
+    paths = [
+        _path("cached", llm.logits(ids, cache=True), free, allowed),
+        _path("chunked", llm.logits(ids, cache=True, chunk=_CHUNK), free, allowed),
+        _path("batched", _batched(llm.backend, ids), free, allowed),
+    ]
+    verdicts = [path["verdict"] for path in paths]
+    return {
+        "model": llm.name,
+        "engine": type(llm.backend).__name__,
+        "tokens": len(ids),
+        "noise_floor": noise,
+        "allowed": allowed,
+        "paths": paths,
+        "last_token_only": _last_token_only(llm.backend, ids, free),
+        "verdict": next(v for v in ("bug", "rounding", "identical") if v in verdicts),
+    }
+
+
+def compare(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
+    """How far the logits of two models lie apart on one text: what a conversion or a type has cost."""
+    return {"tokens": len(token_ids), **_difference(b.logits(token_ids), a.logits(token_ids))}
+
+
+def _token_ids(llm: LLM, text: str | None) -> list[int]:
+    if llm.has_tokenizer:
+        return llm.tokenizer.encode(TEXT if text is None else text)
+    if text is not None:
+        return llm.tokenizer.encode(text)  # raises NoTokenizer
+    return np.random.default_rng(0).integers(0, llm.config.vocab_size, 64).tolist()
+
+
+def _path(name: str, logits: Logits, free: Logits, allowed: float) -> dict[str, Any]:
+    found = _difference(logits, free)
+    worst = found["max_abs_difference"]
+    verdict = "identical" if worst == 0 else "rounding" if worst <= allowed else "bug"
+    return {"path": name, **found, "verdict": verdict}
+
+
+def _difference(logits: Logits, reference: Logits) -> dict[str, Any]:
+    gap = np.abs(logits - reference)
+    parted = np.flatnonzero(logits.argmax(-1) != reference.argmax(-1))
+    return {
+        "max_abs_difference": float(gap.max()),
+        "mean_abs_difference": float(gap.mean()),
+        "first_greedy_divergence": int(parted[0]) if parted.size else None,
+    }
+
+
+def _batched(backend: Backend, ids: list[int]) -> Logits:
+    """The text between two strangers, prefilled in one step and finished in a second, in blocks out of order."""
+    half, needed = len(ids) // 2, -(-len(ids) // _BLOCK_SIZE)
+    kv = backend.new_kv(3 * needed, _BLOCK_SIZE)
+    tables = [tuple(range(n, 3 * needed, 3)) for n in range(3)]  # interleaved: every table has gaps
+    texts = [ids[::-1], ids, ids[half:] + ids[:half]]
+    logits = []
+    for at, end in ((0, half), (half, len(ids))):
+        wants = ("none", "all", "none")
+        runs = [Run(t[at:end], at, b, w) for t, b, w in zip(texts, tables, wants, strict=True)]
+        logits.append(backend.forward(Batch.of(runs), kv))
+    return np.concatenate(logits)
+
+
+def _last_token_only(backend: Backend, ids: list[int], free: Logits) -> dict[str, Any]:
+    """What comes of removing the cache while still feeding only the newest token: it sees nothing before it."""
+    alone = backend.forward(Batch.of([Run([token]) for token in ids]), None)
+    agree = float((alone.argmax(-1) == free.argmax(-1)).mean())
+    return {"max_abs_difference": float(np.abs(alone - free).max()), "same_greedy_token": agree}
