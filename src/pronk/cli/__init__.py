@@ -1,0 +1,131 @@
+"""The `pronk` program. Text goes to stdout, everything else to stderr.
+
+Exit codes: 0; 1, an error of the input's, said in one line; 2, wrong usage; 130, interrupted. Each verb is a module of
+its own, imported when it is called, and imports what is heavy inside its function: `pronk --help` loads click alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import click
+
+from pronk import __version__
+from pronk.errors import PronkError
+
+# Verb -> its module in this package, in the order of --help.
+VERBS = {
+    "generate": "generate",
+    "chat": "chat",
+    "inspect": "inspect",
+    "verify": "verify",
+    "convert": "convert",
+    "pull": "pull",
+    "list": "list_models",
+}
+DEFAULT_VERB = "generate"
+
+
+class Failure(click.ClickException):
+    """Prints `pronk: …`, one line, and exits with 1."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(str(message).split()))
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pronk: {self.message}", err=True)
+
+
+class Verbs(click.Group):
+    """The verbs, loaded when called; and the one place where an exception becomes a line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"pronk.cli.{VERBS[cmd_name]}").command
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and _is_prompt(args[0]):
+            args.insert(0, DEFAULT_VERB)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PronkError as error:
+            raise Failure(error) from error
+        except BrokenPipeError:  # the reader of stdout has had enough, as in `| head`
+            _abandon_stdout()
+            raise click.exceptions.Exit(0) from None
+        except OSError as error:  # a full disk, a directory without permission
+            _abandon_stdout()
+            raise Failure(error) from error
+        except MemoryError:
+            raise Failure("out of memory; a smaller --dtype or --ctx-size takes less") from None
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            raise click.exceptions.Exit(130) from None
+
+
+def _is_prompt(argument: str) -> bool:
+    """`pronk "Once upon a time"` generates: no verb has a space in it. A single word stays a (mistyped) verb."""
+    return any(c.isspace() for c in argument)
+
+
+def _abandon_stdout() -> None:
+    """Let what is still buffered go nowhere, or Python complains once more when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.command(
+    cls=Verbs,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # --max_new_tokens is --max-new-tokens
+    },
+    epilog="""\b
+Examples:
+  pronk "The capital of France is"
+  pronk generate -n 50 --temperature 0.8 "Once upon a time"
+  pronk chat
+  pronk inspect model.gguf
+  pronk convert model.gguf model-hf --to safetensors --dtype bf16
+
+\b
+MODEL is a name (smollm2:135m), a Hugging Face repository (owner/name), a file or a directory.""",
+)
+@click.version_option(__version__, package_name="pronk", message="%(prog)s %(version)s")
+def group() -> None:
+    """Run LLaMA models from any checkpoint format.
+
+    `pronk "A PROMPT OF SEVERAL WORDS"` is short for `pronk generate`.
+    """
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, _interrupt)
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS still decide
+        warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    group(prog_name="pronk")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C raises, as always; the second one ends the program, for a library may have swallowed the first."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    raise KeyboardInterrupt

@@ -1,0 +1,210 @@
+"""`pronk chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options
+from pronk.cli.conversation import Conversation
+from pronk.errors import BadRequest, ContextOverflow, PronkError
+
+if TYPE_CHECKING:
+    from pronk.generation import Chunk
+    from pronk.llm import LLM
+
+HELP = """\
+/system [TEXT]  set the system prompt; without TEXT, remove it
+/reset          forget the conversation, keep the system prompt
+/save FILE      write the conversation as JSON, which -f FILE goes on from
+/help           this
+/exit           end, as Ctrl-D does
+//TEXT          say /TEXT to the model
+Ctrl-C stops an answer; what there is of it stays."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  pronk chat
+  pronk chat -m owner/name --system "You answer in one sentence." --temp 0.7
+  pronk chat -f conversation.json
+  printf 'What is 2+2?\\nAnd times 3?\\n' | pronk chat
+
+\b
+In the conversation:
+"""
+    + "\n".join(f"  {line}" for line in HELP.splitlines())
+)
+@options.model_option
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--chat-template", metavar="FILE|NAME", help="Jinja file, or llama2 or llama3; not the model's own.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), metavar="FILE", help="Go on from a saved conversation.")
+@options.loading_options
+@options.sampling_options
+@options.generation_options
+def command(
+    model: str,
+    system: str | None,
+    chat_template: str | None,
+    file: Path | None,
+    no_cache: bool,
+    truncate: str | None,
+    **rest: Any,
+) -> None:
+    """Talk with a chat model.
+
+    On a terminal with line editing and history; otherwise each line of standard input is a turn.
+    """
+    conversation = Conversation.read(file) if file else Conversation()
+    if system is not None:
+        conversation.system = system
+    llm, params = options.prepare(model, rest)
+    how = {"params": params, "truncate": truncate, "cache": not no_cache, "chat_template": chat_template}
+    Repl(llm, conversation, how).run()
+
+
+class Repl:
+    def __init__(self, llm: LLM, conversation: Conversation, how: dict[str, Any]) -> None:
+        self.llm, self.conversation, self.how = llm, conversation, how
+        self.interactive = sys.stdin.isatty()
+        self.failed = False
+
+    def run(self) -> None:
+        """Until the end of input. Scripted turns go on after an error, and exit with 1 for it in the end."""
+        if self.interactive:
+            # From here on Ctrl-C stops an answer, however often it is pressed.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            console.note("/help lists the commands; Ctrl-D ends.")
+        with _line_history() if self.interactive else nullcontext():
+            while (line := self.read()) is not None:
+                try:
+                    if not self.obey(line):
+                        break
+                except BrokenPipeError:
+                    raise
+                except ContextOverflow as error:
+                    self.complain(
+                        f"the conversation has {error.prompt_tokens} tokens and at most {error.limit} fit; "
+                        "/reset starts anew, --ctx-size may make room, --truncate left forgets its beginning"
+                    )
+                except (PronkError, OSError) as error:
+                    self.complain(" ".join(str(error).split()))
+        if self.failed and not self.interactive:
+            raise click.exceptions.Exit(1)
+
+    def complain(self, problem: str) -> None:
+        self.failed = True
+        click.echo(f"pronk: {problem}", err=True)
+
+    def read(self) -> str | None:
+        """The next line; None at the end. Ctrl-C at the prompt drops the line."""
+        while self.interactive:
+            try:
+                return input("> ") if sys.stdout.isatty() else _ask("> ")
+            except EOFError:
+                click.echo(err=True)
+                return None
+            except KeyboardInterrupt:
+                click.echo(err=True)
+        raw = sys.stdin.buffer.readline()
+        return options.decode(raw, "standard input") if raw else None
+
+    def obey(self, line: str) -> bool:
+        """Carry out one line; False ends the conversation."""
+        if line.startswith("//"):
+            self.answer(line[1:])
+        elif line.startswith("/"):
+            name, _, argument = line.partition(" ")
+            return self.carry_out(name.rstrip(), argument.strip())
+        elif line.strip():
+            self.answer(line)
+        return True
+
+    def carry_out(self, name: str, argument: str) -> bool:
+        conversation = self.conversation
+        if name == "/exit":
+            return False
+        if name == "/help":
+            console.note(HELP)
+        elif name == "/reset":
+            conversation.turns.clear()
+            console.note("conversation forgotten")
+        elif name == "/system":
+            conversation.system = argument or None
+            console.note("system prompt set" if argument else "system prompt removed")
+        elif name == "/save":
+            if not argument:
+                raise BadRequest("/save needs a file name")
+            conversation.save(Path(argument).expanduser())
+            console.note(f"saved to {argument}")
+        else:
+            raise BadRequest(f"no command {name}; /help lists them, and // says a line that begins with /")
+        return True
+
+    def answer(self, text: str) -> None:
+        """Stream the answer. An interrupted one stays in the conversation; a question without any does not."""
+        turns = self.conversation.turns
+        turns.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        chunk: Chunk | None = None
+        try:
+            for chunk in self.llm.stream_chat(self.conversation.messages, **self.how):
+                pieces.append(chunk.text)
+                console.write(chunk.text)
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+        finally:
+            if chunk is None:
+                turns.pop()
+            else:
+                turns.append({"role": "assistant", "content": "".join(pieces)})
+                console.write("\n")
+        if chunk is None or chunk.stats is None:
+            console.note("stopped")
+            return
+        rate = chunk.stats.decode_tok_s
+        console.note(
+            f"{chunk.stats.new_tokens} tokens"
+            + ("" if rate is None else f" at {rate:.1f} tok/s")
+            + f"; {options.describe(self.how['params'], chunk.seed)}"
+            + ("; cut here, -n allows more" if chunk.finish_reason == "length" else "")
+        )
+
+
+def _ask(prompt: str) -> str:
+    """As input(), but with the prompt on stderr, for stdout is a file."""
+    click.echo(prompt, nl=False, err=True)
+    if not (line := sys.stdin.readline()):
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+@contextmanager
+def _line_history() -> Iterator[None]:
+    """Line editing, and the lines of earlier conversations under the up arrow."""
+    try:
+        import readline
+    except ImportError:  # Windows; its console edits lines by itself
+        yield
+        return
+    from pronk.checkpoint.wheel import home
+
+    path = home() / "chat_history"
+    with suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(1000)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

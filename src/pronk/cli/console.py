@@ -1,0 +1,92 @@
+"""What the command line says: generated text on stdout, notes and progress bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PATIENCE = 0.5  # seconds before a bar appears
+
+# A terminal obeys control characters; a model must not give it orders. Shown as the signs that Unicode has for them.
+_SHOWN = (
+    {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 0xFFFD)
+)
+
+
+def write(text: str) -> None:
+    """Text to stdout at once: as it is to a file or a pipe, without control characters to a terminal."""
+    sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A line to stderr, dimmed on a terminal."""
+    click.secho(text, dim=True, err=True)
+
+
+def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
+    """Columns as wide as their content, two spaces apart; those numbered in `right` are right-aligned."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def size(nbytes: float) -> str:
+    """1.5 GB, 93.0 MB, 512 B; a kilobyte has 1000 bytes, as on disks."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (name, done bytes, total bytes) that draws a bar on a terminal, once it has taken a moment."""
+    bar: Progress | None = None
+    task: TaskID
+    begin: float | None = None
+
+    def advance(name: str, done: int, total: int) -> None:
+        nonlocal bar, task, begin
+        begin = begin or time.monotonic()
+        if bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - begin < PATIENCE:
+                return
+            bar = _bar()
+            bar.start()
+            task = bar.add_task(label, total=total)
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar() -> Progress:
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    return rich_progress.Progress(
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(),
+        rich_progress.TransferSpeedColumn(),
+        rich_progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,52 @@
+"""Conversation: what `pronk chat` remembers, saves and goes on from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pronk.cli import options
+from pronk.errors import BadFile, BadRequest
+
+Message = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    system: str | None = None
+    turns: list[Message] = field(default_factory=list)
+    path: Path | None = None  # where it was read from or written to
+
+    @property
+    def messages(self) -> list[Message]:
+        return ([] if self.system is None else [{"role": "system", "content": self.system}]) + self.turns
+
+    @classmethod
+    def read(cls, path: Path) -> Conversation:
+        """A file that `save` wrote, or any JSON list of messages; the first may be the system's. Raises BadFile."""
+        try:
+            messages = json.loads(options.read_file(str(path)))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, BadRequest):
+                raise
+            raise BadFile(path, f"not JSON ({error})") from None
+        if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+            raise BadFile(path, 'must be a JSON list of messages, {"role": …, "content": …} each')
+        system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+        return cls(system, messages, path)
+
+    def save(self, path: Path) -> None:
+        """A file that this conversation did not come from is left alone: BadRequest."""
+        if path.exists() and path != self.path:
+            raise BadRequest(f"{path} exists; name another file, or delete it first")
+        path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        self.path = path
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(value, str) for value in message.values())
+    )

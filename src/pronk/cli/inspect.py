@@ -1,0 +1,87 @@
+"""`pronk inspect`: what a checkpoint says about itself. Reads no tensor data."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  pronk inspect smollm2:135m
+  pronk inspect ./Llama-2-7b            the plan: how many shards, how much memory loading takes
+  pronk inspect model.gguf --json | jq .config"""
+)
+@options.model_argument
+@options.revision_option
+@options.json_option
+def command(model: str, revision: str | None, as_json: bool) -> None:
+    """Show format, config, tokenizer, load plan and every tensor."""
+    from pronk import checkpoint
+    from pronk.checkpoint import hub
+
+    opened = checkpoint.open(hub.resolve(model, revision=revision))
+    if as_json:
+        click.echo(json.dumps(_as_json(model, opened), ensure_ascii=False, default=str))
+    else:
+        console.write(_as_text(model, opened) + "\n")
+
+
+def _parameters(opened: Checkpoint) -> int:
+    return sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
+
+
+def _config(opened: Checkpoint) -> dict[str, Any]:
+    foreign = ("architectures", "model_type", "hidden_act")  # the same for every model pronk reads
+    return {key: value for key, value in opened.config.to_dict().items() if key not in foreign}
+
+
+def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
+    plan, source = opened.plan(), opened.tokenizer
+    return {
+        "model": model,
+        "path": str(opened.path),
+        "format": opened.format,
+        "parameters": _parameters(opened),
+        "quantization": opened.quantization,
+        "config": opened.config.to_dict(),
+        "tokenizer": source and {
+            "kind": source.kind, "path": str(source.path), "chat_template": source.chat_template is not None
+        },
+        "files": [str(file) for file in opened.files],
+        "plan": {
+            "files": plan.files, "stored_bytes": plan.stored, "loaded_bytes": plan.loaded, "peak_bytes": plan.peak
+        },
+        "tensors": [
+            {"name": t.name, "shape": list(t.shape), "type": t.dtype, "bytes": t.nbytes}
+            for t in opened.tensors.values()
+        ],
+    }  # fmt: skip
+
+
+def _as_text(model: str, opened: Checkpoint) -> str:
+    plan, source = opened.plan(), opened.tokenizer
+    template = "chat template" if source and source.chat_template else "no chat template"
+    head = [
+        ("model", model),
+        ("path", opened.path),
+        ("format", opened.format),
+        ("parameters", f"{_parameters(opened):,}"),
+        ("quantization", opened.quantization or "none"),
+        ("tokenizer", f"{source.kind}, {template}" if source else "none"),
+        ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
+        ("loading", f"{console.size(plan.loaded)} in memory, at most {console.size(plan.peak)} on the way"),
+    ]
+    config = [(key, json.dumps(value)) for key, value in _config(opened).items()]
+    tensors = [(t.name, " x ".join(map(str, t.shape)), t.dtype, f"{t.nbytes:,}") for t in opened.tensors.values()]
+    tensors.insert(0, ("tensor", "shape", "type", "bytes"))
+    return "\n\n".join([console.table(head), console.table(config), console.table(tensors, right=(3,))])

@@ -1,0 +1,164 @@
+"""What several verbs share: options, and the way from them to a prompt, a loaded model and SamplingParams."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pronk.errors import BadRequest
+
+if TYPE_CHECKING:
+    from pronk.engine.sampling import SamplingParams
+    from pronk.llm import LLM
+
+DEFAULT_MODEL = "smollm2:135m"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Bias(click.ParamType[tuple[int, float]]):
+    """ID=BIAS, a token id and what is added to its logit."""
+
+    name = "ID=BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = str(value).partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a number, as in 42=-5.0", param, ctx)
+
+
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+model_argument = click.argument("model")
+model_option = click.option(
+    "-m",
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    help="Name, repository, file or directory.",
+)
+revision_option = click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hugging Face repository.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+tokenizer_option = click.option(
+    "--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Tokenizer file or directory to use instead."
+)
+
+loading_options = _together(
+    tokenizer_option,
+    revision_option,
+    click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: the best there is]"),
+    click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Computing type.  [default: by device]"),
+    click.option("--attn", type=click.Choice(["flash", "math"]), default="flash", show_default=True, help="Attention."),
+    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"),
+    click.option(
+        "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, metavar="N",
+        help="Most tokens a text may have; 0: what the model was made for.  [default: 0]",
+    ),
+)  # fmt: skip
+LOADING = ("tokenizer", "revision", "device", "dtype", "attn", "threads", "ctx_size")
+
+# The defaults stand in pronk.engine.sampling too; a test holds the two together, so that --help need not import it.
+sampling_options = _together(
+    click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
+                 metavar="N", help="Stop after N tokens."),
+    click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0: all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest up to this mass."),
+    click.option("--min-p", type=float, default=0.0, show_default=True,
+                 help="Drop tokens under this share of the likeliest one's probability."),
+    click.option("--repetition-penalty", "--repeat-penalty", type=float, default=1.0, show_default=True,
+                 help="Divide the logits of tokens seen before."),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True,
+                 help="Subtract from the logits of tokens generated before."),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True,
+                 help="The same, once for each time."),
+    click.option("--logit-bias", type=Bias(), multiple=True, help="Add BIAS to the logit of token ID. Repeatable."),
+    click.option("-s", "--seed", type=int, metavar="N", help="Same seed, same text.  [default: a random one]"),
+    click.option("--rng", type=click.Choice(["philox", "xorshift", "numpy"]), default="philox", show_default=True,
+                 help="Random numbers: pronk's own, llama2.c's or NumPy's legacy generator's."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. Repeatable."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
+)  # fmt: skip
+
+generation_options = _together(
+    click.option("--no-cache", is_flag=True, help="Recompute the whole text for each token: slow, and the same text."),
+    click.option("--truncate", type=click.Choice(["left", "right"]),
+                 help="Cut a prompt that does not fit, on this side, instead of refusing it."),
+)  # fmt: skip
+
+
+def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
+    """`options` are those of loading and sampling; the wrong ones are found before loading, which may take a while."""
+    loading = {name: options.pop(name) for name in LOADING}
+    params = sampling_params(options)
+    return load_model(model, loading), params
+
+
+def load_model(model: str, loading: dict[str, Any]) -> LLM:
+    import pronk
+    from pronk.cli import console
+
+    loading["ctx_size"] = loading["ctx_size"] or None
+    with console.progress("loading") as advance:
+        return pronk.load(model, **loading, progress=advance)
+
+
+def sampling_params(fields: dict[str, Any]) -> SamplingParams:
+    """SamplingParams of its fields; a value out of range is wrong usage."""
+    from pronk.engine.sampling import SamplingParams
+
+    fields["logit_bias"] = dict(fields["logit_bias"])
+    try:
+        return SamplingParams(**fields)
+    except BadRequest as error:
+        raise click.UsageError(str(error)) from None
+
+
+def describe(params: SamplingParams, seed: int) -> str:
+    """The sampling that took place, in a few words: what differs from the defaults, and the seed."""
+    from pronk.engine.sampling import SamplingParams
+
+    plain = SamplingParams()
+    words = [f"{params.num_beams} beams" if params.num_beams > 1 else "greedy"] if params.temperature == 0 else []
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+                 "frequency_penalty", "length_penalty"):  # fmt: skip
+        if (value := getattr(params, name)) != getattr(plain, name):
+            words.append(f"{name.replace('_', '-')} {value:g}")
+    if params.logit_bias:
+        words.append(f"{len(params.logit_bias)} logit biases")
+    return ", ".join([*words, f"seed {seed}" + (f" ({params.rng})" if params.rng != plain.rng else "")])
+
+
+def read_file(path: str) -> str:
+    """The text of a file, or of standard input for "-", less one newline at its end. Raises BadRequest."""
+    name = "standard input" if path == "-" else path
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{name}: {error.strerror or error}") from None
+    return decode(raw, name)
+
+
+def decode(raw: bytes, name: str) -> str:
+    """UTF-8, less one newline at the end, which editors and `echo` put there."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from None
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,26 @@
+"""`pronk pull`: fetch a model before it is needed."""
+
+from __future__ import annotations
+
+import click
+
+from pronk.cli import options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  pronk pull smollm2:135m
+  pronk pull owner/name --revision main
+
+\b
+Files go to the user's cache directory, or to $PRONK_HOME; a Hugging Face repository to that of
+huggingface_hub, which also obeys HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT."""
+)
+@options.model_argument
+@options.revision_option
+def command(model: str, revision: str | None) -> None:
+    """Download a model, and print where it is."""
+    from pronk.checkpoint import hub
+
+    click.echo(hub.pull(model, revision=revision))

@@ -1,0 +1,55 @@
+"""`pronk verify`: do all paths through the model give the same logits?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from pronk.cli import console, options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  pronk verify smollm2:135m
+  pronk verify model.gguf --dtype bf16 --attn math
+  pronk verify ./my-model -f chapter.txt --json
+
+\b
+One text goes through the model cache-free, through the KV cache token by token, in chunks and in a
+batch. "rounding" means that the logits differ by no more than the type's own noise; "bug" means more,
+and exits with 1."""
+)
+@options.model_argument
+@click.option(
+    "-f", "--file", metavar="FILE", help="Text to verify with; - is standard input.  [default: a built-in one]"
+)
+@options.loading_options
+@options.json_option
+def command(model: str, file: str | None, as_json: bool, **loading: Any) -> None:
+    """Compare cached, cache-free, chunked and batched logits."""
+    from pronk.measure.verify import verify
+
+    text = None if file is None else options.read_file(file)
+    result = verify(options.load_model(model, loading), text)
+    console.write((json.dumps(result, ensure_ascii=False) if as_json else _as_text(result)) + "\n")
+    if result["verdict"] == "bug":
+        raise click.exceptions.Exit(1)
+
+
+def _as_text(result: Mapping[str, Any]) -> str:
+    def parted(path: Mapping[str, Any]) -> str:
+        at = path["first_greedy_divergence"]
+        return "never" if at is None else f"token {at}"
+
+    rows = [("path", "largest |difference|", "greedy tokens part", "verdict")]
+    for path in result["paths"]:
+        rows.append((path["path"], f"{path['max_abs_difference']:.3g}", parted(path), path["verdict"]))
+    head = f"{result['model']}: {result['tokens']} tokens, {result['dtype']}, {result['attn']} attention"
+    lines = [head, "", console.table(rows, right=(1,)), "", f"noise of the type: {result['noise_floor']:.3g}"]
+    if wrong := result.get("last_token_only"):
+        lines.append(f"(feeding only the last token, without a cache, differs by {wrong['max_abs_difference']:.3g})")
+    return "\n".join([*lines, f"verdict: {result['verdict']}"])
