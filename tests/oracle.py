@@ -1,6 +1,6 @@
 """An independent LLaMA in float64 numpy, written from the papers to be read, not to be fast.
 
-It shares nothing with pronk but ModelConfig: its own rotary angles, its own attention, one token's full history at a time.
+It shares nothing with pronk but ModelConfig: its own rotary angles, its own attention, one query at a time.
 Sources: arXiv 2302.13971 (LLaMA), 1910.07467 (RMSNorm), 2104.09864 (RoPE), 2002.05202 (SwiGLU), 2305.13245 (GQA).
 """
 

@@ -1,0 +1,97 @@
+"""The KV cache: however a text is cut, batched and laid out in blocks, its logits are those of the cache-free pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.engine.batch import Batch, Run
+from pronk.errors import BadRequest
+from pronk.torch_engine.backend import TorchBackend
+
+CONFIG = tiny_config()
+BACKENDS = {
+    attn: TorchBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)), device="cpu", attn=attn)
+    for attn in ("math", "flash")
+}
+TOLERANCE = 2e-5  # the same sums in another order: a few units in the last place of logits about 4
+BLOCK = 4
+
+
+def ids(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, length).tolist()
+
+
+def free(text: list[int], attn: str) -> np.ndarray:
+    return BACKENDS[attn].forward(Batch.of([Run(text, logits="all")]), None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), attn=st.sampled_from(["math", "flash"]))
+def test_any_chunks_in_any_company_in_any_blocks(data: st.DataObject, attn: str) -> None:
+    backend = BACKENDS[attn]
+    lengths = data.draw(st.lists(st.integers(1, 25), min_size=1, max_size=4))
+    texts = [ids(length, seed) for seed, length in enumerate(lengths)]
+    need = [-(-length // BLOCK) for length in lengths]
+    order = data.draw(st.permutations(range(sum(need))))
+    tables = [order[sum(need[:n]) : sum(need[: n + 1])] for n in range(len(texts))]
+    kv = backend.new_kv(sum(need), BLOCK)
+    for layer in kv.layers:  # what was there before must not matter
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    done, rows = [0] * len(texts), [[] for _ in texts]
+    while any(d < length for d, length in zip(done, lengths, strict=True)):
+        steps = [(n, data.draw(st.integers(1, 9))) for n in range(len(texts)) if done[n] < lengths[n]]
+        runs = [Run(texts[n][done[n] : done[n] + s], done[n], tables[n], "all") for n, s in steps]
+        logits = backend.forward(Batch.of(runs), kv)
+        for (n, _), run in zip(steps, runs, strict=True):
+            rows[n].append(logits[: len(run.token_ids)])
+            logits = logits[len(run.token_ids) :]
+            done[n] += len(run.token_ids)
+    for n, text in enumerate(texts):
+        assert np.abs(np.concatenate(rows[n]) - free(text, attn)).max() < TOLERANCE
+
+
+def test_that_check_can_fail() -> None:
+    """A block table that names one block twice is seen (two blocks swapped would not be: keys carry their positions)."""
+    backend, text = BACKENDS["flash"], ids(12, 0)
+    kv = backend.new_kv(3, BLOCK)
+    backend.forward(Batch.of([Run(text[:11], 0, (0, 1, 2), "none")]), kv)
+    wrong = backend.forward(Batch.of([Run(text[11:], 11, (0, 0, 2))]), kv)
+    assert np.abs(wrong - free(text, "flash")[-1]).max() > 100 * TOLERANCE
+
+
+def test_storage_grows_and_copies_blocks() -> None:
+    backend, text = BACKENDS["flash"], ids(8, 0)
+    kv = backend.new_kv(2, BLOCK)
+    backend.forward(Batch.of([Run(text[:7], 0, (1, 0), "none")]), kv)
+    kv.resize(5)
+    kv.copy([(1, 4), (0, 2)])
+    after = backend.forward(Batch.of([Run(text[7:], 7, (4, 2))]), kv)
+    assert np.abs(after - free(text, "flash")[-1]).max() < TOLERANCE
+
+
+def test_only_wanted_rows_get_logits() -> None:
+    a, b, c = ids(3, 0), ids(5, 1), ids(2, 2)
+    batch = Batch.of([Run(a), Run(b, logits="none"), Run(c, logits="all")])
+    logits = BACKENDS["flash"].forward(batch, None)
+    assert logits.shape == (3, CONFIG.vocab_size)
+    assert np.abs(logits[0] - free(a, "flash")[-1]).max() < TOLERANCE
+    assert np.abs(logits[1:] - free(c, "flash")).max() < TOLERANCE
+
+
+def test_misuse_is_refused() -> None:
+    backend = BACKENDS["flash"]
+    with pytest.raises(ValueError, match="starts at position 3"):
+        backend.forward(Batch.of([Run([1], 3)]), None)
+    with pytest.raises(ValueError, match="cannot hold"):
+        backend.forward(Batch.of([Run([1, 2, 3, 4, 5], 0, (0,))]), backend.new_kv(1, BLOCK))
+    with pytest.raises(ValueError, match="at least one"):
+        Batch.of([Run([])])
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    for device in ("tpu:0", "cuda:99", "meta"):
+        with pytest.raises(BadRequest, match=device):
+            TorchBackend.from_checkpoint(checkpoint, device=device)

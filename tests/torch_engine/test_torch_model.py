@@ -1,0 +1,141 @@
+"""The torch module against two independent implementations: the float64 oracle and Hugging Face transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.config import ModelConfig, RopeScaling
+from pronk.engine.batch import Batch, Run
+from pronk.torch_engine.backend import TorchBackend
+from pronk.torch_engine.batch import TorchBatch
+
+CONFIGS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 8},
+    "mqa": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "odd": {"hidden_size": 56, "intermediate_size": 33, "vocab_size": 51, "head_dim": 6},
+    "linear": {"rope_scaling": RopeScaling("linear", 4.0)},
+    "llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 32), "rope_theta": 500.0},
+    "factors": {"rope_scaling": RopeScaling("factors", factors=(1.0, 1.5, 2.0, 8.0))},
+    "dynamic": {"rope_scaling": RopeScaling("dynamic", 4.0), "max_position_embeddings": 16},
+}
+LENGTH = 40
+
+# float32 against float64: each of about 12 roundings a block may be off by one part in 2^24, independently;
+# logits here are about 4. Ten times that is still a hundred times under the smallest mistake (a position off by one).
+TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
+
+
+def backend(config: ModelConfig, attn: str = "flash", dtype: str = "f32") -> TorchBackend:
+    checkpoint = in_memory(config, random_weights(config))
+    return TorchBackend.from_checkpoint(checkpoint, device="cpu", attn=attn, dtype=dtype, ctx_size=LENGTH)
+
+
+def some_ids(config: ModelConfig, length: int = LENGTH, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(0, config.vocab_size, length).tolist()
+
+
+def whole(engine: TorchBackend, ids: list[int]) -> np.ndarray:
+    return engine.forward(Batch.of([Run(ids, logits="all")]), None)
+
+
+def hugging_face(config: ModelConfig, weights: dict[str, np.ndarray]) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**config.to_dict(), attn_implementation="eager"))
+    state = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize("attn", ["math", "flash"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_the_oracle(name: str, attn: str) -> None:
+    config = tiny_config(**CONFIGS[name])
+    ids = some_ids(config)
+    expected = oracle.logits(config, random_weights(config), ids, ctx_size=LENGTH)
+    worst = np.abs(whole(backend(config, attn), ids) - expected).max()
+    assert worst < TOLERANCE, f"worst logit is off by {worst}"
+
+
+def test_the_oracle_check_can_fail() -> None:
+    """One position too far, one key too many, an unscaled frequency: each is far outside the tolerance."""
+    config = tiny_config(**CONFIGS["llama3"])
+    weights, ids = random_weights(config), some_ids(config)
+    expected = oracle.logits(config, weights, ids)
+    engine = backend(config)
+    shifted = Batch.of([Run(ids, logits="all")])
+    shifted.positions[20:] += 1
+    wrong = [engine.forward(shifted, None), whole(backend(tiny_config(rope_theta=500.0)), ids)]
+    for logits in wrong:
+        assert np.abs(logits - expected).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", [n for n in CONFIGS if n != "factors"])  # transformers has no name for those
+def test_logits_equal_transformers(name: str) -> None:
+    config = tiny_config(**CONFIGS[name])
+    ids = some_ids(config)
+    with torch.inference_mode():
+        expected = hugging_face(config, random_weights(config))(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(whole(backend(config), ids) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("attn", ["math", "flash"])
+def test_sixteen_bits_stay_near_the_oracle(dtype: str, attn: str) -> None:
+    config = tiny_config()
+    ids = some_ids(config)
+    expected = oracle.logits(config, random_weights(config), ids)
+    epsilon = {"bf16": 2.0**-8, "f16": 2.0**-11}[dtype]
+    worst = np.abs(whole(backend(config, attn, dtype), ids) - expected).max()
+    assert TOLERANCE < worst < 10 * 4 * epsilon * (12 * 2) ** 0.5
+
+
+@pytest.mark.parametrize("attn", ["math", "flash"])
+def test_gradients_equal_transformers(attn: str) -> None:
+    """`kv=None` is the training forward: two packed texts of unequal length, against transformers one by one."""
+    config = tiny_config(tie_word_embeddings=True)
+    texts = [some_ids(config, 17, seed=2), some_ids(config, 9, seed=3)]
+    ours = backend(config, attn).model.train().requires_grad_(True)
+    batch = Batch.of([Run(text, logits="all") for text in texts])
+    logits = ours(TorchBatch.of(batch, torch.device("cpu"), None))
+    theirs = hugging_face(config, random_weights(config)).train()
+    expected = torch.cat([theirs(torch.tensor([text])).logits[0] for text in texts])
+    target = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+    (logits * target).sum().backward()
+    (expected * target).sum().backward()
+    gradients = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        largest = parameter.grad.abs().max()
+        assert (gradients[name].grad - parameter.grad).abs().max() < 1e-5 * largest, name
+
+
+def test_training_after_inference_on_one_model() -> None:
+    """Angles first tabulated under inference mode must not poison the backward pass."""
+    config = tiny_config()
+    engine = backend(config)
+    ids = some_ids(config)
+    whole(engine, ids)
+    engine.model.requires_grad_(True)
+    engine.model(TorchBatch.of(Batch.of([Run(ids)]), torch.device("cpu"), None)).sum().backward()
+
+
+def test_perturbed_shares_all_but_the_embedding() -> None:
+    config = tiny_config(tie_word_embeddings=True)
+    engine = backend(config)
+    ids = some_ids(config)
+    before = whole(engine, ids)
+    other = engine.perturbed()
+    assert np.array_equal(whole(engine, ids), before)
+    moved = np.abs(whole(other, ids) - before).max()
+    assert 0 < moved < 100 * TOLERANCE
+    assert other.model.lm_head.weight is engine.model.lm_head.weight
