@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pronk.checkpoint import repository, wheel
+from pronk.checkpoint import download, wheel
 from pronk.checkpoint.repository import Repository
 from pronk.checkpoint.wheel import WheelModel
 from pronk.errors import BadRequest, ModelNotFound
@@ -70,7 +70,7 @@ def pull(name: str, *, revision: str | None = None, progress: bool = True) -> Pa
 def cached() -> list[CachedModel]:
     """The known models, here or not, then those in the Hugging Face cache that pronk can read."""
     known = [CachedModel(m.name, m.path if m.is_here() else None, m.member_bytes) for m in KNOWN.values()]
-    return known + [CachedModel(*entry) for entry in repository.cached()]
+    return known + [CachedModel(*entry) for entry in download.cached()]
 
 
 def _existing(name: str | Path) -> Path | None:
@@ -99,7 +99,7 @@ def _fetch(name: str, revision: str | None, *, verify: bool, progress: bool) -> 
     if revision and match["revision"] not in (None, revision):
         raise BadRequest(f"{name}: names one revision and revision={revision!r} another")
     wanted = Repository(match["id"], match["revision"] or revision, match["part"])
-    return repository.fetch(wanted, verify=verify, progress=progress)
+    return download.fetch(wanted, verify=verify, progress=progress)
 
 
 def _refuse_revision(name: str | Path, revision: str | None) -> None:

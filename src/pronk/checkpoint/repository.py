@@ -1,25 +1,13 @@
-"""A repository on the Hugging Face hub: which of its files make a model, brought into the hub's own cache and verified.
-
-huggingface_hub does the transfer (resume, tokens, its environment variables); what is chosen, checked and said is ours.
-"""
+"""A repository on the Hugging Face hub: the models among its files, and which of them a name means. No network here."""
 
 from __future__ import annotations
 
-import errno
-import glob
-import hashlib
-import logging
 import re
-import shutil
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
 
-from pronk.checkpoint.wheel import digest, megabytes, say
-from pronk.errors import DownloadFailed, ModelNotFound
+from pronk.errors import ModelNotFound
 
 # What stands beside weights and is read too. Everything else in a repository (pictures, other frameworks' weights)
 # stays where it is.
@@ -28,7 +16,6 @@ COMPANIONS = frozenset(
     tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json""".split()
 )
 _OF_MANY = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")
-_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -103,76 +90,10 @@ def choose(files: Iterable[str], repository: Repository) -> Model:
     raise ModelNotFound(f"{repository}: {problem}; name one as {repository.id}:PART, of: {listed or 'none'}")
 
 
-def fetch(repository: Repository, *, verify: bool = False, progress: bool = True) -> Path:
-    """A folder or file in the hub's cache, downloaded where absent; what has just come is checked against its hash.
-
-    `verify` checks all of it. Without a network, and where a commit is pinned, a complete copy in the cache will do.
-    Raises ModelNotFound or DownloadFailed.
-    """
-    with _errors_in_one_line(repository, progress):
-        from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
-        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-        if verify and _offline():
-            raise DownloadFailed(
-                f"{repository}: the hub knows its hashes and HF_HUB_OFFLINE is set; unset it to verify"
-            )
-        pinned = re.fullmatch("[0-9a-f]{40}", repository.revision or "")
-        if pinned and not verify and (cached := _cached(repository)):
-            return cached
-        try:
-            info = HfApi().model_info(
-                repository.id, revision=repository.revision, files_metadata=True, timeout=_TIMEOUT_S
-            )
-        except (RepositoryNotFoundError, RevisionNotFoundError):
-            raise
-        except Exception as error:
-            if verify or not (cached := _cached(repository)):
-                raise
-            if not _offline():
-                say(f"{repository}: the hub cannot be reached ({_first_line(error)}); using the copy here", progress)
-            return cached
-        siblings = {s.rfilename: s for s in info.siblings or ()}
-        model = choose(siblings, repository)
-        fresh = [
-            f for f in model.files if not isinstance(try_to_load_from_cache(repository.id, f, revision=info.sha), str)
-        ]
-        need = sum(siblings[f].size or 0 for f in fresh)
-        _check_space(repository, need)
-        if need and not sys.stderr.isatty():  # on a terminal there is a progress bar
-            say(f"downloading {repository} ({megabytes(need)})", progress)
-        folder = Path(
-            snapshot_download(
-                repository.id, revision=repository.revision, allow_patterns=[glob.escape(f) for f in model.files]
-            )
-        )
-        for file in model.files if verify else fresh:
-            _check_hash(repository, folder / file, siblings[file])
-        if verify and not fresh:
-            say(f"{repository}: already there, verified", progress)
-        return folder / model.entry
-
-
-def cached() -> Iterator[tuple[str, Path, int]]:
-    """(name, path, bytes) of every model in the hub's cache that is complete and in a format that pronk reads."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        repositories = scan_cache_dir().repos
-    except CacheNotFound:
-        return
-    for repository in sorted(repositories, key=lambda r: r.repo_id):
-        for revision in repository.revisions:
-            if repository.repo_type != "model":
-                continue
-            sizes = {f.file_path.relative_to(revision.snapshot_path).as_posix(): f for f in revision.files}
-            at = "" if "main" in revision.refs else min(revision.refs, default=revision.commit_hash)
-            for part, model in models_in(sizes).items():
-                if _has_all_pieces(model):
-                    name = Repository(repository.repo_id, at or None, part or None)
-                    size = sum(sizes[f].size_on_disk for f in model.files)
-                    yield str(name), revision.snapshot_path / model.entry, size
+def has_all_pieces(model: Model) -> bool:
+    """Of a model in many files, each of which says how many there are."""
+    pieces = [match for f in model.files if (match := _OF_MANY.search(f))]
+    return not pieces or len(pieces) == int(pieces[0][2])
 
 
 def _safetensors(files: list[str]) -> list[str]:
@@ -185,120 +106,3 @@ def _safetensors(files: list[str]) -> list[str]:
 
 def _stem(key: str) -> str:
     return PurePosixPath(_OF_MANY.sub("", key)).stem.lower()
-
-
-def _has_all_pieces(model: Model) -> bool:
-    pieces = [match for f in model.files if (match := _OF_MANY.search(f))]
-    return not pieces or len(pieces) == int(pieces[0][2])
-
-
-def _cached(repository: Repository) -> Path | None:
-    """The model from the cache alone, or None unless all of it is there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def local(patterns: list[str]) -> Path:
-        # Complains of files that match and are absent, where the cache knows the repository's listing.
-        found = snapshot_download(
-            repository.id, revision=repository.revision, local_files_only=True, allow_patterns=patterns
-        )
-        return Path(found)
-
-    try:
-        folder = local([])
-        files = [f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()]
-        model = choose(files, repository)
-        beside = [f"{model.entry}/{name}".lstrip("/") for name in COMPANIONS] if (folder / model.entry).is_dir() else []
-        local([glob.escape(f) for f in (*model.files, *beside)])
-    except (LocalEntryNotFoundError, ModelNotFound):
-        return None
-    return folder / model.entry if _has_all_pieces(model) else None
-
-
-def _check_space(repository: Repository, need: int) -> None:
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise DownloadFailed(
-            f"{repository}: {megabytes(need)} of free disk space are needed in {folder} and {megabytes(free)} are "
-            "there; make room, or set HF_HOME to a folder elsewhere"
-        )
-
-
-def _check_hash(repository: Repository, path: Path, sibling: Any) -> None:
-    """Large files are known by their sha256, small ones by git's sha1 of a blob."""
-    if sibling.lfs:
-        expected, hasher = sibling.lfs.sha256, hashlib.sha256()
-    else:
-        expected, hasher = sibling.blob_id, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    if digest(path, hasher) != expected:
-        path.resolve().unlink()  # the blob that the name in the snapshot leads to
-        path.unlink(missing_ok=True)
-        raise DownloadFailed(f"{repository}: {path.name} has the wrong hash and was thrown away; try again")
-
-
-def _offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
-def _first_line(error: BaseException) -> str:
-    """huggingface_hub's messages run over many lines and begin with the status; the class alone says enough then."""
-    text = str(error).strip()
-    return text if text and "\n" not in text else type(error).__name__
-
-
-@contextmanager
-def _errors_in_one_line(repository: Repository, progress: bool) -> Iterator[None]:
-    """What huggingface_hub raises, as one line; what it logs, not at all; its progress bars only if wanted."""
-    from huggingface_hub import errors
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    name, verbosity = str(repository), hub_logging.get_verbosity()
-    hide_bars = not progress and not are_progress_bars_disabled()
-    hub_logging.set_verbosity(logging.ERROR)
-    if hide_bars:
-        disable_progress_bars()
-    try:
-        yield
-    except (ModelNotFound, DownloadFailed):
-        raise
-    except errors.GatedRepoError as error:
-        raise DownloadFailed(
-            f"{name}: the repository is gated; accept its licence on the model's page, then set HF_TOKEN"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"{name}: no such file here, and no such repository on the hub (or a private one: set HF_TOKEN)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelNotFound(f"{repository.id}: has no branch, tag or commit {repository.revision!r}") from error
-    except errors.HFValidationError as error:
-        raise ModelNotFound(f"{name}: no such file here, and not the name of a repository") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = "check HF_TOKEN" if status in (401, 403) else "try again later"
-        raise DownloadFailed(f"{name}: the hub answered {status}; {hint}") from error
-    except Exception as error:  # the transport's own, which differ from release to release
-        raise DownloadFailed(f"{name}: {_why_it_failed(error)}") from error
-    finally:
-        hub_logging.set_verbosity(verbosity)
-        if hide_bars:
-            enable_progress_bars()
-
-
-def _why_it_failed(error: Exception) -> str:
-    if _offline():
-        return "not (all) in the cache, and HF_HUB_OFFLINE is set"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; make room, or set HF_HOME to a folder elsewhere"
-    if isinstance(error, PermissionError):
-        return (
-            f"{error.filename or 'the cache'}: {error.strerror}; make it writable, or set HF_HOME to a folder elsewhere"
-        )
-    return f"could not be downloaded ({_first_line(error)}); check the connection and try again"
