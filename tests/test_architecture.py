@@ -1,0 +1,101 @@
+"""The house rules of docs/architecture.md, read off the source: who imports whom, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
+
+# The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
+FLOORS = [
+    (0, ("errors", "config", "rope", "vocabulary", "tokenizer_files")),
+    (3, ("engine.scheduler", "engine.decode", "engine.beam")),
+    (1, ("checkpoint", "tokenizer", "quantize", "engine")),
+    (2, ("torch_engine", "cpu_engine")),
+    (4, ("generation", "stopping", "streaming", "llm", "train")),
+    (5, ("measure", "serve")),
+    (6, ("cli",)),
+    (7, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside
+]
+HEAVY = {"torch", "transformers", "gguf", "safetensors"}
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in SRC.rglob("*.py"):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        names[".".join(p for p in parts if p != "__init__")] = path
+    return names
+
+
+def floor(module: str) -> int:
+    return next(f for f, rooms in FLOORS if any(module == r or module.startswith(r + ".") or not r for r in rooms))
+
+
+def room(module: str) -> str:
+    """The folder it lies in; single files of one floor share a room."""
+    name = module.split(".")[0]
+    return name if (SRC / name).is_dir() else f"floor {floor(module)}"
+
+
+def imports(path: Path, *, at_module_level: bool = False) -> set[str]:
+    """Every module named in an import; those under TYPE_CHECKING are left out."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        node
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        for node in ast.walk(test)
+    }
+    nodes = tree.body if at_module_level else ast.walk(tree)
+    found: set[str] = set()
+    for node in nodes:
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_go_down(module: str) -> None:
+    known = modules()
+    for name in imports(known[module]):
+        target = name.removeprefix("pronk.") if name.startswith("pronk.") else None
+        if target is None or target not in known:
+            continue
+        same_room = room(target) == room(module) and floor(target) <= floor(module)
+        assert same_room or floor(target) < floor(module), f"{module} (floor {floor(module)}) imports {target}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_torch_stays_in_its_engine(module: str) -> None:
+    heavy = {name.split(".")[0] for name in imports(modules()[module])} & HEAVY
+    assert not heavy - ({"torch"} if room(module) in ("torch_engine", "train") else set())
+
+
+def test_the_rules_can_be_broken(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    import torch.nn\n    from pronk.llm import load\n")
+    assert {"torch.nn", "pronk.llm"} <= imports(bad)
+    assert floor("checkpoint.gguf") < floor("torch_engine.model") < floor("engine.scheduler") < floor("llm")
+
+
+def test_importing_pronk_loads_next_to_nothing() -> None:
+    script = "import sys, pronk; print(*{'torch', 'numpy', 'tokenizers', 'rich', 'jinja2'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+def test_everything_but_the_engine_loads_without_torch() -> None:
+    names = [f"pronk.{m}".rstrip(".") for m in modules() if room(m) not in ("torch_engine", "train", "__main__")]
+    script = "import sys; sys.modules['torch'] = None\nfor m in sys.argv[1:]: __import__(m)"
+    subprocess.run([sys.executable, "-c", script, *names], check=True)
