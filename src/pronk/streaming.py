@@ -19,7 +19,7 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], watch: Stopwatch
     ) -> None:
-        self.decoder = tokenizer.stream_decoder(prompt_ids=prompt_ids) if tokenizer else None
+        self.decoder = tokenizer.stream_decoder(previous=prompt_ids) if tokenizer else None
         self.stops, self.watch = StopStrings(stop), watch
 
     def chunk(self, event: Event) -> Chunk:
