@@ -1,7 +1,7 @@
 """Which block of the KV cache belongs to whom: allocation, sharing and copy on write. The storage is the backend's.
 
-A sequence's keys and values lie in whole blocks of `block_size` tokens, listed in order by its BlockTable. Beams, samples
-and a shared prompt are tables that name the same blocks; a block is written to by a table only while no other names it.
+A sequence's keys and values lie in whole blocks of `block_size` tokens, listed in order by its BlockTable. Beams and
+samples are tables that name the same blocks of a common past; a table writes into a block only while no other names it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class BlockTable:
         return -(-(self.length + count) // self.pool.block_size) - len(self.blocks) + self._must_copy()
 
     def append(self, count: int) -> list[tuple[int, int]]:
-        """Make room to write `count` tokens. Gives the block copies (source, destination) to be made in the storage first.
+        """Make room for `count` more tokens.
 
+        Gives the copies (source, destination) of whole blocks to be made in the storage before the tokens are written.
         Raises OutOfBlocks, having changed nothing.
         """
         if self.blocks_needed(count) > self.pool.num_free:

@@ -7,6 +7,7 @@ seed fixes. No stream knows of the batch it runs in.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -41,7 +42,8 @@ def check_seed(rng: str, seed: int) -> None:
 def stream(rng: str, seed: int, sample: int = 0) -> Stream:
     """The stream of one sample. Raises BadRequest for a seed out of the generator's range."""
     check_seed(rng, seed)
-    return {"philox": Philox, "xorshift": Xorshift, "numpy": NumpyLegacy}[rng](seed, sample)
+    kinds: dict[str, Callable[[int, int], Stream]] = {"philox": Philox, "xorshift": Xorshift, "numpy": NumpyLegacy}
+    return kinds[rng](seed, sample)
 
 
 class Philox:
@@ -59,7 +61,7 @@ class Philox:
 
 
 class Xorshift:
-    """xorshift64* with 24-bit coins, as llama2.c's run.c draws them: one for each sampled token, none for the prompt."""
+    """xorshift64* with 24-bit coins, as llama2.c's run.c draws them: one a sampled token, none for the prompt."""
 
     def __init__(self, seed: int, sample: int) -> None:
         self._seed = seed if sample == 0 else _split(seed, sample)

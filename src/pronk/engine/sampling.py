@@ -12,110 +12,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.engine.rng import RNGS, Rng, check_seed
-from pronk.errors import BadRequest, PronkError
+from pronk.engine.params import SamplingParams
+from pronk.errors import PronkError
+
+__all__ = ["Sampled", "SamplingParams", "penalize", "sample", "survivors"]
 
 Float32 = NDArray[np.float32]
 Ids = NDArray[np.intp]
-
-# name: what is allowed, in words and as a test. NaN fails every comparison.
-_NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    # Outside these bounds a float32 logit divided by the temperature is no longer a number.
-    "temperature": ("0 (greedy) or from 0.0001 to 10000", lambda x: x == 0 or 1e-4 <= x <= 1e4),
-    "top_p": ("above 0 and at most 1 (off)", lambda x: 0 < x <= 1),
-    "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
-    "repetition_penalty": ("above 0 and at most 100 (1 is off)", lambda x: 0 < x <= 100),
-    "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
-    "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
-    "length_penalty": ("from -5 to 5", lambda x: -5 <= x <= 5),
-}
-_INTEGERS = {"max_new_tokens": 1, "top_k": 0, "n": 1, "num_beams": 1, "num_return_sequences": 1}  # name: least
-_LARGEST = (1 << 31) - 1
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """What a request asks of decoding; every field is checked, and two that contradict each other are refused by name.
-
-    `n` and, without beams, `num_return_sequences` are two names for the number of samples (`samples`). `stop` strings
-    are carried for the text layer. `logprobs=N` asks for the chosen token's log-probability and the N likeliest.
-    Raises BadRequest.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and generated tokens, as transformers counts
-    presence_penalty: float = 0.0  # over generated tokens, as OpenAI counts
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    rng: Rng = "philox"
-    n: int = 1
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    num_return_sequences: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in _INTEGERS.items():
-            _check_integer(name, getattr(self, name), least)
-        for name, (allowed, holds) in _NUMBERS.items():
-            value = getattr(self, name)
-            if not _is_number(value) or not holds(value):
-                raise BadRequest(f"{name} must be {allowed}, not {value!r}")
-        if self.rng not in RNGS:
-            raise BadRequest(f"rng must be one of {', '.join(RNGS)}, not {self.rng!r}")
-        if self.seed is not None:
-            check_seed(self.rng, self.seed)
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0)
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise BadRequest(f"early_stopping must be true, false or 'never', not {self.early_stopping!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise BadRequest(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
-        self._settle("stop", _strings(self.stop))
-        self._settle("stop_token_ids", _token_ids(self.stop_token_ids))
-        self._settle("logit_bias", _biases(self.logit_bias))
-        self._check_contradictions()
-
-    @property
-    def samples(self) -> int:
-        """How many sequences sampling returns."""
-        return max(self.n, self.num_return_sequences)
-
-    def _settle(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_contradictions(self) -> None:
-        if self.num_beams == 1:
-            if self.n > 1 and self.num_return_sequences not in (1, self.n):
-                raise BadRequest(
-                    f"n={self.n} and num_return_sequences={self.num_return_sequences} both say how many samples; give one"
-                )
-            return
-        if self.num_return_sequences > self.num_beams:
-            raise BadRequest(
-                f"num_return_sequences={self.num_return_sequences} must not exceed num_beams={self.num_beams}"
-            )
-        if self.n > 1:
-            raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        for name, off in (("temperature", 0.0), ("logprobs", None), ("stop", ())):
-            if getattr(self, name) != off:
-                raise BadRequest(f"{name}={getattr(self, name)!r} contradicts num_beams={self.num_beams}")
 
 
 @dataclass(frozen=True)
@@ -195,10 +104,10 @@ def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:
 
 
 def _choose_as_llama2c(scores: Float32, params: SamplingParams, coin: float) -> int:
-    """llama2.c's softmax, top-p and choice, in its float32 arithmetic and order; top-k and min-p, which it lacks, before.
+    """llama2.c's softmax, top-p and choice, in its float32 arithmetic and order (`sample_mult`, `sample_topp` of run.c).
 
-    Source: `sample_mult` and `sample_topp` of run.c. Its top-p drops what lies below (1 - p) / (V - 1), sorts by
-    probability and draws in that order.
+    Its top-p drops what lies below (1 - p) / (V - 1), sorts by probability and draws in that order. Top-k and min-p,
+    which it lacks, come before.
     """
     if params.top_k or params.min_p:
         kept = _top_k(scores, params.top_k)
@@ -247,8 +156,9 @@ def _top_p(probs: Float32, top_p: float) -> Ids:
 
 
 def _softmax(scores: Float32) -> Float32:
-    exps = np.exp(scores - scores.max())
-    return exps / exps.sum()
+    exps: Float32 = np.exp(scores - scores.max())
+    exps /= exps.sum()
+    return exps
 
 
 def _log_sum_exp(scores: Float32) -> float:
@@ -261,37 +171,3 @@ def _likeliest(scores: Float32, count: int) -> Ids:
         return np.arange(0)
     kept = _top_k(scores, count)
     return kept[np.argsort(-scores[kept], kind="stable")]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise BadRequest(f"{name} must be a whole number from {least} to {_LARGEST}, not {value!r}")
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    values = (value,) if isinstance(value, str) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(s, str) and s for s in values):
-        raise BadRequest(f"stop must be strings that are not empty, not {value!r}")
-    return tuple(values)
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise BadRequest(f"stop_token_ids must be token ids, not {value!r}")
-    for token in value:
-        _check_integer("stop_token_ids", token, 0)
-    return tuple(value)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise BadRequest(f"logit_bias must be a mapping of token id to bias, not {value!r}")
-    for token, bias in value.items():
-        _check_integer("logit_bias token", token, 0)
-        if not _is_number(bias) or not -100 <= bias <= 100:
-            raise BadRequest(f"logit_bias of token {token} must be from -100 to 100, not {bias!r}")
-    return dict(value)

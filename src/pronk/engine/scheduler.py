@@ -1,8 +1,8 @@
 """Continuous batching: which tokens of which sequences make the next forward pass.
 
-Every sequence is a list of tokens of which the KV cache holds the first so many; what is missing is computed, in chunks,
-and once nothing is missing the logits give the next token. A fresh prompt, a decode step and a preempted sequence that
-must be computed again differ only in how much is missing. Without the cache all of it is, at every step.
+Every sequence is a list of tokens, of which the KV cache holds the first so many. What is missing is computed, in
+chunks, and once nothing is missing the logits give the next token. A fresh prompt, a decode step and a preempted sequence
+that must be computed again differ only in how much is missing. Without the cache all of it is, at every step.
 
 Not safe to share between threads. Times nothing and knows no text.
 """
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
+from pronk.engine.params import SamplingParams
 from pronk.engine.rng import Stream, check_seed, stream
-from pronk.engine.sampling import Float32, Sampled, SamplingParams, sample
-from pronk.errors import BadRequest, ContextOverflow
+from pronk.engine.sampling import Float32, Sampled, sample
+from pronk.errors import BadRequest
 
 FinishReason = Literal["stop", "length"]
 
@@ -73,11 +75,12 @@ class _Sequence:
     samples: list[int]
     tokens: list[int]
     table: BlockTable
-    computed: int = field(default=0)  # the most tokens ever computed: beyond the table's length, again
+    computed: int = 0  # the most tokens ever computed
 
     @property
-    def generated(self) -> list[int]:
-        return self.tokens[self.request.prompt_tokens :]
+    def step(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.request.prompt_tokens
 
     @property
     def missing(self) -> int:
@@ -144,7 +147,7 @@ class Scheduler:
             params=params,
             prompt_tokens=len(tokens),
             max_tokens=min(len(tokens) + params.max_new_tokens, self._max_tokens),
-            stop_ids=stop_ids(params, eos_ids),
+            stop_ids=params.stop_ids(eos_ids),
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
         )
         self._next_id += 1
@@ -166,7 +169,7 @@ class Scheduler:
     def step(self) -> list[Event]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
-        Where it raises, whatever was half done is forgotten, no token is lost, and the next step computes it again.
+        Where it raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it again.
         """
         try:
             runs = self._plan() if self._cached else self._plan_without_cache()
@@ -175,12 +178,13 @@ class Scheduler:
             logits = self._backend.forward(Batch.of(run for _, run in runs), self._storage)
             ready = [sequence for sequence, run in runs if run.logits == "last"]
             drawn = [self._draw(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
+            self._count(runs)
+            advanced = [self._advance(sequence, tokens) for sequence, tokens in zip(ready, drawn, strict=True)]
         except BaseException:
             for sequence in self._running:
                 sequence.table.free()
             raise
-        self._count(runs)
-        return [event for sequence, tokens in zip(ready, drawn, strict=True) for event in self._advance(sequence, tokens)]
+        return [event for events in advanced for event in events]
 
     def close(self) -> None:
         """Cancel everything and let go of the cache."""
@@ -199,7 +203,7 @@ class Scheduler:
     def _check(self, tokens: list[int], params: SamplingParams, seed: int) -> None:
         if self._cached and self._storage is None:
             raise RuntimeError("the scheduler is closed")
-        check_request(tokens, params, self._backend.config.vocab_size, self._max_tokens)
+        params.check_prompt(tokens, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
         if params.num_beams > 1:
             raise BadRequest(f"num_beams={params.num_beams} is not a matter of sampling; call beam_search")
@@ -266,7 +270,7 @@ class Scheduler:
             self._running.append(self._waiting.popleft())
         runs: list[tuple[_Sequence, Run]] = []
         budget = self._budget
-        for sequence in sorted(self._running, key=lambda s: len(s.generated)):  # so that all advance alike
+        for sequence in sorted(self._running, key=lambda s: s.step):  # so that all advance alike
             if runs and len(sequence.tokens) > budget:
                 break
             runs.append((sequence, Run(list(sequence.tokens))))
@@ -277,15 +281,10 @@ class Scheduler:
 
     def _draw(self, sequence: _Sequence, logits: Float32) -> list[Sampled]:
         """The next token of each sample, from one row of logits [V]. Changes nothing."""
-        request, generated = sequence.request, sequence.generated
+        params, streams = sequence.request.params, sequence.request.streams
+        generated = sequence.tokens[sequence.request.prompt_tokens :]
         return [
-            sample(
-                logits,
-                request.params,
-                sequence.tokens,
-                generated,
-                lambda i=i: request.streams[i].uniform(len(generated)),  # type: ignore[misc]
-            )
+            sample(logits, params, sequence.tokens, generated, partial(streams[i].uniform, len(generated)))
             for i in sequence.samples
         ]
 
@@ -306,7 +305,7 @@ class Scheduler:
         return [self._extend(branch, token) for branch, token in zip(branches, drawn, strict=True)]
 
     def _extend(self, sequence: _Sequence, drawn: Sampled) -> Event:
-        request, step = sequence.request, len(sequence.generated)
+        request, step = sequence.request, sequence.step
         sequence.tokens.append(drawn.token)
         reason: FinishReason | None = None
         if drawn.token in request.stop_ids:
@@ -334,24 +333,3 @@ class Scheduler:
             self.counters.prefill_tokens += new - decoded
             self.counters.recomputed_tokens += len(run.token_ids) - new
             sequence.computed = max(sequence.computed, end)
-
-
-def stop_ids(params: SamplingParams, eos_ids: Collection[int]) -> frozenset[int]:
-    """The tokens that end a sequence."""
-    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
-
-
-def check_request(tokens: Sequence[int], params: SamplingParams, vocab_size: int, max_tokens: int) -> None:
-    """Raises ContextOverflow or BadRequest for what no decoder could do."""
-    if not tokens:
-        raise BadRequest("the prompt has no tokens; give at least one, such as the BOS token")
-    if len(tokens) > max_tokens - 1:
-        raise ContextOverflow(len(tokens), max_tokens - 1)
-    for name, ids in (
-        ("the prompt", tokens),
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", params.logit_bias),
-    ):
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise BadRequest(f"{name} has token {token}, and the model's are from 0 to {vocab_size - 1}")
