@@ -89,6 +89,10 @@ class Repl:
                         break
                 except BrokenPipeError:
                     raise
+                except KeyboardInterrupt:
+                    if not self.interactive:
+                        raise
+                    console.note("stopped")
                 except ContextOverflow as error:
                     self.complain(
                         f"the conversation has {error.prompt_tokens} tokens and at most {error.limit} fit; "
@@ -158,25 +162,20 @@ class Repl:
             for chunk in self.llm.stream_chat(self.conversation.messages, **self.how):
                 pieces.append(chunk.text)
                 console.write(chunk.text)
-        except KeyboardInterrupt:
-            if not self.interactive:
-                raise
         finally:
             if chunk is None:
                 turns.pop()
             else:
                 turns.append({"role": "assistant", "content": "".join(pieces)})
                 console.write("\n")
-        if chunk is None or chunk.stats is None:
-            console.note("stopped")
-            return
-        rate = chunk.stats.decode_tok_s
-        console.note(
-            f"{chunk.stats.new_tokens} tokens"
-            + ("" if rate is None else f" at {rate:.1f} tok/s")
-            + f"; {options.describe(self.how['params'], chunk.seed)}"
-            + ("; cut here, -n allows more" if chunk.finish_reason == "length" else "")
-        )
+        if chunk and chunk.stats:
+            rate = chunk.stats.decode_tok_s
+            console.note(
+                f"{chunk.stats.new_tokens} tokens"
+                + ("" if rate is None else f" at {rate:.1f} tok/s")
+                + f"; {options.describe(self.how['params'], chunk.seed)}"
+                + ("; cut here, -n allows more" if chunk.finish_reason == "length" else "")
+            )
 
 
 def _ask(prompt: str) -> str:

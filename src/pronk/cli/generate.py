@@ -42,8 +42,21 @@ On a terminal, control characters in the text are shown as signs; a file or pipe
 @click.option("--num-beams", type=int, default=1, show_default=True, help="Beam search, this wide; 1: none.")
 @click.option("--length-penalty", type=float, default=1.0, show_default=True,
               help="Beam search: scores are divided by length to this power.")  # fmt: skip
-@click.option("--early-stopping", is_flag=True, help="Beam search: stop at the first num-beams finished sequences.")
-@click.option("--num-return-sequences", type=int, default=1, show_default=True, help="Beam search: how many to give.")
+@click.option(
+    "--early-stopping",
+    type=click.Choice(["false", "true", "never"]),
+    default="false",
+    show_default=True,
+    callback=lambda ctx, param, value: {"false": False, "true": True}.get(value, value),
+    help="Beam search: stop once num-beams sequences are finished; never: once no better one can come.",
+)
+@click.option(
+    "--num-return-sequences",
+    type=int,
+    default=1,
+    show_default=True,
+    help="How many of the beams, or else samples, to give.",
+)
 @click.option("--logprobs", type=int, metavar="N",
               help="Log-probability of each token and of the N likeliest; to stderr, or into the JSON.")  # fmt: skip
 @options.generation_options
@@ -66,10 +79,12 @@ def command(
     text = _prompt(prompt, prompt_option, file)
     llm, params = options.prepare(model, rest)
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
+    if not as_json:
+        _ = llm.tokenizer  # there is no text to print without one; token ids are in the JSON
     if as_json:
         found = llm.generate(text, **how)
         click.echo(json.dumps(_as_json(model, text, found if isinstance(found, list) else [found]), ensure_ascii=False))
-    elif params.num_beams > 1 or params.n > 1:
+    elif params.num_beams > 1 or params.samples > 1:
         several = llm.generate(text, **how)
         _print_several(text if echo else "", several if isinstance(several, list) else [several], params, llm)
     else:

@@ -14,17 +14,16 @@ from pronk.cli import console, options
     epilog="""\b
 Examples:
   pronk list
-  pronk list --json | jq -r '.[].path'""",
+  pronk list --json | jq -r '.[] | select(.path) | .name'""",
 )
 @options.json_option
 def command(as_json: bool) -> None:
-    """List the models that are on this machine."""
+    """List the models on this machine, and those that `pull` knows by name."""
     from pronk.checkpoint import hub
 
-    models = [{"name": m.name, "path": str(m.path), "bytes": m.nbytes} for m in hub.cached()]
+    models = [{"name": m.name, "path": m.path and str(m.path), "bytes": m.nbytes} for m in hub.cached()]
     if as_json:
         click.echo(json.dumps(models, ensure_ascii=False))
-    elif models:
-        console.write(console.table([(m["name"], console.size(m["bytes"]), m["path"]) for m in models]) + "\n")
-    else:
-        console.note("no models here yet; `pronk pull smollm2:135m` fetches one")
+        return
+    rows = [(m["name"], console.size(m["bytes"]), m["path"] or f"not here; pronk pull {m['name']}") for m in models]
+    console.write(console.table(rows, right=(1,)) + "\n")

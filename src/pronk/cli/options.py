@@ -20,19 +20,15 @@ DEFAULT_MODEL = "smollm2:135m"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Bias(click.ParamType[tuple[int, float]]):
-    """ID=BIAS, a token id and what is added to its logit."""
-
-    name = "ID=BIAS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = str(value).partition("=")
+def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
+    biases = {}
+    for value in values:
+        token, _, bias = value.partition("=")
         try:
-            return int(token), float(bias)
+            biases[int(token)] = float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id and a number, as in 42=-5.0", param, ctx)
+            raise click.BadParameter(f"{value!r} is not a token id and a number, as in 42=-5.0") from None
+    return biases
 
 
 def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -88,11 +84,14 @@ sampling_options = _together(
                  help="Subtract from the logits of tokens generated before."),
     click.option("--frequency-penalty", type=float, default=0.0, show_default=True,
                  help="The same, once for each time."),
-    click.option("--logit-bias", type=Bias(), multiple=True, help="Add BIAS to the logit of token ID. Repeatable."),
+    click.option("--logit-bias", multiple=True, callback=_biases, metavar="ID=BIAS",
+                 help="Add BIAS to the logit of token ID. Repeatable."),
     click.option("-s", "--seed", type=int, metavar="N", help="Same seed, same text.  [default: a random one]"),
     click.option("--rng", type=click.Choice(["philox", "xorshift", "numpy"]), default="philox", show_default=True,
                  help="Random numbers: pronk's own, llama2.c's or NumPy's legacy generator's."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. Repeatable."),
+    click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, metavar="ID",
+                 help="Stop at token ID. Repeatable."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
 )  # fmt: skip
 
@@ -123,7 +122,6 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     """SamplingParams of its fields; a value out of range is wrong usage."""
     from pronk.engine.sampling import SamplingParams
 
-    fields["logit_bias"] = dict(fields["logit_bias"])
     try:
         return SamplingParams(**fields)
     except BadRequest as error:

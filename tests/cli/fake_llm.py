@@ -1,0 +1,121 @@
+"""An LLM whose answers are known beforehand, for tests of what people see; `python fake_llm.py ARGS…` is pronk with it.
+
+It answers "word0 word1 …", as many words as tokens were asked for; a prompt of one of the names in `TRICKS` makes it
+misbehave.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from pronk.errors import BadFile, ContextOverflow
+from pronk.generation import Chunk, Generation, Stats, TokenLogprob
+
+SEED = 1234
+CTX_SIZE = 64
+
+
+class FakeTokenizer:
+    def encode(self, text: str) -> list[int]:
+        return list(range(len(text.split())))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f"word{i} " for i in ids)
+
+
+class FakeLLM:
+    name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
+    config = SimpleNamespace(vocab_size=100)
+
+    def __init__(self, **loading: Any) -> None:
+        self.loading = loading
+        self.calls: list[dict[str, Any]] = []
+        self.tokenizer = FakeTokenizer()
+
+    def stream(self, prompt: str, *, params: Any, truncate: str | None = None, cache: bool = True) -> Iterator[Chunk]:
+        self.calls.append({"prompt": prompt, "params": params, "truncate": truncate, "cache": cache})
+        tokens = len(prompt.split())
+        if tokens > CTX_SIZE:
+            if truncate is None:
+                raise ContextOverflow(tokens, CTX_SIZE - 1)
+            tokens = CTX_SIZE // 2
+        return self._chunks(prompt, tokens, params)
+
+    def _chunks(self, prompt: str, tokens: int, params: Any) -> Iterator[Chunk]:
+        stats = Stats(1.5, 0.25, tokens / 0.25, 40.0, 512.0, tokens, params.max_new_tokens)
+        seed = SEED if params.seed is None else params.seed
+        for n in range(params.max_new_tokens):
+            if n and (trick := TRICKS.get(prompt)):
+                trick()
+            last = n == params.max_new_tokens - 1
+            text = "\x1b[31m\n" if prompt == "escape" else f"word{n} "
+            top = tuple((n + k, -0.5 - k) for k in range(params.logprobs or 0))
+            yield Chunk(text, n, -0.5, top, 0, 0, "length" if last else None, stats if last else None, seed)
+
+    def generate(self, prompt: str, *, params: Any, **how: Any) -> Generation | list[Generation]:
+        chunks = list(self.stream(prompt, params=params, **how))
+        made, stats = [], chunks[-1].stats
+        for n in range(max(params.n, params.num_return_sequences)):
+            made.append(
+                Generation(
+                    text="".join(c.text for c in chunks),
+                    tokens=[c.token for c in chunks],
+                    finish_reason="length",
+                    logprobs=None
+                    if params.logprobs is None
+                    else [TokenLogprob(c.token, c.logprob, c.top) for c in chunks],
+                    seed=chunks[0].seed,
+                    stats=stats,
+                    prompt_tokens=stats.prompt_tokens,
+                    truncated_tokens=max(0, len(prompt.split()) - CTX_SIZE // 2) if how["truncate"] else 0,
+                    score=-0.25 * (n + 1) if params.num_beams > 1 else None,
+                )
+            )
+        return made if len(made) > 1 else made[0]
+
+    def stream_chat(self, messages: Sequence[dict[str, str]], *, chat_template: Any, **how: Any) -> Iterator[Chunk]:
+        self.calls.append({"messages": [dict(m) for m in messages], "chat_template": chat_template})
+        words = sum(len(m["content"].split()) for m in messages)
+        if words > CTX_SIZE and how["truncate"] is None:
+            raise ContextOverflow(words, CTX_SIZE - 1)
+        return self._chunks(messages[-1]["content"], words, how["params"])
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _bug() -> None:
+    raise ZeroDivisionError("a mistake of pronk's own")
+
+
+def _fail() -> None:
+    raise BadFile("model.bin", "broken\nin two lines", offset=3)
+
+
+TRICKS = {
+    "slow": lambda: time.sleep(0.05),
+    "hang": lambda: time.sleep(60),
+    "interrupt": _interrupt,
+    "bug": _bug,
+    "fail": _fail,
+}
+
+
+def fake_load(model: str, **loading: Any) -> FakeLLM:
+    if model == "hang":
+        print("loading", file=sys.stderr, flush=True)
+        time.sleep(60)
+    return FakeLLM(model=model, **loading)
+
+
+if __name__ == "__main__":
+    import pronk
+    from pronk.cli import main
+
+    vars(pronk)["load"] = fake_load
+    main()

@@ -1,0 +1,217 @@
+"""The program as a whole: how fast it answers, what it exits with, and what it never prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from fake_llm import FakeLLM
+
+from pronk import __version__
+from pronk.cli import VERBS, generate, options
+
+Run = Callable[..., Result]
+Start = Callable[[list[str]], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
+    """Processes with pipes, all closed in the end."""
+    with ExitStack() as stack:
+
+        def start(command: list[str]) -> subprocess.Popen[str]:
+            pipe = subprocess.PIPE
+            return stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+
+        yield start
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys; sys.argv = ['pronk', '--help']; import atexit; atexit.register(lambda: print(*sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code + "; from pronk.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    loaded = set(shown.splitlines()[-1].split())
+    assert {"click", "pronk.cli.generate"} <= loaded
+    heavy = {"numpy", "torch", "rich", "tokenizers", "jinja2", "huggingface_hub", "pronk.llm", "pronk.config"}
+    assert not heavy & loaded
+
+
+def test_help_takes_under_a_third_of_a_second() -> None:
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "pronk", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - begun)
+    assert min(seconds) < 0.3, seconds
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples(run: Run, verb: str) -> None:
+    result = run(verb, "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n  pronk {verb}" in re.sub(r"^  ", "", result.stdout, flags=re.M)
+    assert run(verb, "-h").stdout == result.stdout
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"pronk {__version__}\n"
+
+
+def test_defaults_are_those_of_the_library(run: Run, loaded: list[FakeLLM]) -> None:
+    from pronk.checkpoint import hub
+    from pronk.engine.sampling import SamplingParams
+
+    run("generate", "x")
+    assert loaded[0].calls[0]["params"] == SamplingParams()
+    assert {p.name for p in generate.command.params} >= {field.name for field in fields(SamplingParams)}
+    assert hub.DEFAULT_MODEL == options.DEFAULT_MODEL
+
+
+def test_a_prompt_of_several_words_needs_no_verb(run: Run, loaded: list[FakeLLM]) -> None:
+    assert run("Once upon a time", "-n", "2").stdout == "word0 word1 \n"
+    assert loaded[0].calls[0]["prompt"] == "Once upon a time"
+
+
+def test_a_mistyped_verb_is_no_prompt(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("genrate")
+    assert (result.exit_code, result.stdout, loaded) == (2, "", [])
+    assert "No such command 'genrate'" in result.stderr
+
+
+def test_underscores_in_option_names(run: Run, loaded: list[FakeLLM]) -> None:
+    assert run("generate", "--max_new_tokens", "2", "--top_k=7", "x").stdout == "word0 word1 \n"
+    assert loaded[0].calls[0]["params"].top_k == 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--temperature", "nan"],
+        ["--temperature", "warm"],
+        ["--top-p", "1.5"],
+        ["-n", "0"],
+        ["--num-beams", "0"],
+        ["--num-beams", "2", "--num-return-sequences", "3"],
+        ["--threads", "0"],
+        ["--dtype", "f64"],
+        ["--rng", "dice"],
+        ["--logit-bias", "five=1"],
+        ["--logit-bias", "5=much"],
+        ["--logit-bias", "5=nan"],
+        ["--truncate", "middle"],
+        ["--stop", ""],
+        ["--no-such-option"],
+        ["-f", "prompt.txt"],  # and a PROMPT as well
+        ["--echo", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2_before_anything_is_loaded(run: Run, loaded: list[FakeLLM], wrong: list[str]) -> None:
+    result = run("generate", *wrong, "some prompt")
+    assert (result.exit_code, result.stdout, loaded) == (2, "", [])
+    assert "Try 'pronk generate --help'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_is_one_line_and_1(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("generate", "fail", "-n", "3")
+    assert (result.exit_code, result.stdout) == (1, "word0 \n")
+    assert result.stderr == "pronk: model.bin at byte 3: broken in two lines\n"
+
+
+def test_a_bug_keeps_its_traceback(run: Run, loaded: list[FakeLLM]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run("generate", "bug", "-n", "3")
+
+
+def test_ctrl_c_while_generating(start: Start, fake_pronk: list[str]) -> None:
+    process = start([*fake_pronk, "generate", "slow", "-n", "1000"])
+    assert process.stdout is not None
+    assert process.stdout.read(6) == "word0 "  # streaming: it arrives long before the end
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert out.startswith("word1 ") or out == "\n"
+    assert out.endswith("\n")
+    assert err == "\n"
+
+
+def test_ctrl_c_while_loading(start: Start, fake_pronk: list[str]) -> None:
+    process = start([*fake_pronk, "generate", "-m", "hang", "x"])
+    assert process.stderr is not None
+    assert process.stderr.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, "", "\n")
+
+
+def test_ctrl_c_while_reading_standard_input(start: Start, fake_pronk: list[str]) -> None:
+    process = start([*fake_pronk, "chat"])
+    assert process.stdin is not None
+    process.stdin.write("hello\n")
+    process.stdin.flush()
+    assert process.stdout is not None
+    assert process.stdout.read(6) == "word0 "
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+
+
+def test_a_second_ctrl_c_ends_even_what_swallows_the_first(start: Start, tmp_path: Path) -> None:
+    """As `except:` in a library, or a destructor, does."""
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text(
+        "import time, pronk\nfrom pronk.cli import main\n"
+        "def load(*a, **k):\n"
+        "    while True:\n"
+        "        try:\n            print('working', flush=True); time.sleep(60)\n"
+        "        except BaseException:\n            pass\n"
+        "vars(pronk)['load'] = load\nmain()\n"
+    )
+    process = start([sys.executable, str(stubborn), "generate", "x"])
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    process.communicate()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of Windows tell otherwise")
+def test_a_reader_that_leaves_is_no_error(start: Start, fake_pronk: list[str]) -> None:
+    process = start([*fake_pronk, "generate", "slow", "-n", "50"])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(6) == "word0 "
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(fake_pronk: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*fake_pronk, "generate", "x"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "pronk: [Errno 28] No space left on device\n"
+
+
+def test_python_m_pronk() -> None:
+    done = subprocess.run([sys.executable, "-m", "pronk", "--version"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"pronk {__version__}\n", "")

@@ -1,0 +1,226 @@
+"""Whole transcripts of `pronk generate`, with a model whose answers are known beforehand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from fake_llm import FakeLLM
+
+from pronk.cli import console
+
+Run = Callable[..., Result]
+STATISTICS = "3 prompt tokens at 12.0 tok/s; 2 new at 40.0 tok/s; first after 0.25 s, loaded in 1.50 s; peak 512 MB; "
+
+
+def test_text_to_stdout_statistics_to_stderr(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("generate", "-n", "2", "one two three")
+    assert result.exit_code == 0
+    assert result.stdout == "word0 word1 \n"
+    assert result.stderr == STATISTICS + "greedy, seed 1234\n"
+
+
+def test_the_effective_sampling_is_reported(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 2 --temp 0.8 --top-k 40 --top-p 0.95 --rng numpy -s 42".split(), "one two three")
+    assert result.stderr == STATISTICS + "temperature 0.8, top-k 40, top-p 0.95, seed 42 (numpy)\n"
+
+
+def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> None:
+    options = (
+        "-m some/model --tokenizer tok.bin --revision v1 --device cuda:1 --dtype bf16 --attn math --threads 3 -c 99 "
+        "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
+        "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
+        "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 --length-penalty 0.5 "
+        "--early-stopping never --logprobs 1 --no-cache --truncate left"
+    )
+    result = run("generate", *options.split(), "-p", "hello there")
+    assert result.exit_code == 0, result.stderr
+    (llm,) = loaded
+    progress = llm.loading.pop("progress")
+    assert callable(progress)
+    assert llm.loading == {
+        "model": "some/model",
+        "tokenizer": Path("tok.bin"),
+        "revision": "v1",
+        "device": "cuda:1",
+        "dtype": "bf16",
+        "attn": "math",
+        "threads": 3,
+        "ctx_size": 99,
+    }
+    (call,) = llm.calls
+    params = call.pop("params")
+    assert call == {"prompt": "hello there", "truncate": "left", "cache": False}
+    assert {name: getattr(params, name) for name in params.__dataclass_fields__} == {
+        "max_new_tokens": 5,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
+        "logit_bias": {7: -5.0, 8: 2.5},
+        "seed": 9,
+        "rng": "xorshift",
+        "stop": ("END", "STOP"),
+        "stop_token_ids": (3,),
+        "ignore_eos": True,
+        "n": 2,
+        "num_beams": 1,
+        "length_penalty": 0.5,
+        "early_stopping": "never",
+        "num_return_sequences": 1,
+        "logprobs": 1,
+    }
+
+
+def test_nothing_asked_for_is_nothing_passed(run: Run, loaded: list[FakeLLM]) -> None:
+    assert run("generate", "x").exit_code == 0
+    (llm,) = loaded
+    given = {name: value for name, value in llm.loading.items() if name != "progress" and value is not None}
+    assert given == {"model": "smollm2:135m", "attn": "flash"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "seen"),
+    [
+        ("a prompt", "a prompt"),
+        ("a prompt\n", "a prompt"),
+        ("a prompt\r\n", "a prompt"),
+        ("two\n\n", "two\n"),
+        ("", ""),
+        ("ünï\0cödé", "ünï\0cödé"),
+    ],
+)
+@pytest.mark.parametrize("way", ["stdin", "dash", "file"])
+def test_prompts_from_elsewhere(
+    run: Run, loaded: list[FakeLLM], tmp_path: Path, typed: str, seen: str, way: str
+) -> None:
+    raw = typed.encode()
+    if way == "file":
+        (tmp_path / "prompt.txt").write_bytes(raw)
+        result = run("generate", "-n1", "-f", str(tmp_path / "prompt.txt"))
+    else:
+        result = run("generate", "-n1", *(["-f", "-"] if way == "dash" else []), input=raw)
+    assert result.exit_code == 0, result.stderr
+    assert loaded[0].calls[0]["prompt"] == seen
+
+
+def test_a_prompt_may_be_empty(run: Run, loaded: list[FakeLLM]) -> None:
+    assert run("generate", "", "-n1", input="not read").stdout == "word0 \n"
+    assert loaded[0].calls[0]["prompt"] == ""
+
+
+@pytest.mark.parametrize("way", ["stdin", "file"])
+def test_what_is_no_text_is_refused(run: Run, loaded: list[FakeLLM], tmp_path: Path, way: str) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"caf\xe9")
+    name = "standard input" if way == "stdin" else path
+    result = run("generate", *([] if way == "stdin" else ["-f", str(path)]), input=b"caf\xe9")
+    assert (result.exit_code, result.stdout, loaded) == (1, "", [])
+    assert result.stderr == f"pronk: {name}: not UTF-8 text (byte 3); convert it first\n"
+
+
+def test_files_that_cannot_be_read(run: Run, loaded: list[FakeLLM], tmp_path: Path) -> None:
+    result = run("generate", "-f", str(tmp_path / "absent"))
+    assert (result.exit_code, result.stderr) == (1, f"pronk: {tmp_path / 'absent'}: No such file or directory\n")
+    result = run("generate", "-f", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (1, f"pronk: {tmp_path}: Is a directory\n")
+
+
+def test_json_is_one_object_and_nothing_else(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("generate", "-n", "2", "--json", "-m", "org/name", "één twee drie")
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
+    assert json.loads(result.stdout) == {
+        "model": "org/name",
+        "prompt": "één twee drie",
+        "prompt_tokens": 3,
+        "text": "word0 word1 ",
+        "tokens": [0, 1],
+        "finish_reason": "length",
+        "seed": 1234,
+        "stats": {
+            "load_s": 1.5,
+            "ttft_s": 0.25,
+            "prefill_tok_s": 12.0,
+            "decode_tok_s": 40.0,
+            "peak_rss_mb": 512.0,
+        },
+    }
+
+
+def test_json_with_all_that_can_be_asked_for(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 1 --json --logprobs 2 --num-samples 2 --temp 1 --truncate left".split(), "x " * 70)
+    found = json.loads(result.stdout)
+    assert found["truncated_tokens"] == 70 - 32
+    logprobs = [{"token": 0, "logprob": -0.5, "top": [{"token": 0, "logprob": -0.5}, {"token": 1, "logprob": -1.5}]}]
+    assert found["logprobs"] == logprobs
+    sequence = {"text": "word0 ", "tokens": [0], "finish_reason": "length", "seed": 1234, "logprobs": logprobs}
+    assert found["sequences"] == [sequence, sequence]
+
+
+def test_beams_are_printed_when_done(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 2 --num-beams 3 --num-return-sequences 2 hi".split())
+    assert result.stdout == "word0 word1 \nword0 word1 \n"
+    first, second, statistics = result.stderr.splitlines()
+    assert first == "-- 1 of 2: 2 tokens, score -0.2500"
+    assert second == "-- 2 of 2: 2 tokens, score -0.5000"
+    assert statistics.endswith("; 3 beams, seed 1234")
+    result = run(*"generate -n 2 --num-beams 3 --json hi".split())
+    assert json.loads(result.stdout)["score"] == -0.25
+
+
+def test_several_samples_repeat_the_prompt_with_echo(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 1 --num-samples 2 --temp 1 --echo Say:".split())
+    assert result.stdout == "Say:word0 \nSay:word0 \n"
+    assert run(*"generate -n 1 --echo Say:".split()).stdout == "Say:word0 \n"
+
+
+def test_logprobs_on_stderr(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 2 --logprobs 2 hi".split())
+    assert result.stdout == "word0 word1 \n"
+    assert result.stderr.splitlines()[:2] == [
+        '  -0.5000  "word0 "   of  "word0 " -0.500  "word1 " -1.500',
+        '  -0.5000  "word1 "   of  "word1 " -0.500  "word2 " -1.500',
+    ]
+
+
+def test_a_prompt_that_does_not_fit(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("generate", "x " * 70)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("pronk: the prompt has 70 tokens and at most 63 fit; ")
+    assert result.stderr.count("\n") == 1
+    result = run("generate", "-n1", "--truncate", "right", "x " * 70)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("32 prompt tokens (38 cut)")
+
+
+def test_control_characters_reach_a_pipe_but_no_terminal(
+    run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("generate", "-n1", "escape").stdout == "\x1b[31m\n\n"
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    console.write("a\x1b[31m\tb\x07\x9b\x7f\r\né")
+    assert terminal.getvalue() == "a␛[31m\tb␇\ufffd␡␍\né"
+
+
+def test_a_model_without_a_tokenizer(run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.errors import NoTokenizer
+
+    def refuse(self: FakeLLM) -> None:
+        raise NoTokenizer("fake carries no tokenizer")
+
+    monkeypatch.setattr(FakeLLM, "__init__", lambda self, **loading: setattr(self, "calls", []))
+    monkeypatch.setattr(FakeLLM, "tokenizer", property(refuse), raising=False)
+    result = run("generate", "-n1", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "pronk: fake carries no tokenizer\n")
+    assert json.loads(run("generate", "-n1", "--json", "").stdout)["tokens"] == [0]
