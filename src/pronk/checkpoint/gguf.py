@@ -94,7 +94,7 @@ def _open_parts(path: Path) -> list[GgufFile]:
 
 
 def _bad(file: GgufFile, key: str, problem: str) -> BadFile:
-    return BadFile(file.path, problem, field=f"metadata {key!r}", offset=file.offsets.get(key))
+    return BadFile(file.path, problem, field=f"metadata {key!r:.80}", offset=file.offsets.get(key))
 
 
 def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]) -> ModelConfig:
@@ -159,7 +159,10 @@ def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]
         raise BadFile(file.path, str(error), field="metadata") from None
     for key, value in llama.items():
         if key not in _IGNORED and value not in (0, False):  # zero is how llama.cpp writes "off"
-            raise Unsupported(f"{file.path}: llama.{key}={str(value)[:40]} may change the mathematics; not supported")
+            name = f"llama.{key}"
+            raise Unsupported(
+                f"{file.path}: {name!r:.80} ({value!r:.40}) may change the mathematics and is not supported"
+            )
     return config
 
 
@@ -181,7 +184,7 @@ def _rope_scaling(
         if info.dtype != "F32" or len(info.shape) != 1:
             problem = f"must be F32 of one axis, not {info.dtype} of shape {info.shape}"
             raise BadFile(part.path, problem, field=f"tensor {ROPE_FREQS!r}", offset=info.described_at)
-        values = _numbers(part, info) * np.float32(factor)
+        values = part.numbers(info) * np.float32(factor)
         return RopeScaling("factors", factors=tuple(values.tolist()))
     return RopeScaling("linear", factor=factor) if factor != 1.0 else None
 
@@ -218,13 +221,6 @@ def _tokenizer(file: GgufFile) -> TokenizerSource | None:
     return TokenizerSource("gguf", file.path, settings, template)
 
 
-def _numbers(file: GgufFile, info: TensorInfo) -> NDArray[Any]:
-    """A tensor of a plain type, in this machine's byte order: a view of the memory map where it can be."""
-    dtype = PLAIN_DTYPES[info.dtype]
-    words = file.stored(info).view(f"{file.order}u{dtype.itemsize}")
-    return np.require(words.astype(f"=u{dtype.itemsize}", copy=False), requirements="A").view(dtype).reshape(info.shape)
-
-
 def _lazy(file: GgufFile, info: TensorInfo, config: ModelConfig) -> LazyTensor:
     name = gguf_to_hf(info.name)
     if name is None:
@@ -235,13 +231,12 @@ def _lazy(file: GgufFile, info: TensorInfo, config: ModelConfig) -> LazyTensor:
         return array if heads is None else to_half_split(array, heads)
 
     if info.dtype in PLAIN_DTYPES:
-        return LazyTensor(name, info.shape, info.dtype, info.nbytes, lambda: half_split(_numbers(file, info)))
+        return LazyTensor(name, info.shape, info.dtype, info.nbytes, lambda: half_split(file.numbers(info)))
     if info.dtype not in gguf_blocks.BLOCK_TYPES or len(info.shape) != 2:
         raise Unsupported(f"{file.path}: tensor {info.name!r} of type {info.dtype} {info.shape} is not supported")
 
     def read_blocks() -> NDArray[np.uint8]:
-        blocks = file.stored(info).reshape(info.shape[0], -1)
-        return half_split(blocks if file.order == "<" else gguf_blocks.to_little_endian(info.dtype, blocks))
+        return half_split(file.blocks(info))
 
     def read() -> NDArray[np.float32]:
         return gguf_blocks.decode(info.dtype, read_blocks())

@@ -8,17 +8,17 @@ is used. What the metadata means is gguf.py's business.
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.gguf_blocks import BLOCK_TYPES
+from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, to_little_endian
+from pronk.checkpoint.mapped import MappedFile
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.errors import BadFile, Unsupported
 
@@ -50,8 +50,9 @@ TENSOR_TYPES = dict(
     )
 )
 
-# The longest real header, with a vocabulary of 260,000, takes 16 MB.
-_LONGEST_HEADER = 64 << 20
+# Twice what the largest vocabulary in use (260,000 tokens, and merges) takes, and far more of the rest than any model.
+_LONGEST_HEADER = 32 << 20
+_MOST_PAIRS = _MOST_TENSORS = 1 << 16
 _LONGEST_KEY = 65535
 _LONGEST_NAME = 64
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key length, key, type, value
@@ -71,36 +72,39 @@ class TensorInfo:
 @dataclass(frozen=True)
 class GgufFile:
     path: Path
-    order: str  # "<" or ">", of every number in the file
+    byteorder: Literal["little", "big"]  # of every number in the file
     metadata: Mapping[str, Any]
     offsets: Mapping[str, int]  # where each metadata key stands
     tensors: Mapping[str, TensorInfo]
-    data: mmap.mmap
+    file: MappedFile
 
-    def stored(self, info: TensorInfo) -> NDArray[np.uint8]:
-        """The bytes of a tensor: a read-only view of the memory map."""
-        return np.frombuffer(self.data, np.uint8, info.nbytes, info.start)
+    def numbers(self, info: TensorInfo) -> NDArray[Any]:
+        """A tensor of a plain type: a read-only view of the memory map where it can be."""
+        return self.file.array(info.start, info.shape, PLAIN_DTYPES[info.dtype], self.byteorder)
+
+    def blocks(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """A tensor of a block type, uint8 [rows, bytes a row], little-endian whatever the file is."""
+        rows = math.prod(info.shape[:-1])
+        stored = self.file.array(info.start, (rows, info.nbytes // rows), np.dtype(np.uint8))
+        return stored if self.byteorder == "little" else to_little_endian(info.dtype, stored)
 
 
 def open_file(path: Path) -> GgufFile:
     """Map a file and read its header. Raises BadFile, or Unsupported for a version that pronk does not know."""
     try:
-        with path.open("rb") as file:
-            if path.stat().st_size < 24:
-                raise BadFile(path, "too short for a GGUF header", field="header", offset=0)
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = MappedFile(path)
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror}") from None
-    if data[:4] != MAGIC:
-        raise BadFile(path, f"{data[:4]!r} is not GGUF's {MAGIC!r}", field="magic", offset=0)
-    # A version in the low half of the number, seen from the other end, is the sign of the other byte order.
-    order = "<" if data[4:6] != b"\0\0" else ">"
-    cursor = _Cursor(path, data, order)
+    if (magic := file.bytes(0, 4)) != MAGIC:
+        raise BadFile(path, f"{magic!r} is not {MAGIC!r}", field="magic", offset=0)
+    # Versions are small numbers: where the first two bytes are zero, they are the high ones.
+    byteorder: Literal["little", "big"] = "big" if file.bytes(4, 2) == b"\0\0" else "little"
+    cursor = _Cursor(file, "<" if byteorder == "little" else ">")
     version = cursor.number(4, "version")
     if version not in (2, 3):
         raise Unsupported(f"{path}: GGUF version {version} is not supported; versions 2 and 3 are")
-    tensor_count = cursor.count(_SMALLEST_TENSOR, "tensor count")
-    pair_count = cursor.count(_SMALLEST_PAIR, "metadata count")
+    tensor_count = cursor.count(_SMALLEST_TENSOR, "tensor count", _MOST_TENSORS)
+    pair_count = cursor.count(_SMALLEST_PAIR, "metadata count", _MOST_PAIRS)
 
     metadata: dict[str, Any] = {}
     offsets: dict[str, int] = {}
@@ -115,29 +119,24 @@ def open_file(path: Path) -> GgufFile:
     described = [_describe(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise BadFile(
-            path,
-            f"{alignment!r:.40} is no power of two",
-            field="metadata 'general.alignment'",
-            offset=offsets["general.alignment"],
-        )
-    tensors = _place(path, described, -(-cursor.pos // alignment) * alignment, alignment, len(data))
-    return GgufFile(path, order, metadata, offsets, tensors, data)
+        field, at = "metadata 'general.alignment'", offsets["general.alignment"]
+        raise BadFile(path, f"{alignment!r:.40} is no power of two", field=field, offset=at)
+    tensors = _place(path, described, -(-cursor.pos // alignment) * alignment, alignment, file.size)
+    return GgufFile(path, byteorder, metadata, offsets, tensors, file)
 
 
 class _Cursor:
     """Walks the header, holding every length against what is left of it."""
 
-    def __init__(self, path: Path, data: mmap.mmap, order: str) -> None:
-        self.path, self.data, self.order, self.pos = path, data, order, 4
-        self.size = min(len(data), _LONGEST_HEADER)
+    def __init__(self, file: MappedFile, order: str) -> None:
+        self.path, self.file, self.order, self.pos = file.path, file, order, len(MAGIC)
+        self.size = min(file.size, _LONGEST_HEADER)
+        self.data = file.array(0, (self.size,), np.dtype(np.uint8)).data
 
     def need(self, nbytes: int, field: str) -> None:
         if nbytes > self.size - self.pos:
-            left = self.size - self.pos
-            raise BadFile(
-                self.path, f"needs {nbytes} bytes where {left} are left for the header", field=field, offset=self.pos
-            )
+            problem = f"needs {nbytes} bytes where {self.size - self.pos} are left for the header"
+            raise BadFile(self.path, problem, field=field, offset=self.pos)
 
     def number(self, kind: int, field: str) -> Any:
         numpy_name, struct_name = NUMBER_TYPES[kind]
@@ -148,10 +147,10 @@ class _Cursor:
         self.pos += int(numpy_name[1])
         return bool(value) if kind == BOOL else value
 
-    def count(self, smallest: int, field: str) -> int:
+    def count(self, smallest: int, field: str, most: int = _LONGEST_HEADER) -> int:
         """How many things follow, each of at least `smallest` bytes."""
         at, value = self.pos, int(self.number(10, field))
-        if value * smallest > self.size - self.pos:
+        if value * smallest > self.size - self.pos or value > most:
             raise BadFile(self.path, f"{value} cannot fit in what is left for the header", field=field, offset=at)
         return value
 
@@ -161,7 +160,7 @@ class _Cursor:
         if longest is not None and not 1 <= length <= longest:
             raise BadFile(self.path, f"has {length} bytes where 1 to {longest} may stand", field=field, offset=at)
         try:
-            value = self.data[self.pos : self.pos + length].decode()
+            value = self.file.bytes(self.pos, length).decode()
         except UnicodeDecodeError as error:
             raise BadFile(self.path, "is not UTF-8", field=field, offset=self.pos + error.start) from None
         self.pos += length
@@ -198,7 +197,7 @@ class _Cursor:
 
     def strings(self, count: int, field: str) -> list[str]:
         """As `count` calls of `string`, without their overhead: vocabularies have 100,000 of these."""
-        data, pos, size = self.data, self.pos, self.size
+        data, text, pos, size = self.data, self.file.bytes, self.pos, self.size
         length_at = struct.Struct(self.order + "Q").unpack_from
         values = []
         for index in range(count):
@@ -207,7 +206,7 @@ class _Cursor:
             if end > size:
                 raise BadFile(self.path, "runs over the end of the header", field=f"{field} [{index}]", offset=pos)
             try:
-                values.append(data[start:end].decode())
+                values.append(text(start, end - start).decode())
             except UnicodeDecodeError:
                 raise BadFile(self.path, "is not UTF-8", field=f"{field} [{index}]", offset=start) from None
             pos = end

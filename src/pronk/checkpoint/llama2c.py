@@ -8,7 +8,6 @@ format has no place for a RoPE base or an epsilon of its own: they are 10000 and
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import tokenizer_files
+from pronk.checkpoint.mapped import MappedFile
 from pronk.checkpoint.names import rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.config import ModelConfig
@@ -69,16 +69,14 @@ def detect(path: Path) -> bool:
 def read(path: Path) -> Checkpoint:
     """Raises BadFile, or Unsupported for a version that llama2.c does not have."""
     try:
-        with path.open("rb") as file:
-            head = file.read(256)
-            header = _parse_header(path, head)
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = MappedFile(path)
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    header = _parse_header(path, file.bytes(0, 256))
     placed, size = slots(header)
-    if size != len(data):
-        problem = f"the header calls for {size} bytes, but the file has {len(data)}"
-        raise BadFile(path, problem, field="size", offset=min(size, len(data)))
+    if size != file.size:
+        problem = f"the header calls for {size} bytes, but the file has {file.size}"
+        raise BadFile(path, problem, field="size", offset=min(size, file.size))
     tokenizer = _tokenizer_beside(path, header.config.vocab_size)
     config = header.config
     if not _begins_with_s(tokenizer):
@@ -86,7 +84,7 @@ def read(path: Path) -> Checkpoint:
     tensors = {}
     for slot in placed:
         if slot.name is not None:
-            tensors[slot.name] = _lazy(data, slot, slot.name, header)
+            tensors[slot.name] = _lazy(file, slot, slot.name, header)
     count = sum(slot.quantized for slot in placed)
     return Checkpoint(path, "llama2c", config, tensors, tokenizer, f"I8 x {count}" if count else None, (path,))
 
@@ -185,21 +183,18 @@ def check_group_size(path: Path, config: ModelConfig, group_size: int) -> None:
         raise BadFile(path, f"groups of {group_size} do not divide every tensor", field="group_size", offset=37)
 
 
-def _lazy(data: mmap.mmap, slot: Slot, name: str, header: Header) -> LazyTensor:
+def _lazy(file: MappedFile, slot: Slot, name: str, header: Header) -> LazyTensor:
     heads = rotary_heads(name, header.config)
     count = math.prod(slot.shape)
 
     def read() -> NDArray[Any]:
-        array: NDArray[Any]
-        if slot.quantized:
-            quants = np.frombuffer(data, np.int8, count, slot.start).reshape(-1, header.group_size)
-            scales = np.frombuffer(data, "<f4", count // header.group_size, slot.start + count)
-            array = quants.astype(np.float32)
-            with np.errstate(all="ignore"):  # an infinite or NaN scale is the file's own, and is passed on
-                array *= scales[:, None]
+        if not slot.quantized:
+            array = file.array(slot.start, slot.shape, np.dtype(np.float32))
         else:
-            array = np.frombuffer(data, "<f4", count, slot.start)
-        array = np.require(array, requirements="A").reshape(slot.shape)
+            quants = file.array(slot.start, (count // header.group_size, header.group_size), np.dtype(np.int8))
+            scales = file.array(slot.start + count, (count // header.group_size, 1), np.dtype(np.float32))
+            with np.errstate(all="ignore"):  # an infinite or NaN scale is the file's own, and is passed on
+                array = np.multiply(quants.astype(np.float32), scales).reshape(slot.shape)
         return array if heads is None else to_half_split(array, heads)
 
     return LazyTensor(name, slot.shape, "I8" if slot.quantized else "F32", slot.nbytes, read)
