@@ -1,0 +1,72 @@
+"""Tokenizer files of any kind -> encode, decode, stream. `find` looks for one, `load` opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pronk.errors import BadFile, ModelNotFound
+from pronk.tokenizer import settings as named
+from pronk.tokenizer.base import Tokenizer
+from pronk.tokenizer_files import identify, parse_json, read_whole
+from pronk.vocabulary import TokenizerSource
+
+__all__ = ["Tokenizer", "find", "load"]
+
+# In a folder with several the first is the most exact: it says everything that its model's authors meant.
+_USUAL_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
+
+
+def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tokenizer:
+    """Opens a tokenizer that a checkpoint or `find` found.
+
+    `model_vocab_size`: rows of the model's embedding; ids that only the model has then decode to nothing rather than
+    being refused. Raises BadFile (broken) or Unsupported (sound, but not one pronk can run).
+    """
+    path = source.path
+    template = source.chat_template
+    if source.kind == "gguf":
+        from pronk.tokenizer import gguf_vocab
+
+        return gguf_vocab.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+    if template is None:
+        template = named.chat_template(path, source.settings)
+    if source.kind == "tokenizer.json":
+        from pronk.tokenizer import hf_json
+
+        return hf_json.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+    if source.kind == "sentencepiece":
+        from pronk.tokenizer import spm_file
+
+        return spm_file.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+    if source.kind == "tiktoken":
+        from pronk.tokenizer import tiktoken_bpe
+
+        return tiktoken_bpe.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+    from pronk.tokenizer import llama2c_vocab
+
+    return llama2c_vocab.load(path, chat_template=template, model_vocab_size=model_vocab_size)
+
+
+def find(path: Path) -> TokenizerSource:
+    """The tokenizer that a file is, or that a folder holds. Raises ModelNotFound or BadFile."""
+    if not path.exists():
+        raise ModelNotFound(f"no tokenizer at {path}: no such file or folder")
+    candidates = [path / name for name in _USUAL_FILES] if path.is_dir() else [path]
+    for file in candidates:
+        if kind := identify(file):
+            settings, template = _beside(file)
+            return TokenizerSource(kind, file, settings, template)
+    if path.is_dir():
+        raise ModelNotFound(f"no tokenizer in {path}: it has no {', '.join(_USUAL_FILES[:-1])} or {_USUAL_FILES[-1]}")
+    raise BadFile(path, "not a tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or tokenizer.bin (llama2.c)")
+
+
+def _beside(file: Path) -> tuple[dict[str, object], str | None]:
+    """tokenizer_config.json and the chat template of a Hugging Face folder."""
+    config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    settings = parse_json(config, read_whole(config)) if config.is_file() else {}
+    try:
+        text = read_whole(template).decode() if template.is_file() else None
+    except UnicodeDecodeError:
+        raise BadFile(template, "not UTF-8") from None
+    return settings, text or named.chat_template(config, settings)

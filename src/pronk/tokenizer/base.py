@@ -1,0 +1,122 @@
+"""Tokenizer: what every kind of vocabulary gives, whichever file it came from."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+
+from pronk.errors import BadRequest
+from pronk.tokenizer.stream import StreamDecoder
+from pronk.vocabulary import Vocabulary
+
+# Tokens that end an answer beside the declared end of text: chat models are often published with only one of the two.
+_END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Which ids have a meaning of their own. `hidden` ids are not part of the text: control tokens and the unknown."""
+
+    hidden: frozenset[int]
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    unk_id: int | None = None
+    pad_id: int | None = None
+    add_bos: bool = False
+
+
+def end_ids(eos_id: int | None, hidden_spellings: Iterable[tuple[str, int]]) -> tuple[int, ...]:
+    """The declared end of text first, then the ends of a turn that are among the special tokens."""
+    found = {spelling: token for spelling, token in hidden_spellings if spelling in _END_OF_TURN}
+    declared = () if eos_id is None else (eos_id,)
+    return tuple(dict.fromkeys((*declared, *(found[s] for s in _END_OF_TURN if s in found))))
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back.
+
+    Ids run from 0 to `vocab_size` - 1. A model whose embedding has more rows than that (`model_vocab_size`) may emit
+    the ids between: they decode to nothing. `decode` and `stream_decoder` share one rule: the bytes of all tokens
+    joined, and each maximal invalid UTF-8 sequence replaced by U+FFFD.
+    """
+
+    #: True where encoding puts a space before the text, which decoding takes away again.
+    strips_first_space = False
+
+    def __init__(
+        self,
+        kind: str,
+        vocab_size: int,
+        special: SpecialTokens,
+        *,
+        chat_template: str | None = None,
+        model_vocab_size: int | None = None,
+    ) -> None:
+        self.kind, self.vocab_size, self.chat_template = kind, vocab_size, chat_template
+        self.bos_id, self.eos_ids, self.add_bos = special.bos_id, special.eos_ids, special.add_bos
+        self.unk_id, self.pad_id = special.unk_id, special.pad_id
+        self._hidden = special.hidden
+        self._last_id = max(vocab_size, model_vocab_size or 0) - 1
+
+    def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
+        """Token ids of `text`, exactly as the vocabulary's reference implementation gives them.
+
+        `bos`: whether the beginning-of-text token stands first; None is the tokenizer's own habit, `add_bos`. A text
+        that already spells it (as chat templates do) gets no second one. `special=False` takes text that spells a
+        special token for plain text. As in the reference, a character that a byte-level vocabulary without all 256
+        bytes cannot spell leaves no token. Raises BadRequest for a lone surrogate, and for a BOS that does not exist.
+        """
+        if surrogate := _SURROGATE.search(text):
+            raise BadRequest(
+                f"character {surrogate.start()} of the text is a lone surrogate (U+{ord(surrogate[0]):04X}), "
+                "half of a character; decode the text with the right encoding"
+            )
+        ids = self._encode(text, special)
+        if (self.add_bos if bos is None else bos) and ids[:1] != [self.bos_id]:
+            if self.bos_id is None:
+                raise BadRequest(f"this {self.kind} tokenizer has no beginning-of-text token; encode with bos=False")
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`, without special tokens unless asked for. Raises BadRequest naming an id out of range."""
+        stream = self.stream_decoder(skip_special=skip_special)
+        return b"".join(map(stream.take, ids)).decode("utf-8", "replace")
+
+    def stream_decoder(self, *, skip_special: bool = True, previous: Sequence[int] = ()) -> StreamDecoder:
+        """Decodes one token at a time.
+
+        `previous`: ids that stand before the first one fed, as a prompt does, so that decode(previous) + what is
+        streamed == decode(previous + fed ids) wherever `previous` ends with a whole character.
+        """
+        return StreamDecoder(self, skip_special=skip_special, previous=previous)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text, a special token its spelling. Raises BadRequest for an id out of range."""
+        token = index(token)
+        if not 0 <= token <= self._last_id:
+            raise BadRequest(f"token id {token} is not in the vocabulary, which ends at {self._last_id}")
+        return self._token_bytes(token) if token < self.vocab_size else b""
+
+    def token_text(self, token: int) -> str:
+        """The token for people to look at: bytes that are no whole character appear as \\xNN."""
+        return self.token_bytes(token).decode("utf-8", "backslashreplace")
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is no part of the text: a control token, the unknown one, or beyond the vocabulary."""
+        return token in self._hidden or token >= self.vocab_size
+
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """The content, for writing into another format. Raises Unsupported where no Vocabulary can hold it."""
+
+    @abstractmethod
+    def _encode(self, text: str, special: bool) -> list[int]: ...
+
+    @abstractmethod
+    def _token_bytes(self, token: int) -> bytes: ...

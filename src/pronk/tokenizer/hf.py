@@ -1,0 +1,152 @@
+"""What the `tokenizers` library runs: tokenizer.json files, and byte-level BPE built from a GGUF's vocabulary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
+
+from pronk.errors import BadFile, PronkError
+from pronk.tokenizer import pre_tokenizers
+from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.vocabulary import TokenType, Vocabulary
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's visible bytes: printable Latin-1 stands for itself, every other byte for a character from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(b): b for b in printable}
+    hidden = (b for b in range(256) if b not in printable)
+    return table | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+BYTE_OF = _byte_of_character()
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+
+
+def visible(data: bytes) -> str:
+    """Bytes as byte-level BPE spells them."""
+    return "".join(CHARACTER_OF[byte] for byte in data)
+
+
+def unvisible(spelling: str) -> bytes:
+    """The inverse of `visible`; a token that is spelled in other characters stands for itself."""
+    try:
+        return bytes(BYTE_OF[character] for character in spelling)
+    except KeyError:
+        return spelling.encode()
+
+
+class HfTokenizer(Tokenizer):
+    def __init__(
+        self,
+        kind: str,
+        library: Library,
+        special: SpecialTokens,
+        *,
+        spell: Callable[[int], bytes],
+        vocabulary: Callable[[], Vocabulary],
+        vocab_size: int,
+        strips_first_space: bool = False,
+        chat_template: str | None = None,
+        model_vocab_size: int | None = None,
+    ) -> None:
+        """`spell`: the bytes that a token adds to a text. `vocabulary`: see Tokenizer.vocabulary."""
+        super().__init__(kind, vocab_size, special, chat_template=chat_template, model_vocab_size=model_vocab_size)
+        self.strips_first_space = strips_first_space
+        # A file may ask for either; neither may ever happen to a prompt.
+        library.no_truncation()
+        library.no_padding()
+        self._library, self._spell, self._make_vocabulary = library, spell, vocabulary
+        self._lock = threading.Lock()
+
+    def vocabulary(self) -> Vocabulary:
+        return self._make_vocabulary()
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        # The library keeps this choice in the tokenizer, so another thread must not change it meanwhile.
+        with self._lock, panics_as(PronkError("the tokenizers library failed on this text")):
+            self._library.encode_special_tokens = not special
+            return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def _token_bytes(self, token: int) -> bytes:
+        return self._spell(token)
+
+
+def byte_level_bpe(kind: str, path: Path, v: Vocabulary, *, model_vocab_size: int | None = None) -> HfTokenizer:
+    """Byte-level BPE from its vocabulary and merges. Raises BadFile or, for an unknown pre-tokenizer, Unsupported."""
+    ids = {token: i for i, token in enumerate(v.tokens)}
+    _check(path, v, ids)
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in v.merges]
+    if not set(map(len, merges)) <= {2}:
+        wrong = next(i for i, merge in enumerate(merges) if len(merge) != 2)
+        raise BadFile(path, f"{v.merges[wrong][:40]!r} is not two tokens", field=f"merge {wrong}")
+    try:
+        with panics_as(BadFile(path, "no BPE vocabulary", field="merges")):
+            model = BPE(vocab=ids, merges=merges, ignore_merges=pre_tokenizers.takes_whole_words(v.pre))
+    except Exception as error:  # the library raises plain Exception
+        raise BadFile(path, f"no BPE vocabulary: {error}", field="merges") from None
+    library = Library(model)
+    library.pre_tokenizer = pre_tokenizers.build(v.pre)
+    hidden, own = _ids_of(v, TokenType.CONTROL, TokenType.UNKNOWN), _ids_of(v, TokenType.USER_DEFINED)
+    library.add_special_tokens([AddedToken(v.tokens[i], special=True, normalized=False) for i in hidden])
+    library.add_tokens([AddedToken(v.tokens[i], special=False, normalized=False) for i in own])
+    verbatim = frozenset((*hidden, *own))
+
+    def spell(token: int) -> bytes:
+        return v.tokens[token].encode() if token in verbatim else unvisible(v.tokens[token])
+
+    special = SpecialTokens(
+        hidden=frozenset(hidden),
+        bos_id=v.bos_id,
+        eos_ids=end_ids(v.eos_id, ((v.tokens[i], i) for i in hidden)),
+        unk_id=v.unk_id,
+        pad_id=v.pad_id,
+        add_bos=v.add_bos,
+    )
+    return HfTokenizer(
+        kind,
+        library,
+        special,
+        spell=spell,
+        vocabulary=lambda: v,
+        vocab_size=len(v.tokens),
+        chat_template=v.chat_template,
+        model_vocab_size=model_vocab_size,
+    )
+
+
+def _ids_of(v: Vocabulary, *wanted: TokenType) -> list[int]:
+    return [i for i, token_type in enumerate(v.types) if token_type in wanted]
+
+
+def _check(path: Path, v: Vocabulary, ids: dict[str, int]) -> None:
+    if not v.tokens:
+        raise BadFile(path, "empty", field="vocabulary")
+    if len(v.types) != len(v.tokens):
+        raise BadFile(path, f"{len(v.tokens)} tokens and {len(v.types)} types", field="vocabulary")
+    if len(ids) != len(v.tokens):
+        twice = next(i for i, token in enumerate(v.tokens) if ids[token] != i)
+        raise BadFile(path, f"spelled as token {ids[v.tokens[twice]]} is", field=f"token {twice}")
+    if "" in ids:
+        raise BadFile(path, "empty", field=f"token {ids['']}")
+    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("unk", v.unk_id), ("pad", v.pad_id)):
+        if token_id is not None and not 0 <= token_id < len(v.tokens):
+            raise BadFile(path, f"{token_id} is not one of the {len(v.tokens)} tokens", field=f"{name} token")
+
+
+@contextmanager
+def panics_as(error: PronkError) -> Iterator[None]:
+    """Rust code that hits a broken file may panic, and that arrives as a BaseException no one would catch."""
+    try:
+        yield
+    except BaseException as caught:
+        if type(caught).__name__ == "PanicException":
+            raise error from None
+        raise

@@ -1,0 +1,137 @@
+"""Llama 3's own `tokenizer.model`: base64 tokens and their ranks, run by the `tiktoken` library."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tiktoken
+
+from pronk.errors import BadFile
+from pronk.tokenizer import settings as named
+from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.hf import panics_as, visible
+from pronk.tokenizer.pre_tokenizers import LLAMA3
+from pronk.tokenizer_files import MAX_VOCABULARY, TIKTOKEN_SPECIAL_TOKENS, read_whole
+from pronk.vocabulary import TokenType, Vocabulary
+
+BEGIN = "<|begin_of_text|>"
+_END = "<|end_of_text|>"
+_PAD = "<|finetune_right_pad_id|>"
+
+# The places of Llama 3.1 and later; Llama 3 had reserved tokens where these have pad, eom and python_tag.
+_NAMED = {0: BEGIN, 1: _END, 4: _PAD, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 8: "<|eom_id|>"}
+_NAMED |= {9: "<|eot_id|>", 10: "<|python_tag|>"}
+
+# The library's regex engine overflows its stack on longer runs without (or of nothing but) white space.
+_PIECE = re.compile(r"(?:\s{1,25000}|\S{1,25000}){1,16}")
+
+
+def special_names() -> tuple[str, ...]:
+    reserved = (f"<|reserved_special_token_{i}|>" for i in range(TIKTOKEN_SPECIAL_TOKENS))
+    return tuple(_NAMED.get(i) or next(reserved) for i in range(TIKTOKEN_SPECIAL_TOKENS))
+
+
+def load(
+    path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
+) -> TiktokenTokenizer:
+    named.refuse_end_of_text(path, settings)
+    tokens = parse(path, read_whole(path))
+    return TiktokenTokenizer(
+        "tiktoken", path, tokens, special_names(), chat_template=chat_template, model_vocab_size=model_vocab_size
+    )
+
+
+def parse(path: Path, data: bytes) -> list[bytes]:
+    """The mergeable tokens by rank. One line each: base64, a space, the rank in decimal."""
+    tokens: list[bytes] = []
+    for number, line in enumerate(data.splitlines()):
+        field = f"line {number + 1}"
+        encoded, _, rank = line.partition(b" ")
+        try:
+            token = base64.b64decode(encoded, validate=True)
+        except binascii.Error as error:
+            raise BadFile(path, f"not base64: {error}", field=field) from None
+        if not token:
+            raise BadFile(path, "an empty token", field=field)
+        if rank != b"%d" % number:
+            raise BadFile(path, f"rank {rank[:20].decode('latin-1')!r}, where {number} should stand", field=field)
+        tokens.append(token)
+    return tokens
+
+
+class TiktokenTokenizer(Tokenizer):
+    def __init__(
+        self,
+        kind: str,
+        path: Path,
+        tokens: list[bytes],
+        specials: tuple[str, ...],
+        *,
+        chat_template: str | None = None,
+        model_vocab_size: int | None = None,
+    ) -> None:
+        """`tokens` by rank, and after them the special tokens. Raises BadFile."""
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        names = {name: len(tokens) + i for i, name in enumerate(specials)}
+        if len(ranks) != len(tokens) or len(names) != len(specials):
+            raise BadFile(path, "a token that stands there twice", field="vocabulary")
+        if missing := [byte for byte in range(256) if bytes((byte,)) not in ranks]:
+            raise BadFile(path, f"no token for byte {missing[0]}", field="vocabulary")
+        if len(tokens) + len(specials) > MAX_VOCABULARY:
+            raise BadFile(path, f"more than {MAX_VOCABULARY} tokens", field="vocabulary")
+        super().__init__(
+            kind,
+            len(tokens) + len(specials),
+            SpecialTokens(
+                hidden=frozenset(names.values()),
+                bos_id=names.get(BEGIN),
+                eos_ids=end_ids(names.get(_END), names.items()),
+                pad_id=names.get(_PAD),
+                add_bos=BEGIN in names,
+            ),
+            chat_template=chat_template,
+            model_vocab_size=model_vocab_size,
+        )
+        self._tokens = [*tokens, *(name.encode() for name in specials)]
+        self._ranks, self._names = ranks, names
+        with panics_as(BadFile(path, "no tiktoken vocabulary")):
+            self._library = tiktoken.Encoding("pronk", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens=names)
+
+    def vocabulary(self) -> Vocabulary:
+        count = len(self._ranks)
+        spellings = (*map(visible, self._tokens[:count]), *self._names)
+        return Vocabulary(
+            model="bpe",
+            tokens=spellings,
+            types=(TokenType.NORMAL,) * count + (TokenType.CONTROL,) * len(self._names),
+            merges=tuple(self._merges()),
+            pre="llama-bpe",
+            bos_id=self.bos_id,
+            eos_id=self.eos_ids[0] if self.eos_ids else None,
+            pad_id=self.pad_id,
+            add_bos=self.add_bos,
+            chat_template=self.chat_template,
+        )
+
+    def _merges(self) -> Iterator[str]:
+        """tiktoken merges any two neighbours that are a token together, the lowest rank first: so all such pairs."""
+        rank = self._ranks
+        for token in self._tokens[: len(rank)]:
+            pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+            for left, right in sorted((rank[a], rank[b]) for a, b in pairs if a in rank and b in rank):
+                yield f"{visible(self._tokens[left])} {visible(self._tokens[right])}"
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        allowed: Any = "all" if special else set()
+        ids: list[int] = []
+        for piece in _PIECE.findall(text):
+            ids += self._library.encode(piece, allowed_special=allowed, disallowed_special=())
+        return ids
+
+    def _token_bytes(self, token: int) -> bytes:
+        return self._tokens[token]
