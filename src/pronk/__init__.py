@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pronk.config import ModelConfig
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
     from pronk.llm import LLM, load
 
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ _HOMES = {
     "LLM": "pronk.llm",
     "load": "pronk.llm",
     "ModelConfig": "pronk.config",
-    "SamplingParams": "pronk.engine.sampling",
+    "SamplingParams": "pronk.engine.params",
 }
 
 

@@ -17,13 +17,14 @@ from pronk.checkpoint import hub
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
+from pronk.engine.params import SamplingParams
 from pronk.engine.rng import effective_seed
-from pronk.engine.sampling import SamplingParams
 from pronk.engine.scheduler import Event, Scheduler
-from pronk.errors import BadRequest, ContextOverflow, NoTokenizer, PronkError
+from pronk.errors import BadFile, BadRequest, ContextOverflow, ModelNotFound, NoTokenizer, PronkError
 from pronk.generation import Chunk, Generation, Stopwatch, TokenLogprob
 from pronk.streaming import TextStream
 from pronk.tokenizer import chat
+from pronk.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
@@ -57,18 +58,28 @@ def load(
     BadRequest.
     """
     begun = time.perf_counter()
-    name = str(model or DEFAULT_MODEL)
     opened = checkpoints.open(hub.resolve(model or DEFAULT_MODEL, revision=revision))
-    source = tokenizers.find(Path(tokenizer)) if tokenizer else opened.tokenizer
+    source = _tokenizer_source(Path(tokenizer)) if tokenizer else opened.tokenizer
     backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
-    return LLM(name, opened, tokenizers.load(source) if source else None, backend, load_s=time.perf_counter() - begun)
+    codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
+    return LLM(str(model or DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
+
+
+def _tokenizer_source(path: Path) -> TokenizerSource | None:
+    """A tokenizer file or folder, or any checkpoint that carries one."""
+    try:
+        return tokenizers.find(path)
+    except (BadFile, ModelNotFound):
+        if not path.exists():
+            raise
+        return checkpoints.open(path).tokenizer
 
 
 def _torch_backend(
     opened: Checkpoint,
     device: str | None,
     dtype: str | None,
-    attn: str,
+    attn: Literal["flash", "math"],
     threads: int | None,
     ctx_size: int | None,
     progress: Progress | None,
@@ -214,7 +225,7 @@ class LLM:
                 stream = TextStream(self._tokenizer, prompt, params.stop, Stopwatch(self.load_s, len(prompt), begun))
                 for step, token in enumerate(found.tokens):
                     last = step == len(found.tokens) - 1
-                    event = Event(request, index, token, finish_reason=found.finish_reason if last else None)
+                    event = Event(request, index, step, token, None, (), found.finish_reason if last else None)
                     chunk = stream.chunk(event)
                     yield replace(chunk, request=request, index=index, seed=seed, score=found.score)
                     if chunk.finish_reason:
@@ -279,15 +290,18 @@ def _joined(chunks: list[Chunk], prompt: tuple[list[int], int], params: Sampling
     last = chunks[-1]
     if last.finish_reason is None or last.stats is None:
         raise RuntimeError("the scheduler lost a sequence before its end")
-    said = [c for c in chunks if c.token is not None]
     return Generation(
         text="".join(c.text for c in chunks),
-        tokens=[c.token for c in said],
+        tokens=[c.token for c in chunks if c.token is not None],
         finish_reason=last.finish_reason,
-        logprobs=None if params.logprobs is None else [TokenLogprob(c.token, c.logprob, c.top) for c in said],
+        logprobs=None if params.logprobs is None else _logprobs(chunks),
         seed=last.seed,
         stats=last.stats,
         prompt_tokens=len(prompt[0]),
         truncated_tokens=prompt[1],
         score=last.score,
     )
+
+
+def _logprobs(chunks: list[Chunk]) -> list[TokenLogprob]:
+    return [TokenLogprob(c.token, c.logprob, c.top) for c in chunks if c.token is not None and c.logprob is not None]

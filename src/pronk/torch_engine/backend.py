@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.torch_engine.batch import TorchBatch
@@ -65,14 +66,15 @@ class TorchBackend:
         embedding = decoder._modules["embed_tokens"] = copy.copy(decoder.embed_tokens)
         weight = embedding.weight.detach()
         generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight.device) * 2 - 1
+        signs = torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight) * 2 - 1
         nudged = weight * (1 + signs * torch.finfo(weight.dtype).eps)
         embedding._parameters = {"weight": torch.nn.Parameter(nudged, requires_grad=False)}
         return TorchBackend(model, self.ctx_size)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: TorchKV | None) -> NDArray[np.float32]:
+    def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
+        assert kv is None or isinstance(kv, TorchKV)
         logits = self.model(TorchBatch.of(batch, self.device, kv.block_size if kv else None), kv)
         return logits.float().cpu().numpy()
 
