@@ -30,7 +30,7 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
     `verify` checks all of it. Without a network, and where a commit is pinned, a complete copy in the cache will do.
     Raises ModelNotFound or DownloadFailed.
     """
-    with _errors_in_one_line(repository, progress):
+    with _errors_in_one_line(repository):
         from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -60,13 +60,14 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
         ]
         need = sum(siblings[f].size or 0 for f in fresh)
         _check_space(repository, need)
-        if need and not sys.stderr.isatty():  # on a terminal there is a progress bar
+        bars = progress and need > 0 and sys.stderr.isatty()
+        if need and not bars:
             say(f"downloading {repository} ({megabytes(need)})", progress)
-        folder = Path(
-            snapshot_download(
-                repository.id, revision=repository.revision, allow_patterns=[glob.escape(f) for f in model.files]
+        with _progress_bars(bars):
+            patterns = [glob.escape(f) for f in model.files]
+            folder = Path(
+                snapshot_download(repository.id, revision=repository.revision, allow_patterns=patterns, max_workers=4)
             )
-        )
         for file in model.files if verify else fresh:
             _check_hash(repository, folder / file, siblings[file])
         if verify and not fresh:
@@ -157,17 +158,28 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _errors_in_one_line(repository: Repository, progress: bool) -> Iterator[None]:
-    """What huggingface_hub raises, as one line; what it logs, not at all; its progress bars only if wanted."""
-    from huggingface_hub import errors
-    from huggingface_hub.utils import logging as hub_logging
+def _progress_bars(wanted: bool) -> Iterator[None]:
+    """huggingface_hub draws them off the terminal as well, and where there is nothing to fetch."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
+    if wanted or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _errors_in_one_line(repository: Repository) -> Iterator[None]:
+    """What huggingface_hub raises, as one line; what it logs, not at all."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import logging as hub_logging
+
     name, verbosity = str(repository), hub_logging.get_verbosity()
-    hide_bars = not progress and not are_progress_bars_disabled()
-    hub_logging.set_verbosity(logging.ERROR)
-    if hide_bars:
-        disable_progress_bars()
+    hub_logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     except (ModelNotFound, DownloadFailed):
@@ -192,8 +204,6 @@ def _errors_in_one_line(repository: Repository, progress: bool) -> Iterator[None
         raise DownloadFailed(f"{name}: {_why_it_failed(error)}") from error
     finally:
         hub_logging.set_verbosity(verbosity)
-        if hide_bars:
-            enable_progress_bars()
 
 
 def _why_it_failed(error: Exception) -> str:
