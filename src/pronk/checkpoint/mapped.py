@@ -1,0 +1,48 @@
+"""A file's bytes, mapped into memory and handed out as arrays."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.errors import BadFile
+
+
+class MappedFile:
+    """Read-only. Whoever asks for a part of it has checked that the part lies inside `size`."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():  # a pipe would block for ever
+            raise BadFile(path, "is not a regular file" if path.exists() else "is absent")
+        self.path = path
+        with path.open("rb") as file:
+            self.size = file.seek(0, 2)
+            if self.size == 0:
+                raise BadFile(path, "is empty")
+            self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+
+    def bytes(self, offset: int, nbytes: int) -> bytes:
+        return self._map[offset : offset + nbytes]
+
+    def array(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], byteorder: str = "little"
+    ) -> NDArray[Any]:
+        """A view of the map; a copy where the bytes are unaligned or in the other order. Raises BadFile."""
+        count = math.prod(shape)
+        nbytes = count * dtype.itemsize
+        if self._map.size() < offset + nbytes:  # touching a page that is gone would kill the process
+            raise BadFile(self.path, f"has shrunk to {self._map.size()} bytes since it was opened", offset=offset)
+        if count == 0:
+            return np.empty(shape, dtype)
+        words = np.frombuffer(self._map, f"u{dtype.itemsize}", count, offset)
+        if byteorder != sys.byteorder:
+            words = words.byteswap()
+        elif offset % dtype.itemsize:
+            words = words.copy()
+        return words.view(dtype).reshape(shape)

@@ -1,0 +1,89 @@
+"""JSON from files that nobody vouches for: one object, bounded in size and depth, no key twice, finite numbers only."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pronk.errors import BadFile
+
+# Parsed JSON takes up to some 25 times its length in memory; the largest file of this kind in use takes 2 MB.
+MAX_BYTES = 4 << 20
+MAX_DEPTH = 32
+_LONGEST_NUMBER = 40  # characters; Python would take quadratic time over a long one
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object that the file holds. Raises BadFile."""
+    if not path.is_file():
+        raise BadFile(path, "is not a regular file" if path.exists() else "is absent")
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    return parse(data, path)
+
+
+def parse(data: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
+    """The object that `data`, found at `offset` of the file, holds. Raises BadFile."""
+    if len(data) > MAX_BYTES:
+        raise BadFile(path, f"JSON of more than {MAX_BYTES} bytes", offset=offset)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise BadFile(path, "is not UTF-8", offset=offset + error.start) from None
+
+    def constant(name: str) -> NoReturn:
+        raise BadFile(path, f"{name} is not JSON")
+
+    def integer(digits: str) -> int:
+        if len(digits) > _LONGEST_NUMBER:
+            raise BadFile(path, f"a number of {len(digits)} digits")
+        return int(digits)
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise BadFile(path, f"the number {digits:.40} is out of range")
+        return value
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise BadFile(path, "stands in one object twice", field=f"key {short(twice)}")
+        return value
+
+    try:
+        value = json.loads(
+            text, parse_constant=constant, parse_int=integer, parse_float=real, object_pairs_hook=members
+        )
+    except json.JSONDecodeError as error:
+        raise BadFile(path, f"not JSON: {error.msg}", offset=offset + len(text[: error.pos].encode())) from None
+    except RecursionError:
+        raise BadFile(path, "JSON nested too deeply") from None
+    if not isinstance(value, dict):
+        raise BadFile(path, "holds no JSON object", offset=offset)
+    _check_depth(value, path)
+    return value
+
+
+def short(value: object) -> str:
+    """`value` as an error message can carry it: one line, printable, not long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_depth(value: Any, path: Path) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise BadFile(path, f"JSON nested more than {MAX_DEPTH} deep")

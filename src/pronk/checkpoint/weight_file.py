@@ -1,0 +1,29 @@
+"""A file of named tensors in one of the two containers that Hugging Face and Meta use, told apart by content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pronk.checkpoint import safetensors, torch_zip
+from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor
+from pronk.errors import BadFile, Unsupported
+
+
+def detect(path: Path) -> bool:
+    return safetensors.detect(path) or torch_zip.detect(path)
+
+
+def read(path: Path) -> dict[str, LazyTensor]:
+    """Every tensor under the name it has in the file. Raises BadFile."""
+    if safetensors.detect(path):
+        return safetensors.read(path)
+    if torch_zip.detect(path):
+        return torch_zip.read(path)
+    raise BadFile(path, "neither a safetensors file nor a torch archive")
+
+
+def check_dtype(path: Path, tensor: LazyTensor) -> None:
+    """Raises Unsupported for a type that the containers have and models here do not."""
+    if tensor.dtype not in PLAIN_DTYPES:
+        known = ", ".join(PLAIN_DTYPES)
+        raise Unsupported(f"{path}: tensor {tensor.name!r} is stored as {tensor.dtype}; {known} are supported")
