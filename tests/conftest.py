@@ -11,7 +11,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Real models and tokenizers kept beside the project; see its README. Tests that need it skip where it is absent."""
+    """Real models and tokenizers kept beside the project (see its README); tests skip where it is absent."""
     if not DATA.is_dir():
         pytest.skip(f"no test data at {DATA}")
     return DATA

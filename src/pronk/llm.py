@@ -23,7 +23,6 @@ from pronk.engine.scheduler import Event, Scheduler
 from pronk.errors import BadFile, BadRequest, ContextOverflow, ModelNotFound, NoTokenizer, PronkError
 from pronk.generation import Chunk, Generation, Stopwatch, TokenLogprob
 from pronk.streaming import TextStream
-from pronk.tokenizer import chat
 from pronk.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
@@ -165,6 +164,8 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message], chat_template: str | Path | None = None) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins."""
+        from pronk.tokenizer import chat
+
         template = chat.choose(self.tokenizer, chat_template)
         return self.tokenizer.encode(template.render([dict(m) for m in messages]))
 

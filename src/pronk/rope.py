@@ -31,7 +31,8 @@ def frequency_factors(scaling: RopeScaling | None, frequencies: NDArray[np.float
     if scaling is None or scaling.rope_type == "dynamic":
         return factors
     if scaling.rope_type == "linear":
-        return factors * np.float32(scaling.factor)
+        factors[:] = scaling.factor
+        return factors
     if scaling.rope_type == "factors":
         return np.asarray(scaling.factors, np.float32)
     # Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended.

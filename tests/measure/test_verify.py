@@ -1,0 +1,70 @@
+"""Verification tells rounding from bugs: sound engines pass in every type, each planted bug is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.llm import LLM
+from pronk.measure.verify import compare, verify
+from pronk.torch_engine.backend import TorchBackend
+from pronk.torch_engine.kv import LayerKV
+
+CONFIG = tiny_config(num_hidden_layers=4)
+CHECKPOINT = in_memory(CONFIG, random_weights(CONFIG))
+
+
+def llm(dtype: str = "f32", attn: str = "flash") -> LLM:
+    return LLM("tiny", CHECKPOINT, None, TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", dtype=dtype, attn=attn))
+
+
+@pytest.mark.parametrize("attn", ["flash", "math"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_sound_engine_passes(dtype: str, attn: str) -> None:
+    found = verify(llm(dtype, attn))
+    assert found["verdict"] in ("identical", "rounding"), found
+    assert [path["path"] for path in found["paths"]] == ["cached", "chunked", "batched"]
+    assert found["last_token_only"]["max_abs_difference"] > 100 * found["noise_floor"] * (dtype == "f32")
+
+
+def forget_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = LayerKV.read
+
+    def forgetful(self: LayerKV, run: object) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = read(self, run)  # type: ignore[arg-type]
+        return keys.index_fill(0, torch.tensor([0]), 0.0), values
+
+    monkeypatch.setattr(LayerKV, "read", forgetful)
+
+
+def values_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(self: LayerKV, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys[slots] = keys
+        self.values[slots] = values * 1.01
+
+    monkeypatch.setattr(LayerKV, "write", scaled)
+
+
+@pytest.mark.parametrize("plant", [forget_first_key, values_scaled])
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = llm()
+    plant(monkeypatch)
+    found = verify(sound)
+    assert found["verdict"] == "bug"
+    assert all(path["verdict"] == "bug" for path in found["paths"])
+
+
+def test_compare_measures_what_a_type_costs() -> None:
+    ids = list(range(40))
+    same = compare(llm(), llm(), ids)
+    assert same == {
+        "tokens": 40,
+        "max_abs_difference": 0.0,
+        "worst_rms_difference": 0.0,
+        "first_greedy_divergence": None,
+    }
+    half, brain = compare(llm(), llm("f16"), ids), compare(llm(), llm("bf16"), ids)
+    assert 0 < half["max_abs_difference"] < brain["max_abs_difference"]

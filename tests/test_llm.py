@@ -1,0 +1,177 @@
+"""The facade: what goes in and comes out of LLM, over a tiny model on the torch engine and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
+
+import pronk.tokenizer
+from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
+from pronk.generation import Generation
+from pronk.llm import LLM
+from pronk.torch_engine.backend import TorchBackend
+
+
+def make(tmp: Path | None, **changes) -> LLM:
+    config = tiny_config(**{"vocab_size": 259, "max_position_embeddings": 64, **changes})
+    checkpoint = in_memory(config, random_weights(config))
+    source = pronk.tokenizer.find(byte_tokenizer(tmp / "tokenizer.bin")) if tmp else None
+    tokenizer = pronk.tokenizer.load(source) if source else None
+    return LLM("tiny", checkpoint, tokenizer, TorchBackend.from_checkpoint(checkpoint, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def mute() -> LLM:
+    return make(None)
+
+
+def one(result: Generation | list[Generation]) -> Generation:
+    assert isinstance(result, Generation)
+    return result
+
+
+def test_stream_generate_and_both_cache_paths_agree(llm: LLM) -> None:
+    whole = one(llm.generate("abc", max_new_tokens=20, ignore_eos=True))
+    chunks = list(llm.stream("abc", max_new_tokens=20, ignore_eos=True))
+    assert "".join(c.text for c in chunks) == whole.text
+    assert [c.token for c in chunks] == whole.tokens
+    assert [c.finish_reason for c in chunks] == [None] * 19 + ["length"]
+    assert one(llm.generate("abc", max_new_tokens=20, ignore_eos=True, cache=False)).tokens == whole.tokens
+    stats = chunks[-1].stats
+    assert stats is not None
+    assert (stats.prompt_tokens, stats.new_tokens) == (whole.prompt_tokens, 20)
+    assert stats.ttft_s > 0
+    assert stats.decode_tok_s is not None
+
+
+def test_greedy_is_the_argmax_of_logits(llm: LLM) -> None:
+    found = one(llm.generate([5, 6, 7], max_new_tokens=8, ignore_eos=True, logprobs=2))
+    ids = [5, 6, 7, *found.tokens]
+    logits = llm.logits(ids).astype(np.float64)
+    assert logits[2:-1].argmax(-1).tolist() == found.tokens
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert found.logprobs is not None
+    for row, entry in zip(logprobs[2:-1], found.logprobs, strict=True):
+        assert entry.logprob == pytest.approx(row[entry.token], abs=1e-5)
+        assert [token for token, _ in entry.top] == np.argsort(-row)[:2].tolist()
+
+
+def test_requests_are_the_same_alone_and_in_a_list(llm: LLM) -> None:
+    prompts = ["", "a", "some longer text", [9] * 30]
+    options = {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.95, "seed": 7}
+    together = llm.generate(prompts, **options)
+    assert [g.tokens for g in together] == [one(llm.generate(p, **options)).tokens for p in prompts]
+
+
+def test_samples_differ_and_a_seed_repeats_them(llm: LLM) -> None:
+    first = llm.generate("x", n=3, temperature=1.0, max_new_tokens=10, seed=3, ignore_eos=True)
+    assert isinstance(first, list)
+    assert len({tuple(g.tokens) for g in first}) == 3
+    again = llm.generate("x", n=3, temperature=1.0, max_new_tokens=10, seed=3, ignore_eos=True)
+    assert [g.tokens for g in again] == [g.tokens for g in first]
+    drawn = one(llm.generate("x", temperature=1.0, max_new_tokens=10))
+    assert one(llm.generate("x", temperature=1.0, max_new_tokens=10, seed=drawn.seed)).tokens == drawn.tokens
+
+
+def test_beams_come_best_first(llm: LLM) -> None:
+    found = llm.generate("abc", num_beams=4, num_return_sequences=3, max_new_tokens=6)
+    assert isinstance(found, list)
+    scores = [g.score for g in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(g.tokens) for g in found}) == 3
+
+
+def test_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
+    free = one(llm.generate("abc", max_new_tokens=30, ignore_eos=True))
+    stop = free.text[4:7]
+    found = one(llm.generate("abc", max_new_tokens=30, ignore_eos=True, stop=[stop]))
+    assert found.text == free.text.partition(stop)[0]
+    assert found.finish_reason == "stop"
+    assert len(found.tokens) < 30
+
+
+def test_stop_token_is_no_part_of_the_text(llm: LLM) -> None:
+    free = one(llm.generate("abc", max_new_tokens=10, ignore_eos=True))
+    last = free.tokens[5]
+    found = one(llm.generate("abc", max_new_tokens=10, ignore_eos=True, stop_token_ids=(last,)))
+    assert found.tokens == free.tokens[: free.tokens.index(last)]
+    assert found.finish_reason == "stop"
+    assert found.stats.new_tokens == len(found.tokens)
+
+
+def test_an_empty_prompt_begins_with_bos(llm: LLM, mute: LLM) -> None:
+    assert one(llm.generate("", max_new_tokens=5)).tokens == one(llm.generate([1], max_new_tokens=5)).tokens
+    assert one(mute.generate([], max_new_tokens=5)).tokens == one(mute.generate([1], max_new_tokens=5)).tokens
+    with pytest.raises(BadRequest, match="prompt is empty"):
+        make(None, bos_token_id=None).generate([])
+
+
+def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
+    ids = [1, *range(10, 110)]
+    with pytest.raises(ContextOverflow, match="101 tokens and at most 63 fit"):
+        llm.generate(ids)
+    left = one(llm.generate(ids, truncate="left", max_new_tokens=14, ignore_eos=True))
+    kept = [1, *range(61, 110)]  # the beginning-of-text token stays, and there is room for 14
+    assert (left.prompt_tokens, left.truncated_tokens) == (50, 51)
+    assert left.tokens == one(llm.generate(kept, max_new_tokens=14, ignore_eos=True)).tokens
+    right = one(llm.generate(ids, truncate="right", max_new_tokens=14, ignore_eos=True))
+    assert right.tokens == one(llm.generate(ids[:50], max_new_tokens=14, ignore_eos=True)).tokens
+    assert one(llm.generate(ids[:60], max_new_tokens=50, ignore_eos=True)).finish_reason == "length"
+    with pytest.raises(BadRequest, match="truncate"):
+        llm.generate(ids, truncate="middle")  # type: ignore[arg-type]
+
+
+def test_logits_are_the_same_through_the_cache(llm: LLM) -> None:
+    ids = list(range(3, 40))
+    free = llm.logits(ids)
+    assert free.shape == (37, 259)
+    assert free.dtype == np.float32
+    for chunk in (None, 5, 100):
+        assert np.abs(llm.logits(ids, cache=True, chunk=chunk) - free).max() < 2e-5
+    with pytest.raises(ContextOverflow):
+        llm.logits(list(range(65)))
+
+
+def test_without_a_tokenizer_ids_flow_and_text_is_refused(mute: LLM) -> None:
+    found = one(mute.generate([5, 6], max_new_tokens=4, ignore_eos=True))
+    assert found.text == ""
+    assert len(found.tokens) == 4
+    for call in (lambda: mute.generate("text"), lambda: mute.generate([5], stop=["x"]), lambda: mute.tokenizer):
+        with pytest.raises(NoTokenizer, match="--tokenizer"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 1.0}, "unknown option 'temprature'"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_bad_options_are_refused_by_name(llm: LLM, options: dict, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        llm.generate("abc", **options)
+
+
+def test_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
+    for ids in ([259], [-1]):
+        with pytest.raises(BadRequest, match="outside the vocabulary of 259"):
+            llm.generate(ids)
+        with pytest.raises(BadRequest, match="outside the vocabulary of 259"):
+            llm.logits(ids)
+
+
+def test_closing_a_stream_early_is_quiet(llm: LLM) -> None:
+    stream = llm.stream("abc", max_new_tokens=50, ignore_eos=True)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert one(llm.generate("abc", max_new_tokens=2)).tokens

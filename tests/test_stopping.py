@@ -1,0 +1,46 @@
+"""Stop strings against the obvious definition: cut the whole text at the earliest one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pronk.stopping import StopStrings
+
+# Two letters, so that stop strings overlap themselves and each other all the time.
+letters = st.text("ab", max_size=12)
+
+
+@given(pieces=st.lists(letters, max_size=8), stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_equals_cutting_the_whole_text(pieces: list[str], stops: list[str]) -> None:
+    text = "".join(pieces)
+    ends = [text.find(stop) for stop in stops if stop in text]
+    matcher, said = StopStrings(stops), ""
+    for piece in pieces:
+        said += matcher.feed(piece)
+        assert text.startswith(said)
+        assert not any(stop in said for stop in stops)
+    said += matcher.flush()
+    assert matcher.found == bool(ends)
+    if not ends:
+        assert said == text
+    else:  # which of two stops came first can hang on where the pieces end, as it does for any stream
+        assert text.startswith(said)
+        assert any(text[len(said) :].startswith(stop) for stop in stops)
+
+
+@given(text=letters, stop=st.text("ab", min_size=1, max_size=4))
+def test_letter_by_letter_finds_the_earliest_end(text: str, stop: str) -> None:
+    matcher = StopStrings([stop])
+    said = "".join(matcher.feed(letter) for letter in text) + matcher.flush()
+    assert said == text.partition(stop)[0]
+
+
+def test_passes_text_on_at_once_when_no_stop_can_begin_there() -> None:
+    matcher = StopStrings(["\n\n"])
+    assert matcher.feed("one") == "one"
+    assert matcher.feed("\n") == ""
+    assert matcher.feed("two") == "\ntwo"
+    assert matcher.feed("\n\nthree") == ""
+    assert matcher.feed("four") == ""
+    assert matcher.found
