@@ -1,0 +1,161 @@
+"""Save a checkpoint as safetensors, llama2.c or GGUF: never half of it, and never over its own source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+from pronk.checkpoint import write_gguf, write_llama2c, write_safetensors
+from pronk.checkpoint.stream import Progress, TensorStream
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.errors import BadRequest, PronkError
+from pronk.vocabulary import Vocabulary
+
+Format = Literal["safetensors", "llama2c", "gguf"]
+Dtype = Literal["f32", "f16", "bf16", "q8_0", "int8"]
+
+DTYPES: dict[Format, tuple[Dtype, ...]] = {
+    "safetensors": ("f32", "f16", "bf16"),
+    "llama2c": ("f32", "int8"),
+    "gguf": ("f32", "f16", "bf16", "q8_0"),
+}
+MAX_SHARD_BYTES = 5_000_000_000  # Hugging Face's
+
+
+def save(
+    checkpoint: Checkpoint,
+    destination: Path,
+    *,
+    to: Format,
+    dtype: Dtype,
+    version: int | None = None,
+    group_size: int = 64,
+    vocabulary: Vocabulary | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Path:
+    """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
+
+    `version` is llama2.c's: 0 (the default) or 1 for f32, 2 for int8, in groups of `group_size`. The tokenizer goes
+    along where the format holds it (`tokenizer_problem` says where it does not): safetensors gets copies of Hugging
+    Face's files; GGUF gets `vocabulary`, and so does llama2.c, as tokenizer.bin beside the file.
+
+    Numbers are rounded to nearest where `dtype` is narrower, vectors never in GGUF and llama2.c. Peak memory is one
+    tensor. Everything is written under another name and renamed at the end.
+
+    Raises Unsupported for what the format cannot hold, BadRequest for arguments that do not fit together or a
+    destination that exists, PronkError where the disk refuses.
+    """
+    version = _check_request(to, dtype, version)
+    config, stream = checkpoint.config, TensorStream(checkpoint, progress)
+    if to == "llama2c":
+        write_llama2c.check(config, version, group_size)
+    elif to == "gguf":
+        write_gguf.check(config, vocabulary)
+    _check_destination(checkpoint, destination, to, overwrite)
+    carried = tokenizer_problem(checkpoint, to, vocabulary) is None
+    tokenizer = write_llama2c.tokenizer(vocabulary) if to == "llama2c" and carried and vocabulary else b""
+    beside = destination.with_name("tokenizer.bin")
+    if tokenizer and beside.exists():
+        if _same(beside, tokenizer) or (checkpoint.tokenizer and beside.samefile(checkpoint.tokenizer.path)):
+            tokenizer = b""
+        elif not overwrite:
+            raise BadRequest(f"{beside} exists and is another tokenizer; overwrite it, or save into another folder")
+
+    with _one_line(destination), _replacing(destination) as partial:
+        if to == "safetensors":
+            partial.mkdir()
+            write_safetensors.write(partial, stream, dtype.upper(), max_shard_bytes)
+            if carried and checkpoint.tokenizer:
+                write_safetensors.copy_tokenizer(partial, checkpoint.tokenizer)
+        elif to == "gguf":
+            with partial.open("xb") as file:
+                write_gguf.write(file, stream, dtype.upper(), vocabulary, checkpoint.path.stem)
+        else:
+            with partial.open("xb") as file:
+                write_llama2c.write(file, stream, version, group_size)
+            if tokenizer:
+                with _replacing(beside) as partial_tokenizer:
+                    partial_tokenizer.write_bytes(tokenizer)
+    stream.finish()
+    return destination
+
+
+def tokenizer_problem(checkpoint: Checkpoint, to: Format, vocabulary: Vocabulary | None) -> str | None:
+    """Why the tokenizer does not go along, in one line; None where it does, or where there is none."""
+    if to == "safetensors":
+        if checkpoint.tokenizer and checkpoint.tokenizer.kind not in write_safetensors.TOKENIZER_NAMES:
+            return f"a {checkpoint.tokenizer.kind} tokenizer is not written as Hugging Face's files"
+        return None
+    if vocabulary is None:
+        return "no vocabulary was given" if checkpoint.tokenizer else None
+    return write_llama2c.tokenizer_problem(vocabulary, checkpoint.config.vocab_size) if to == "llama2c" else None
+
+
+def _check_request(to: Format, dtype: Dtype, version: int | None) -> int:
+    """llama2.c's version; 0 for the other formats."""
+    if to not in get_args(Format):
+        raise BadRequest(f"format {to!r} is not one of {', '.join(get_args(Format))}")
+    if dtype not in DTYPES[to]:
+        raise BadRequest(f"{to} is not written in {dtype!r}; choose from {', '.join(DTYPES[to])}")
+    if to != "llama2c":
+        if version is not None:
+            raise BadRequest(f"version is llama2.c's; {to} has none to choose")
+        return 0
+    allowed = (2,) if dtype == "int8" else (0, 1)
+    if version is not None and version not in allowed:
+        raise BadRequest(f"llama2.c in {dtype} is version {' or '.join(map(str, allowed))}, not {version}")
+    return allowed[0] if version is None else version
+
+
+def _check_destination(checkpoint: Checkpoint, destination: Path, to: Format, overwrite: bool) -> None:
+    target = destination.resolve()
+    sources = [checkpoint.path, *checkpoint.files, *([checkpoint.tokenizer.path] if checkpoint.tokenizer else [])]
+    for source in map(Path.resolve, sources):
+        if target == source or target in source.parents:
+            raise BadRequest(f"{destination} is, or holds, the source {source}; save somewhere else")
+    if destination.exists():
+        if not overwrite:
+            raise BadRequest(f"{destination} exists; overwrite it, or give another name")
+        if destination.is_dir() != (to == "safetensors"):
+            raise BadRequest(f"{destination} is {'a folder' if destination.is_dir() else 'a file'}; give another name")
+        if destination.is_dir() and (foreign := write_safetensors.foreign_files(destination)):
+            raise BadRequest(f"{destination} holds {foreign[0]}, which is no part of a model; give another name")
+    if not destination.parent.is_dir():
+        raise BadRequest(f"{destination.parent} is no folder; make it first")
+
+
+def _same(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+@contextmanager
+def _replacing(destination: Path) -> Iterator[Path]:
+    """A name beside `destination` to write to; renamed to it at the end, removed on any failure, Ctrl-C included."""
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+    old = destination.with_name(f".{destination.name}.{os.getpid()}.old")
+    try:
+        yield partial
+        if destination.is_dir():  # a folder that holds files cannot be replaced in one step
+            destination.rename(old)
+        partial.replace(destination)
+    except BaseException:
+        if old.exists() and not destination.exists():
+            old.rename(destination)
+        raise
+    finally:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_line(destination: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PronkError(f"{destination}: cannot be written: {error.strerror or error}") from None

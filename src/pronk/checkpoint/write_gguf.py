@@ -1,0 +1,195 @@
+"""A GGUF file, version 3, little-endian: F32, F16, BF16 or Q8_0, with the vocabulary where there is one."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.checkpoint.gguf import ROPE_FREQS
+from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, encode_q8_0
+from pronk.checkpoint.gguf_file import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBER_TYPES, STRING, TENSOR_TYPES
+from pronk.checkpoint.names import hf_to_gguf, rotary_heads, to_interleaved
+from pronk.checkpoint.stream import TensorStream, pieces, require_finite, write_array, write_numbers
+from pronk.checkpoint.tensors import PLAIN_DTYPES
+from pronk.config import ModelConfig
+from pronk.errors import BadRequest, Unsupported
+from pronk.rope import frequency_factors, inverse_frequencies
+from pronk.vocabulary import TokenType, Vocabulary
+
+_VERSION = 3
+_UINT32, _INT32, _FLOAT32 = 4, 5, 6
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type
+_TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
+_END_TOKENS = ("eos", "eot", "eom")
+
+Pair = tuple[str, int, Any]  # key, type, value; a list makes it an array of that type
+
+
+def check(config: ModelConfig, vocabulary: Vocabulary | None) -> None:
+    """Raises Unsupported, by name, for what GGUF has no place for; BadRequest for a vocabulary that is too large."""
+    if config.rope_scaling and config.rope_scaling.rope_type == "dynamic":
+        raise Unsupported("GGUF has no place for rope_scaling (dynamic); write safetensors")
+    if len(config.eos_token_ids) > len(_END_TOKENS):
+        raise Unsupported(f"GGUF holds {len(_END_TOKENS)} end tokens, and this model has {len(config.eos_token_ids)}")
+    if vocabulary and len(vocabulary.tokens) > config.vocab_size:
+        raise BadRequest(f"the vocabulary has {len(vocabulary.tokens)} tokens, the model only {config.vocab_size}")
+
+
+def write(file: BinaryIO, stream: TensorStream, dtype: str, vocabulary: Vocabulary | None, name: str) -> None:
+    """`dtype` is for matrices; vectors are F32, and so that rows fill Q8_0's blocks of 32, others are F16."""
+    config = stream.config
+    tensors = {hf_to_gguf(hf): (hf, shape, _type_of(shape, dtype)) for hf, shape in config.tensor_shapes().items()}
+    factors = _rope_factors(config)
+    if factors is not None:
+        tensors[ROPE_FREQS] = ("", factors.shape, "F32")
+    pairs = [
+        *_model_pairs(config, dtype, name),
+        *_token_pairs(config, vocabulary),
+        *_vocabulary_pairs(vocabulary, config),
+    ]
+
+    header = struct.pack("<4sIQQ", MAGIC, _VERSION, len(tensors), len(pairs))
+    header += b"".join(map(_pack_pair, pairs))
+    offset = 0
+    for gguf_name, (_, shape, kind) in tensors.items():
+        header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
+        header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
+        offset += -(-_nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    file.write(header)
+    for hf_name, _, kind in tensors.values():
+        file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
+        if hf_name:
+            _write_tensor(file, stream, hf_name, kind)
+        elif factors is not None:
+            write_array(file, factors)
+    file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
+
+
+def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, kind: str) -> None:
+    heads = rotary_heads(name, stream.config)
+
+    def interleaved(array: NDArray[Any]) -> NDArray[Any]:
+        return array if heads is None else to_interleaved(array, heads)
+
+    if kind != "Q8_0":
+        write_numbers(file, name, interleaved(stream.read(name)), kind)
+    elif (blocks := stream.read_blocks(name, kind)) is not None:  # quantizing again might round again
+        write_array(file, interleaved(blocks))
+    else:
+        for piece in pieces(interleaved(stream.read(name)), BLOCK_TYPES[kind].elements):
+            require_finite(name, piece, kind)
+            write_array(file, encode_q8_0(piece.astype(np.float32, copy=False)))
+
+
+def _type_of(shape: tuple[int, ...], dtype: str) -> str:
+    if len(shape) == 1:
+        return "F32"
+    if dtype in BLOCK_TYPES and shape[-1] % BLOCK_TYPES[dtype].elements:
+        return "F16"
+    return dtype
+
+
+def _nbytes(shape: tuple[int, ...], kind: str) -> int:
+    count = math.prod(shape)
+    if kind in PLAIN_DTYPES:
+        return count * PLAIN_DTYPES[kind].itemsize
+    return count // BLOCK_TYPES[kind].elements * BLOCK_TYPES[kind].nbytes
+
+
+def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
+    """What `rope_freqs.weight` holds, [D / 2]; linear scaling is metadata instead."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.rope_type == "linear":
+        return None
+    return frequency_factors(scaling, inverse_frequencies(replace(config, rope_scaling=None)))
+
+
+def _model_pairs(config: ModelConfig, dtype: str, name: str) -> list[Pair]:
+    pairs: list[Pair] = [
+        ("general.architecture", STRING, "llama"),
+        ("general.type", STRING, "model"),
+        ("general.name", STRING, name),
+        ("general.file_type", _UINT32, _FILE_TYPES[dtype]),
+        ("general.quantization_version", _UINT32, 2),
+        ("llama.vocab_size", _UINT32, config.vocab_size),
+        ("llama.context_length", _UINT32, config.max_position_embeddings),
+        ("llama.embedding_length", _UINT32, config.hidden_size),
+        ("llama.block_count", _UINT32, config.num_hidden_layers),
+        ("llama.feed_forward_length", _UINT32, config.intermediate_size),
+        ("llama.attention.head_count", _UINT32, config.num_attention_heads),
+        ("llama.attention.head_count_kv", _UINT32, config.num_key_value_heads),
+        ("llama.attention.key_length", _UINT32, config.head_dim),
+        ("llama.attention.value_length", _UINT32, config.head_dim),
+        ("llama.attention.layer_norm_rms_epsilon", _FLOAT32, config.rms_norm_eps),
+        ("llama.rope.dimension_count", _UINT32, config.head_dim),
+        ("llama.rope.freq_base", _FLOAT32, config.rope_theta),
+    ]
+    if config.rope_scaling and config.rope_scaling.rope_type == "linear":
+        pairs.append(("llama.rope.scaling.type", STRING, "linear"))
+        pairs.append(("llama.rope.scaling.factor", _FLOAT32, config.rope_scaling.factor))
+    return pairs
+
+
+def _token_pairs(config: ModelConfig, vocabulary: Vocabulary | None) -> list[Pair]:
+    """The config's special tokens; where it has none, the vocabulary's."""
+    tokens = {"bos": config.bos_token_id, "padding": config.pad_token_id}
+    tokens |= dict(zip(_END_TOKENS, config.eos_token_ids, strict=False))
+    if vocabulary:
+        others = {
+            "bos": vocabulary.bos_id,
+            "eos": vocabulary.eos_id,
+            "padding": vocabulary.pad_id,
+            "unknown": vocabulary.unk_id,
+        }
+        tokens = others | {name: token for name, token in tokens.items() if token is not None}
+    return [(f"tokenizer.ggml.{name}_token_id", _UINT32, t) for name, t in tokens.items() if t is not None]
+
+
+def _vocabulary_pairs(vocabulary: Vocabulary | None, config: ModelConfig) -> list[Pair]:
+    """Rows of the embedding that no token has get one of a name of its own, as llama.cpp gives them."""
+    if vocabulary is None:
+        return []
+    spare = range(len(vocabulary.tokens), config.vocab_size)
+    tokens = [*vocabulary.tokens, *(f"[PAD{token}]" for token in spare)]
+    types = [*vocabulary.types, *(TokenType.UNUSED for _ in spare)]
+    pairs: list[Pair] = [
+        ("tokenizer.ggml.model", STRING, "llama" if vocabulary.model == "spm" else "gpt2"),
+        ("tokenizer.ggml.pre", STRING, vocabulary.pre),
+        ("tokenizer.ggml.tokens", STRING, tokens),
+        ("tokenizer.ggml.token_type", _INT32, [int(kind) for kind in types]),
+        ("tokenizer.ggml.add_bos_token", BOOL, vocabulary.add_bos),
+        ("tokenizer.ggml.add_space_prefix", BOOL, vocabulary.add_space_prefix),
+    ]
+    if vocabulary.model == "spm":
+        scores = [*vocabulary.scores, *(0.0 for _ in spare)]
+        pairs.append(("tokenizer.ggml.scores", _FLOAT32, scores))
+    else:
+        pairs.append(("tokenizer.ggml.merges", STRING, list(vocabulary.merges)))
+    if vocabulary.chat_template is not None:
+        pairs.append(("tokenizer.chat_template", STRING, vocabulary.chat_template))
+    return pairs
+
+
+def _pack_string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _pack_pair(pair: Pair) -> bytes:
+    key, kind, value = pair
+    if isinstance(value, list):
+        packed = struct.pack("<IIQ", ARRAY, kind, len(value)) + _pack_values(kind, value)
+    else:
+        packed = struct.pack("<I", kind) + _pack_values(kind, [value])
+    return _pack_string(key) + packed
+
+
+def _pack_values(kind: int, values: list[Any]) -> bytes:
+    if kind == STRING:
+        return b"".join(map(_pack_string, values))
+    return np.asarray(values, "<" + NUMBER_TYPES[kind][0]).tobytes()
