@@ -27,12 +27,16 @@ _LIMITS = {
     "max_position_embeddings": 1 << 30,
 }
 
-# Keys of a config.json that do not reach the logits of one forward pass.
+# Keys of a config.json that do not reach the logits of one forward pass; the last three lines are settings of
+# generation, which older versions of transformers kept here.
 _IGNORED = frozenset(
     """architectures model_type torch_dtype dtype transformers_version use_cache initializer_range pretraining_tp
     attention_dropout is_llama_config name_or_path chunk_size_feed_forward output_attentions output_hidden_states
-    return_dict tokenizer_class transformers.js_config unsloth_version unsloth_fixed max_length
-    id2label label2id problem_type torchscript is_encoder_decoder""".split()
+    return_dict return_dict_in_generate tokenizer_class transformers.js_config unsloth_version unsloth_fixed
+    max_sequence_length id2label label2id problem_type torchscript is_encoder_decoder task_specific_params
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+    output_scores remove_invalid_values bad_words_ids suppress_tokens begin_suppress_tokens""".split()
 )
 
 # Keys that would change the mathematics, with the only values under which they do not.
@@ -44,6 +48,17 @@ _INERT: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False, None),
     "add_cross_attention": (False, None),
     "is_decoder": (True, False, None),
+}
+
+# Where MistralConfig's default is not LlamaConfig's, the key must be there.
+_REQUIRED_OF_MISTRAL = ("num_key_value_heads", "max_position_embeddings", "sliding_window")
+
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "factors": ("factors",),
 }
 
 
@@ -87,10 +102,10 @@ class ModelConfig:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= limit:
                 raise ValueError(f"{name} must be a whole number from 1 to {limit}, not {value!r}")
-        for name in ("rms_norm_eps", "rope_theta"):
+        for name, most in (("rms_norm_eps", 1.0), ("rope_theta", 1e15)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be a positive number, not {value!r}")
+            if not 0 < value <= most:
+                raise ValueError(f"{name} must be a positive number up to {most:g}, not {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is no multiple of "
@@ -104,24 +119,33 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, path: str = "config.json") -> ModelConfig:
         """A Hugging Face config.json, already parsed. Raises BadFile (broken) or Unsupported (foreign maths)."""
-        config = dict(raw)
-        _check_architecture(config, path)
+        _check_architecture(raw, path)
+        if quantization := raw.get("quantization_config"):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise Unsupported(
+                f"{path}: quantization_config ({_short(method)}) is not supported; use the weights that were not "
+                "quantized, or a GGUF file"
+            )
+        config = {key: value for key, value in raw.items() if value is not None}  # null is a key's default
         for key, inert in _INERT.items():
             if config.pop(key, inert[0]) not in inert:
-                raise Unsupported(f"{path}: {key}={raw[key]!r} is not supported; only {inert[0]!r} is")
-        if set(config.pop("layer_types", None) or ()) - {"full_attention"}:
-            raise Unsupported(f"{path}: layer_types other than full_attention are not supported")
+                raise Unsupported(f"{path}: {key}={_short(raw[key])} is not supported; only {inert[0]!r} is")
+        layer_types = config.pop("layer_types", [])
+        if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+            raise Unsupported(f"{path}: layer_types={_short(layer_types)} are not supported; only full_attention is")
         try:
             known = _parse(config)
             if left := [k for k, v in config.items() if not _switched_off(k, v)]:
                 raise Unsupported(
-                    f"{path}: {left[0]}={str(config[left[0]])[:60]} may change the mathematics and is not supported; "
-                    "delete the key if you know that it does not"
+                    f"{_short(left[0])}={_short(config[left[0]])} may change the mathematics and is not "
+                    "supported; delete the key if you know that it does not"
                 )
             return cls(**known)
+        except Unsupported as error:
+            raise Unsupported(f"{path}: {error}") from None
         except KeyError as error:
             raise BadFile(path, "required and absent", field=str(error.args[0])) from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, OverflowError) as error:
             raise BadFile(path, str(error)) from None
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,64 +185,62 @@ class ModelConfig:
         return shapes
 
 
-def _check_architecture(config: dict[str, Any], path: str) -> None:
-    names = config.get("architectures") or []
+def _check_architecture(config: Mapping[str, Any], path: str) -> None:
+    names, model_type = config.get("architectures") or [], config.get("model_type")
     if not isinstance(names, list) or any(not isinstance(n, str) for n in names):
         raise BadFile(path, "must be a list of names", field="architectures")
-    if not names and config.get("model_type") in ("llama", "mistral"):
-        return
+    if not names and model_type in ("llama", "mistral"):
+        names = [f"{model_type.title()}ForCausalLM"]
     if len(names) != 1 or names[0] not in ARCHITECTURES:
-        found = ", ".join(names) or "none"
+        found = _short(", ".join(names)) if names else "none"
         raise Unsupported(f"{path}: architecture {found} is not supported; {' and '.join(ARCHITECTURES)} are")
+    if names[0] == "MistralForCausalLM":
+        for key in _REQUIRED_OF_MISTRAL:
+            if key not in config:
+                raise Unsupported(f"{path}: a Mistral model without {key}, whose default is not Llama's; add the key")
 
 
 def _parse(config: dict[str, Any]) -> dict[str, Any]:
-    """Take every key that ModelConfig has out of `config`."""
+    """Take every key that ModelConfig has out of `config`, in which no value is None."""
 
     def integer(key: str, default: int | None = None) -> int:
         value = config.pop(key) if default is None else config.pop(key, default)
-        value = default if value is None else value
         if type(value) is not int:
-            raise ValueError(f"{key} must be a whole number, not {value!r}")
+            raise ValueError(f"{key} must be a whole number, not {_short(value)}")
         return value
-
-    def number(key: str, default: float, source: dict[str, Any] = config) -> float:
-        value = source.pop(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{key} must be a finite number, not {value!r}")
-        return float(value)
 
     def boolean(key: str) -> bool:
         value = config.pop(key, False)
         if not isinstance(value, bool):
-            raise ValueError(f"{key} must be true or false, not {value!r}")
+            raise ValueError(f"{key} must be true or false, not {_short(value)}")
         return value
 
     def token(key: str) -> int | None:
-        value = config.pop(key, None)
-        if value is not None and (type(value) is not int or value < -1):
-            raise ValueError(f"{key} must be a token id, not {value!r}")
+        value = config.pop(key, -1)
+        if type(value) is not int or not -1 <= value < 1 << 31:
+            raise ValueError(f"{key} must be a token id, not {_short(value)}")
         return None if value == -1 else value
 
     heads, hidden = integer("num_attention_heads"), integer("hidden_size")
     if heads < 1:
         raise ValueError(f"num_attention_heads must be positive, not {heads}")
-    if config.get("head_dim") is None and hidden % heads:
+    if "head_dim" not in config and hidden % heads:
         raise ValueError(f"hidden_size ({hidden}) is no multiple of num_attention_heads ({heads})")
 
     # transformers 5 writes rope_parameters; before it, rope_theta and rope_scaling stood side by side.
-    rope = config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {}
+    before = config.pop("rope_scaling", {})
+    rope = config.pop("rope_parameters", before)
     if not isinstance(rope, dict):
-        raise ValueError(f"rope_scaling must be an object, not {rope!r}")
-    rope = dict(rope)
-    theta = number("rope_theta", 10000.0, rope if "rope_theta" in rope else config)
-    config.pop("rope_theta", None)
-    config.pop("rope_scaling", None)
+        raise ValueError(f"rope_scaling must be an object, not {_short(rope)}")
+    rope = {key: value for key, value in rope.items() if value is not None}
+    theta = _number(config, "rope_theta", 10000.0)
+    theta = _number(rope, "rope_theta", theta)
+    context = integer("max_position_embeddings", 2048)
 
-    eos = config.pop("eos_token_id", None)
-    eos = eos if isinstance(eos, list) else [] if eos in (None, -1) else [eos]
-    if any(type(i) is not int or i < 0 for i in eos):
-        raise ValueError(f"eos_token_id must be token ids, not {eos!r}")
+    eos = config.pop("eos_token_id", -1)
+    eos = eos if isinstance(eos, list) else [] if eos == -1 else [eos]
+    if any(type(i) is not int or not 0 <= i < 1 << 31 for i in eos):
+        raise ValueError(f"eos_token_id must be token ids, not {_short(eos)}")
 
     return {
         "vocab_size": integer("vocab_size"),
@@ -228,10 +250,10 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": integer("num_key_value_heads", heads),
         "head_dim": integer("head_dim", hidden // heads),
-        "max_position_embeddings": integer("max_position_embeddings", 2048),
-        "rms_norm_eps": number("rms_norm_eps", 1e-6),
+        "max_position_embeddings": context,
+        "rms_norm_eps": _number(config, "rms_norm_eps", 1e-6),
         "rope_theta": theta,
-        "rope_scaling": _parse_rope_scaling(rope, number),
+        "rope_scaling": _parse_rope_scaling(rope, context),
         "attention_bias": boolean("attention_bias"),
         "mlp_bias": boolean("mlp_bias"),
         "tie_word_embeddings": boolean("tie_word_embeddings"),
@@ -241,34 +263,52 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parse_rope_scaling(rope: dict[str, Any], number: Any) -> RopeScaling | None:
-    rope_type: Any = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
-    rope.pop("type", None)
-    if rope_type not in ("default", "linear", "dynamic", "llama3", "factors"):
-        raise Unsupported(f"rope_scaling type {rope_type!r} is not supported; linear, dynamic and llama3 are")
-    original = rope.pop("original_max_position_embeddings", None)
-    if original is not None and (type(original) is not int or original < 1):
-        raise ValueError(f"original_max_position_embeddings must be a positive whole number, not {original!r}")
-    factor = number("factor", 1.0, rope)
-    low, high = number("low_freq_factor", 1.0, rope), number("high_freq_factor", 4.0, rope)
-    factors = rope.pop("factors", ())
-    if not isinstance(factors, list | tuple) or any(type(f) not in (int, float) for f in factors):
-        raise ValueError("rope_scaling factors must be a list of numbers")
+def _number(source: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = source.pop(key) if default is None else source.pop(key, default)
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{key} must be a finite number, not {_short(value)}")
+    return float(value)
+
+
+def _parse_rope_scaling(rope: dict[str, Any], context: int) -> RopeScaling | None:
+    old_name = rope.pop("type", "default")
+    rope_type = rope.pop("rope_type", old_name)
+    if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
+        raise Unsupported(f"rope_scaling type {_short(rope_type)} is not supported; linear, dynamic and llama3 are")
     if rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise Unsupported("rope_scaling partial_rotary_factor is not supported")
-    if rope:
-        raise Unsupported(f"rope_scaling key {next(iter(rope))!r} is not supported")
+    original = rope.get("original_max_position_embeddings", context)
+    if type(original) is not int or original < 1:
+        raise ValueError(f"original_max_position_embeddings must be a positive whole number, not {_short(original)}")
+    if rope_type != "llama3":
+        rope.pop("original_max_position_embeddings", None)
+        if rope_type == "dynamic" and original != context:  # transformers stretches from max_position_embeddings on
+            raise Unsupported("rope_scaling dynamic with an original_max_position_embeddings of its own")
+    if strange := rope.keys() - set(_ROPE_KEYS[rope_type]):
+        raise Unsupported(f"rope_scaling key {_short(min(strange))} is not supported in type {rope_type}")
+    if missing := [key for key in _ROPE_KEYS[rope_type] if key not in rope]:
+        raise ValueError(f"rope_scaling of type {rope_type} needs {missing[0]}")
     if rope_type == "default":
         return None
-    if rope_type == "llama3" and original is None:
-        raise ValueError("rope_scaling llama3 needs original_max_position_embeddings")
-    return RopeScaling(rope_type, factor, low, high, original, tuple(map(float, factors)))
+    if rope_type == "factors":
+        factors = rope["factors"]
+        if not isinstance(factors, list | tuple) or any(type(f) not in (int, float) for f in factors):
+            raise ValueError("rope_scaling factors must be a list of numbers")
+        return RopeScaling("factors", factors=tuple(map(float, factors)))
+    factor = _number(rope, "factor")
+    if rope_type == "llama3":
+        low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+        return RopeScaling("llama3", factor, low, high, original)
+    return RopeScaling("linear" if rope_type == "linear" else "dynamic", factor)
 
 
 def _check_rope_scaling(rope: RopeScaling, head_dim: int) -> None:
     numbers = (rope.factor, rope.low_freq_factor, rope.high_freq_factor, *rope.factors)
-    if not all(math.isfinite(x) and x > 0 for x in numbers):
-        raise ValueError("rope_scaling factors must be positive numbers")
+    if not all(0 < x <= 1e6 for x in numbers):
+        raise ValueError("rope_scaling factors must be positive numbers up to a million")
+    original = rope.original_max_position_embeddings
+    if rope.rope_type == "llama3" and not 1 <= (original or 0) <= _LIMITS["max_position_embeddings"]:
+        raise ValueError(f"rope_scaling original_max_position_embeddings is out of range: {original!r}")
     if rope.rope_type == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
         raise ValueError("rope_scaling low_freq_factor must lie under high_freq_factor")
     if rope.rope_type == "factors" and len(rope.factors) != head_dim // 2:
@@ -276,16 +316,14 @@ def _check_rope_scaling(rope: RopeScaling, head_dim: int) -> None:
 
 
 def _rope_scaling_to_dict(rope: RopeScaling) -> dict[str, Any]:
-    raw: dict[str, Any] = {"rope_type": rope.rope_type}
-    if rope.rope_type == "factors":
-        return raw | {"factors": list(rope.factors)}
-    raw["factor"] = rope.factor
-    if rope.rope_type == "llama3":
-        raw |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.original_max_position_embeddings is not None:
-        raw["original_max_position_embeddings"] = rope.original_max_position_embeddings
-    return raw
+    keys = _ROPE_KEYS[rope.rope_type]
+    return {"rope_type": rope.rope_type} | {key: getattr(rope, key) for key in keys}
 
 
 def _switched_off(key: str, value: object) -> bool:
-    return key in _IGNORED or key.startswith("_") or value is None or value is False or value in ({}, [])
+    return key in _IGNORED or key.startswith("_") or value is False or value in ({}, [])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -18,7 +18,7 @@ def inverse_frequencies(config: ModelConfig, ctx_size: int | None = None) -> NDA
     scaling, d = config.rope_scaling, config.head_dim
     theta = config.rope_theta
     if scaling and scaling.rope_type == "dynamic" and d > 2:
-        trained = scaling.original_max_position_embeddings or config.max_position_embeddings
+        trained = config.max_position_embeddings
         stretch = scaling.factor * max(ctx_size or trained, trained) / trained - (scaling.factor - 1)
         theta *= stretch ** (d / (d - 2))
     frequencies = theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)  # [D/2]
