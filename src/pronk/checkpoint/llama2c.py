@@ -165,7 +165,7 @@ def _parse_header(path: Path, head: bytes) -> Header:
             rope_theta=ROPE_THETA,
             tie_word_embeddings=tied,
             bos_token_id=1,
-            eos_token_ids=(2,),
+            eos_token_ids=(2, 1),  # run.c stops at BOS, which parts one text from the next
         )
     except ValueError as error:
         raise BadFile(path, str(error), field="header", offset=at) from None
