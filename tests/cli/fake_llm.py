@@ -23,8 +23,8 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(range(len(text.split())))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(f"word{i} " for i in ids)
+    def token_text(self, token: int) -> str:
+        return f"word{token} "
 
 
 class FakeLLM:

@@ -105,7 +105,6 @@ Examples:
   pronk inspect model.gguf
   pronk convert model.gguf model-hf --to safetensors --dtype bf16
 
-\b
 MODEL is a name (smollm2:135m), a Hugging Face repository (owner/name), a file or a directory.""",
 )
 @click.version_option(__version__, package_name="pronk", message="%(prog)s %(version)s")

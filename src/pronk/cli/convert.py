@@ -24,9 +24,8 @@ before one is ready." def area(r): return 3.14159 * r ** 2  # πr² 🚂
 Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
   pronk convert ./Llama-2-7b llama2-7b.gguf --to gguf --dtype q8_0
-  pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32 --tokenizer tok.bin
+  pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32
 
-\b
 The receipt: both models, in f32, read one text; the largest difference of their logits is printed."""
 )
 @click.argument("src")

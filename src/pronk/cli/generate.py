@@ -26,11 +26,11 @@ Examples:
   echo "Dear Sir or Madam," | pronk generate -m ./my-model --dtype bf16
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
 
-\b
-The prompt is PROMPT, -p, a file, or standard input where that is not a terminal; less one newline
-at its end. With no prompt, or an empty one, the text begins at the beginning-of-text token. Several
-sequences are printed one after the other when all are done; --json keeps them apart.
-On a terminal, control characters in the text are shown as signs; a file or pipe gets them as they are."""
+The prompt is PROMPT, -p, a file, or standard input where that is not a terminal; less one newline at
+its end. Without a prompt, or with an empty one, the text begins at the beginning-of-text token.
+
+Several sequences are printed one after the other when all are done; --json keeps them apart. On a
+terminal, control characters in the text are shown as signs; files and pipes get them as they are."""
 )
 @click.argument("prompt", required=False)
 @click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, as PROMPT.")
@@ -153,7 +153,7 @@ def _print_logprobs(logprobs: Sequence[TokenLogprob], llm: LLM) -> None:
     """A line a token: its log-probability and text, then the likeliest ones."""
 
     def spelled(token: int) -> str:
-        return json.dumps(llm.tokenizer.decode([token]), ensure_ascii=True)
+        return json.dumps(llm.tokenizer.token_text(token))
 
     for entry in logprobs:
         others = "  ".join(f"{spelled(token)} {logprob:.3f}" for token, logprob in entry.top)

@@ -13,7 +13,6 @@ Examples:
   pronk pull smollm2:135m
   pronk pull owner/name --revision main
 
-\b
 Files go to the user's cache directory, or to $PRONK_HOME; a Hugging Face repository to that of
 huggingface_hub, which also obeys HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT."""
 )

@@ -18,7 +18,6 @@ Examples:
   pronk verify model.gguf --dtype bf16 --attn math
   pronk verify ./my-model -f chapter.txt --json
 
-\b
 One text goes through the model cache-free, through the KV cache token by token, in chunks and in a
 batch. "rounding" means that the logits differ by no more than the type's own noise; "bug" means more,
 and exits with 1."""
