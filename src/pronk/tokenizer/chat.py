@@ -1,0 +1,147 @@
+"""Chat templates: messages in, the one text out that the model was trained to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+
+from pronk.errors import BadFile, BadRequest, Unsupported
+from pronk.tokenizer.base import Tokenizer
+from pronk.tokenizer.sandbox import BudgetedEnvironment, OverBudget
+from pronk.tokenizer_files import read_whole
+
+# As Meta's own code writes it: the system message lies inside the first question, and every answer is closed.
+_LLAMA2 = """\
+{%- set system = messages[0]['content'] if messages and messages[0]['role'] == 'system' else none -%}
+{%- set turns = messages[1:] if system is not none else messages -%}
+{%- for message in turns -%}
+    {%- if message['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') -%}
+        {{- raise_exception('Llama 2 takes a system message first if any, then user and assistant in turn') -}}
+    {%- endif -%}
+    {%- if message['role'] == 'assistant' -%}
+        {{- ' ' ~ message['content'] | trim ~ ' ' ~ eos_token -}}
+    {%- elif loop.first and system is not none -%}
+        {{- bos_token ~ '[INST] <<SYS>>\\n' ~ system ~ '\\n<</SYS>>\\n\\n' ~ message['content'] | trim ~ ' [/INST]' -}}
+    {%- else -%}
+        {{- bos_token ~ '[INST] ' ~ message['content'] | trim ~ ' [/INST]' -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+_LLAMA3 = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+    {{- '<|start_header_id|>' ~ message['role'] ~ '<|end_header_id|>\\n\\n' -}}
+    {{- message['content'] | trim ~ '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+{%- endif -%}
+"""
+
+BUILTIN = {"llama2": _LLAMA2, "llama3": _LLAMA3}
+
+# Llama 2 and Code Llama. A base model of Mistral's has as many, and takes the same form.
+_LLAMA2_SIZES = (32000, 32016)
+
+
+class ChatTemplate:
+    """A Jinja template as Hugging Face's tokenizers carry them.
+
+    `specials`: what templates know as bos_token, eos_token and so on. `name`: what errors call the template.
+    """
+
+    def __init__(self, source: str, specials: Mapping[str, str] | None = None, *, name: str = "chat template") -> None:
+        """Raises BadFile where `source` is no template or too large a one."""
+        self.source, self.name, self._specials = source, name, dict(specials or {})
+        try:
+            self._render = BudgetedEnvironment().compile_budgeted(source)
+        except TemplateSyntaxError as error:
+            raise BadFile(name, _one_line(error), field=f"line {error.lineno}") from None
+        except OverBudget as error:
+            raise BadFile(name, str(error)) from None
+        except Exception as error:  # Python's compiler has limits of its own: nesting, indentation, recursion
+            raise BadFile(name, f"cannot be compiled: {_one_line(error)}") from None
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt for `messages`, to be encoded with special tokens honoured.
+
+        Raises BadRequest where the template refuses the messages or fails on them, BadFile where it takes more than its
+        budget of time or size.
+        """
+        given = {**self._specials, "tools": None, "documents": None, **variables}
+        given |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._render(given)
+        except OverBudget as error:
+            raise BadFile(self.name, f"the template {error}") from None
+        except (RecursionError, MemoryError):
+            raise BadFile(self.name, "the template calls itself without end, or builds too large a value") from None
+        except SecurityError as error:
+            raise BadFile(self.name, f"the template does what none may: {_one_line(error)}") from None
+        except TemplateError as error:
+            raise BadRequest(f"{self.name}: {_one_line(error)}") from None
+        except Exception as error:  # whatever an expression of the template can raise
+            raise BadRequest(f"{self.name}: {type(error).__name__}: {_one_line(error)}") from None
+
+
+def builtin(name: str, specials: Mapping[str, str] | None = None) -> ChatTemplate:
+    """One of BUILTIN. Raises BadRequest for any other name."""
+    if name not in BUILTIN:
+        raise BadRequest(f"no built-in chat template is called {name!r}; there are {' and '.join(BUILTIN)}")
+    return ChatTemplate(BUILTIN[name], specials, name=f"built-in chat template {name}")
+
+
+def choose(tokenizer: Tokenizer, override: Path | str | None = None) -> ChatTemplate:
+    """The template to use: `override` (a built-in's name or a file), else the tokenizer's own, else a built-in one.
+
+    Raises BadFile, BadRequest for an `override` that leads nowhere, Unsupported where nothing tells the model's form.
+    """
+    specials = _specials(tokenizer)
+    if override is not None:
+        if str(override) in BUILTIN:
+            return builtin(str(override), specials)
+        path = Path(override)
+        if not path.is_file():
+            names = " or ".join(BUILTIN)
+            raise BadRequest(f"no chat template at {path}: give a file with a Jinja template, or the name {names}")
+        try:
+            return ChatTemplate(read_whole(path).decode(), specials, name=str(path))
+        except UnicodeDecodeError:
+            raise BadFile(path, "not UTF-8") from None
+    if tokenizer.chat_template is not None:
+        return ChatTemplate(tokenizer.chat_template, specials, name="the model's chat template")
+    if _is_one_token(tokenizer, "<|start_header_id|>") and _is_one_token(tokenizer, "<|eot_id|>"):
+        return builtin("llama3", specials)
+    if tokenizer.strips_first_space and tokenizer.vocab_size in _LLAMA2_SIZES and tokenizer.bos_id is not None:
+        return builtin("llama2", specials)
+    raise Unsupported(
+        "this model carries no chat template, and nothing tells which one it was trained with; "
+        f"give one with --chat-template FILE, or the name {' or '.join(BUILTIN)}"
+    )
+
+
+def _specials(tokenizer: Tokenizer) -> dict[str, str]:
+    ids = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_ids[0] if tokenizer.eos_ids else None,
+        "unk_token": tokenizer.unk_id,
+        "pad_token": tokenizer.pad_id,
+    }
+    return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
+
+
+def _is_one_token(tokenizer: Tokenizer, spelling: str) -> bool:
+    ids = tokenizer.encode(spelling, bos=False)
+    return len(ids) == 1 and tokenizer.is_special(ids[0])
+
+
+def _one_line(error: BaseException) -> str:
+    """Messages may quote the template, or be its own words: of any length, over any number of lines."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,396 @@
+"""Jinja2's immutable sandbox with a budget: a hostile template ends in an error, soon and in little memory.
+
+Jinja's own sandbox keeps a template away from Python, not from the processor. Here everything that can loop or create a
+value reports to the render's Budget. Templates are rewritten after parsing so that `~`, slices, literals and each turn
+of a loop report too; nothing is folded while compiling; and operations whose result may be far larger than their
+arguments are measured before they run, or not offered at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
+from contextvars import ContextVar
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+from jinja2 import Undefined, nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace
+
+SECONDS = 2.0
+BYTES = 8 << 20  # created during a render, besides 16 times what it was given
+STEPS = 20_000_000  # nodes of the syntax tree run in loops
+TEMPLATE_CHARACTERS = 1 << 16
+INTEGER_BITS = 4096
+NODES = 1 << 20  # in one value, shared parts counted each time
+
+_METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric
+        isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition
+        rsplit rstrip split splitlines startswith strip swapcase title upper""".split()
+    ),
+    list: frozenset(("copy", "count", "index")),
+    tuple: frozenset(("count", "index")),
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+}
+_CONTAINERS = (list, tuple, dict, set, MappingView)
+_OF_JINJA = (Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
+
+# Those whose result is about as large as their argument, and those that `_guarded` measures.
+_FILTERS = """abs capitalize count d default dictsort e escape first float groupby indent int items join last length
+list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim
+unique upper""".split()
+_LAZY = ("map", "reject", "rejectattr", "select", "selectattr")
+_COPIES = ("string", "trim", "upper", "lower", "title", "capitalize", "escape", "e", "safe", "int", "float")
+_GLOBALS = ("range", "dict", "cycler", "joiner", "namespace")
+_WIDTH = re.compile(r"%[^%a-zA-Z]*[\d*]")
+
+
+class OverBudget(Exception):
+    """What a template ran out of."""
+
+
+class Budget:
+    """What one render has used; every method raises OverBudget."""
+
+    def __init__(self, given: object) -> None:
+        self.deadline = time.monotonic() + SECONDS
+        self.left, self.steps = BYTES, STEPS
+        # Containers never change in here, so each is weighed once; holding them keeps their ids from being reused.
+        self._weights: dict[int, tuple[object, int, int]] = {}
+        self.left += 16 * self.weigh(given)[1]
+
+    def step(self, cost: int) -> str:
+        self.steps -= cost
+        if self.steps < 0:
+            raise OverBudget(f"loops on, beyond {STEPS} steps")
+        if time.monotonic() > self.deadline:
+            raise OverBudget(f"takes more than {SECONDS:g} s")
+        return ""
+
+    def reserve(self, size: int) -> None:
+        """Bytes that an operation will create."""
+        if size > self.left:
+            raise OverBudget("makes more text than fits its size budget")
+
+    def charge(self, value: Any) -> Any:
+        """The value, after counting it as newly created."""
+        self.step(1)
+        self.left -= sys.getsizeof(value)
+        self.reserve(0)
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            raise OverBudget("computes with numbers that are too large")
+        if isinstance(value, _CONTAINERS):
+            self.weigh(value)
+        return value
+
+    def gather(self, value: Any) -> Any:
+        """The values that an iterator has yet to give, as a list; anything else as it is."""
+        if not isinstance(value, Iterator):
+            return value
+        gathered, count = [], 0
+        for part in value:
+            count += self.weigh(part)[0]
+            if count > NODES:
+                raise OverBudget("builds a value that is too large")
+            gathered.append(self.charge(part))
+        return self.charge(gathered)
+
+    def weigh(self, value: Any) -> tuple[int, int]:
+        """(nodes, characters) of a value written out in full, parts that are shared counted each time."""
+        if isinstance(value, str):
+            return 1, len(value)
+        if isinstance(value, int):
+            return 1, value.bit_length() // 3 + 1
+        if not isinstance(value, _CONTAINERS):
+            if isinstance(value, Namespace | Cycler):  # may hold anything, themselves included
+                raise OverBudget(f"treats a {type(value).__name__.lower()} as text")
+            return 1, 64
+        if known := self._weights.get(id(value)):
+            return known[1:]
+        parts: Iterable[Any] = (p for item in value.items() for p in item) if isinstance(value, dict) else value
+        count, characters = 1, 2
+        for part in parts:
+            inner = self.weigh(part) if not isinstance(part, Namespace | Cycler) else (1, 64)
+            count, characters = count + inner[0], characters + inner[1] + 4
+            if count > NODES:
+                raise OverBudget("builds a value that is too large")
+        self._weights[id(value)] = value, count, characters
+        return count, characters
+
+    def text(self, value: Any) -> str:
+        """str(value), weighed first."""
+        if isinstance(value, str):
+            return value
+        self.reserve(2 * self.weigh(value)[1])
+        return str(value)
+
+
+_budget: ContextVar[Budget] = ContextVar("budget")
+
+
+def _charge(value: Any) -> Any:
+    return _budget.get().charge(value)
+
+
+def _concat(parts: Iterable[Any]) -> str:
+    """Jinja's way of joining what a macro or a block wrote."""
+    budget, texts = _budget.get(), []
+    size = 0
+    for part in parts:
+        texts.append(part)
+        size += len(part)
+        budget.reserve(size)
+    joined: str = budget.charge("".join(texts))
+    return joined
+
+
+class BudgetedEnvironment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    concat = staticmethod(_concat)
+
+    def __init__(self) -> None:
+        # A `finalize` that wants the context keeps the compiler from evaluating constants, which no budget would pay.
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _GenerationTag],
+            optimized=False,
+            finalize=_finalize,
+        )
+        self.globals = {name: self.globals[name] for name in _GLOBALS}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.filters = {name: _guarded(name, self.filters[name]) for name in _FILTERS}
+        self.filters["tojson"] = _guarded("tojson", _tojson)
+        self.tests = {name: _stepping(test) for name, test in self.tests.items()}
+
+    def compile_budgeted(self, source: str) -> Callable[[Mapping[str, Any]], str]:
+        """The function that renders `source`. Raises TemplateError, OverBudget, or whatever Python's compiler does."""
+        if len(source) > TEMPLATE_CHARACTERS:
+            raise OverBudget(f"is longer than {TEMPLATE_CHARACTERS} characters")
+        tree = _report(self.parse(source), self)
+        template = self.template_class.from_code(self, self.compile(tree), dict(self.globals))
+
+        def render(variables: Mapping[str, Any]) -> str:
+            token = _budget.set(Budget(variables))
+            try:
+                return _concat(template.root_render_func(template.new_context(dict(variables))))
+            finally:
+                _budget.reset(token)
+
+        return render
+
+    # -- what the rewritten template calls --
+
+    def spend(self, cost: int) -> str:
+        return _budget.get().step(cost)
+
+    def made(self, value: Any) -> Any:
+        return _charge(value)
+
+    def seen(self, value: Any) -> Any:
+        _budget.get().step(1)
+        return value
+
+    def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        return _charge(value[start:stop:step])
+
+    def joined(self, parts: list[Any]) -> str:
+        budget = _budget.get()
+        return _concat([budget.text(part) for part in parts])
+
+    # -- what Jinja's compiled code calls --
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if getattr(__obj, "__self__", None) is __self:
+            return __obj(*args)
+        budget = _budget.get()
+        budget.step(1)
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str) and name in ("replace", "join"):
+            args = (*map(budget.gather, args),)
+            _measure(name, owner, args)
+        return budget.charge(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for sequence, times in ((left, right), (right, left)):
+                if isinstance(sequence, str | list | tuple) and isinstance(times, int) and times > 0:
+                    _budget.get().reserve(sys.getsizeof(sequence) * times)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * abs(right) > INTEGER_BITS:
+                raise OverBudget("computes with numbers that are too large")
+        elif operator == "%" and isinstance(left, str):
+            if _WIDTH.search(left):
+                raise SecurityError("widths in % formatting are not allowed")
+            _budget.get().reserve(4 * (len(left) + left.count("%") * _budget.get().weigh(right)[1]))
+        return _charge(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _budget.get().step(1)
+        return super().getitem(obj, argument)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _budget.get().step(1)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        for kind, names in _METHODS.items():
+            if isinstance(obj, kind):
+                return attr in names
+        return isinstance(obj, _OF_JINJA) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> None:
+        """Jinja would let `str.format` through, whose widths have no bound; `is_safe_attribute` refuses it."""
+
+
+class _GenerationTag(Extension):
+    """{% generation %}: marks the answers in templates made for training; what it encloses is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def _report(tree: nodes.Template, environment: BudgetedEnvironment) -> nodes.Template:
+    """The same template, with what is not a call or an operator made to go through the environment."""
+
+    def through(name: str, line: int, *arguments: nodes.Expr) -> nodes.Call:
+        method = nodes.EnvironmentAttribute(name)
+        call = nodes.Call(method, list(arguments), [], None, None)
+        call.set_lineno(line, override=True)
+        return call
+
+    def size(node: nodes.Node) -> int:
+        return 1 + sum(map(size, node.iter_child_nodes()))
+
+    def rewrite(node: nodes.Node) -> nodes.Node:
+        cost = size(node) if isinstance(node, nodes.For) else 0
+        for name, value in node.iter_fields():
+            if isinstance(value, nodes.Node):
+                setattr(node, name, rewrite(value))
+            elif isinstance(value, list):
+                setattr(node, name, [rewrite(v) if isinstance(v, nodes.Node) else v for v in value])
+        line = node.lineno
+        if isinstance(node, nodes.For):
+            node.body.insert(0, nodes.ExprStmt(through("spend", line, nodes.Const(cost))).set_lineno(line))
+        elif isinstance(node, nodes.Concat):
+            return through("joined", line, nodes.List(node.nodes))
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            bounds = (node.arg.start, node.arg.stop, node.arg.step)
+            return through("cut", line, node.node, *(b or nodes.Const(None) for b in bounds))
+        elif isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+            return through("made", line, node)
+        elif isinstance(node, nodes.Compare):
+            node.expr = through("seen", line, node.expr)
+        return node
+
+    rewritten = rewrite(tree)
+    assert isinstance(rewritten, nodes.Template)
+    rewritten.set_environment(environment)
+    return rewritten
+
+
+@pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """Every value that a template writes passes here."""
+    return value if isinstance(value, Undefined) else _charge(_budget.get().text(value))
+
+
+def _measure(name: str, text: str, args: tuple[Any, ...]) -> None:
+    """`replace` and `join` are short to write and may be long to run."""
+    budget = _budget.get()
+    if name == "replace" and len(args) >= 2 and all(isinstance(a, str) for a in args[:2]):
+        budget.reserve(len(text) + text.count(args[0]) * len(args[1]))
+    elif name == "join" and args and isinstance(args[0], _CONTAINERS):
+        budget.reserve(budget.weigh(args[0])[1] + len(text) * len(args[0]))
+
+
+def _stepping(test: Callable[..., bool]) -> Callable[..., bool]:
+    @wraps(test)
+    def step(*args: Any, **kwargs: Any) -> bool:
+        _budget.get().step(1)
+        return test(*args, **kwargs)
+
+    return step
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that reports what it makes. `wraps` carries Jinja's mark of what to pass it over."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        budget = _budget.get()
+        budget.step(1)
+        value: Any = args[first] if len(args) > first else None
+        rest = (*args[first + 1 :], *kwargs.values())
+        if name not in _LAZY and first < len(args):
+            value = budget.gather(value)
+            args = (*args[:first], value, *args[first + 1 :])
+        if name in _COPIES:
+            budget.reserve(budget.weigh(value)[1])
+        elif name == "replace":
+            args = (*args[:first], budget.text(value), *args[first + 1 :])
+            _measure(name, args[first], tuple(map(budget.text, rest[:2])))
+        elif name == "join":
+            count = len(value)
+            budget.reserve(budget.weigh(value)[1] + count * max(map(len, map(budget.text, rest)), default=0))
+        elif name == "indent":
+            if any(len(w) > 64 if isinstance(w, str) else not 0 <= w <= 64 for w in rest):
+                raise SecurityError("indent takes widths up to 64")
+            budget.reserve(len(value) + 64 * value.count("\n"))
+        elif name == "round" and any(isinstance(p, int) and abs(p) > 15 for p in rest):
+            raise SecurityError("round takes up to 15 digits")
+        elif name == "sum" and not all(isinstance(start, int | float | str) for start in rest):
+            raise SecurityError("sum adds numbers only")
+        elif name == "list" and isinstance(value, str):
+            budget.reserve(8 * len(value))
+        return budget.charge(function(*args, **kwargs))
+
+    return guard
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter would escape <, > and &, which models were not trained on."""
+    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
+        raise SecurityError("tojson takes an indent from 0 to 16")
+    if any(len(s) > 16 for s in separators or ()):
+        raise SecurityError("tojson takes short separators")
+    count, characters = _budget.get().weigh(value)
+    depth = _depth(value) if indent else 1
+    _budget.get().reserve(6 * characters + count * (16 + (indent or 0) * depth))
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _depth(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return 1 + max(map(_depth, children), default=0)
+
+
+def _raise_exception(message: object = "") -> None:
+    raise TemplateError(_budget.get().text(message)[:400])
+
+
+def _strftime_now(form: str) -> str:
+    if not isinstance(form, str) or len(form) > 64 or re.search(r"%\W*\d", form):
+        raise SecurityError("strftime_now takes a short format without widths")
+    return datetime.now().strftime(form)
