@@ -6,6 +6,7 @@ forked for each beam that goes on, and a block is copied only where two beams wr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -100,9 +101,8 @@ def _is_done(finished: list[Hypothesis], best: _Beam, length: int, max_new: int,
     return float(best.score / _normalizer(length, params)) <= finished[-1].score
 
 
-def _normalizer(length: int, params: SamplingParams) -> np.float32:
-    power: float = length**params.length_penalty
-    return np.float32(power)
+def _normalizer(length: int, params: SamplingParams) -> float:
+    return float(np.float32(math.pow(length, params.length_penalty)))
 
 
 def _log_softmax(logits: Float32) -> Float32:

@@ -83,7 +83,7 @@ def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], ge
 def survivors(scores: Float32, params: SamplingParams) -> Ids:
     """The tokens that top-k, top-p and min-p leave, ascending. Scores [V] are already divided by the temperature.
 
-    Of tokens tied at the edge of top-k those with the lowest ids stay, so that exactly k do.
+    Of tokens tied at the edge of top-k or top-p those with the lowest ids stay; so exactly k do.
     """
     kept = _top_k(scores, params.top_k)
     if params.top_p < 1.0:
@@ -104,7 +104,7 @@ def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:
 
 
 def _choose_as_llama2c(scores: Float32, params: SamplingParams, coin: float) -> int:
-    """llama2.c's softmax, top-p and choice, in its float32 arithmetic and order (`sample_mult`, `sample_topp` of run.c).
+    """llama2.c's softmax, top-p and choice (run.c: `sample_mult`, `sample_topp`) in its float32 arithmetic and order.
 
     Its top-p drops what lies below (1 - p) / (V - 1), sorts by probability and draws in that order. Top-k and min-p,
     which it lacks, come before.
@@ -149,7 +149,7 @@ def _top_p(probs: Float32, top_p: float) -> Ids:
     # Tokens that could all be dropped together need no sorting: each at most half its share of what may go.
     tail = probs <= spare / np.float32(2 * len(probs))
     rest = np.flatnonzero(~tail)
-    order = rest[np.argsort(probs[rest], kind="stable")]
+    order = rest[np.argsort(-probs[rest], kind="stable")][::-1]
     dropped = np.cumsum(probs[order], dtype=np.float64) + probs[tail].sum(dtype=np.float64)
     first = min(int(dropped.astype(np.float32).searchsorted(spare, side="right")), len(order) - 1)
     return np.sort(order[first:])

@@ -1,8 +1,8 @@
 """Continuous batching: which tokens of which sequences make the next forward pass.
 
 Every sequence is a list of tokens, of which the KV cache holds the first so many. What is missing is computed, in
-chunks, and once nothing is missing the logits give the next token. A fresh prompt, a decode step and a preempted sequence
-that must be computed again differ only in how much is missing. Without the cache all of it is, at every step.
+chunks, and once nothing is missing the logits give the next token. A fresh prompt, a decode step and a preempted
+sequence that must be computed again differ only in how much is missing. Without the cache all of it is, at every step.
 
 Not safe to share between threads. Times nothing and knows no text.
 """
@@ -10,10 +10,9 @@ Not safe to share between threads. Times nothing and knows no text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 from pronk.engine.backend import Backend
@@ -195,9 +194,7 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check(self, tokens: list[int], params: SamplingParams, seed: int) -> None:
@@ -213,35 +210,33 @@ class Scheduler:
     # -- which tokens next
 
     def _plan(self) -> list[tuple[_Sequence, Run]]:
+        assert self._storage is not None
         runs: list[tuple[_Sequence, Run]] = []
         copies: list[tuple[int, int]] = []
         budget = self._budget
-        for sequence in list(self._running):
-            budget -= self._schedule(sequence, budget, runs, copies)
-        while budget and self._waiting and self._can_admit(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            self._running.append(sequence)
-            budget -= self._schedule(sequence, budget, runs, copies)
-        if copies and self._storage is not None:
+        for sequence in self._candidates():
+            table, start = sequence.table, sequence.table.length
+            end = start + min(sequence.missing, budget)
+            if not self._make_room_for(sequence, end - start):
+                continue
+            copies += table.append(end - start)
+            logits = "none" if sequence.missing else "last"
+            runs.append((sequence, Run(sequence.tokens[start:end], start, list(table.blocks), logits)))
+            budget -= end - start
+            if not budget:
+                break
+        if copies:
             self._storage.copy(copies)
         return runs
 
-    def _schedule(
-        self,
-        sequence: _Sequence,
-        budget: int,
-        runs: list[tuple[_Sequence, Run]],
-        copies: list[tuple[int, int]],
-    ) -> int:
-        """Add as much of the sequence to `runs` as the budget and the cache allow; gives the number of tokens."""
-        table, start = sequence.table, sequence.table.length
-        count = min(sequence.missing, budget)
-        if count == 0 or sequence not in self._running or not self._make_room_for(sequence, count):
-            return 0
-        copies += table.append(count)
-        logits = "last" if sequence.missing == 0 else "none"
-        runs.append((sequence, Run(sequence.tokens[start : start + count], start, list(table.blocks), logits)))
-        return count
+    def _candidates(self) -> Iterator[_Sequence]:
+        """Those under way, oldest first, then those that can be admitted."""
+        for sequence in list(self._running):
+            if sequence in self._running:  # not preempted meanwhile
+                yield sequence
+        while self._waiting and self._has_place(self._waiting[0]) and self._has_blocks(self._waiting[0]):
+            self._running.append(self._waiting.popleft())
+            yield self._running[-1]
 
     def _make_room_for(self, sequence: _Sequence, count: int) -> bool:
         """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself."""
@@ -255,18 +250,17 @@ class Scheduler:
                 return False
         return True
 
-    def _can_admit(self, sequence: _Sequence) -> bool:
-        under_way = sum(len(s.samples) for s in self._running)
-        if under_way + len(sequence.samples) > self._max_sequences:
-            return False
-        if not self._running:
-            return True
-        # A block to spare for everyone, so that what is admitted is not preempted at the next step.
-        wanted = sequence.table.blocks_needed(sequence.missing) + under_way + len(sequence.samples)
-        return wanted <= self._pool.num_free + self._max_blocks - self._pool.num_blocks
+    def _has_place(self, sequence: _Sequence) -> bool:
+        return sum(len(s.samples) for s in [*self._running, sequence]) <= self._max_sequences
+
+    def _has_blocks(self, sequence: _Sequence) -> bool:
+        """Whether all of it fits beside the others, with a block to spare for each; alone it always does."""
+        spare = sum(len(s.samples) for s in [*self._running, sequence])
+        wanted = sequence.table.blocks_needed(sequence.missing) + spare
+        return not self._running or wanted <= self._pool.num_free + self._max_blocks - self._pool.num_blocks
 
     def _plan_without_cache(self) -> list[tuple[_Sequence, Run]]:
-        while self._waiting and self._can_admit(self._waiting[0]):
+        while self._waiting and self._has_place(self._waiting[0]):
             self._running.append(self._waiting.popleft())
         runs: list[tuple[_Sequence, Run]] = []
         budget = self._budget
