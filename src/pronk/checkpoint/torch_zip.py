@@ -128,12 +128,10 @@ class _Archive:
         except unpickle.PickleError as error:
             raise BadFile(path, error.problem, field=field, offset=entry.offset + error.offset) from None
         if type(content) is not dict:
-            raise BadFile(path, f"holds a {type(content).__name__}, not a mapping of names to tensors", field=field)
+            raise BadFile(path, f"holds a {_kind(content)}, not a mapping of names to tensors", field=field)
         for key, value in content.items():
             if type(key) is not str or type(value) is not _Tensor:
-                problem = (
-                    f"maps {short(key)} to a {type(value).__name__.lstrip('_')}; pronk reads names of tensors only"
-                )
+                problem = f"maps {short(key)} to a {_kind(value)}; pronk reads names of tensors only"
                 raise BadFile(path, problem, field=field)
         return {key: self.lazy(key, tensor) for key, tensor in content.items()}
 
@@ -172,6 +170,10 @@ class _Archive:
         flat = self.file.array(start, (tensor.extent,), dtype, self.byteorder)
         strides = [stride * storage.itemsize for stride in tensor.strides]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__.lstrip("_")
 
 
 def _is_count(value: object) -> bool:
