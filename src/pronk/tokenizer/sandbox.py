@@ -44,6 +44,7 @@ _METHODS: dict[type, frozenset[str]] = {
     dict: frozenset(("copy", "get", "items", "keys", "values")),
 }
 _CONTAINERS = (list, tuple, dict, set, MappingView)
+_UNWRITABLE = 1 << 60
 _OF_JINJA = (Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
 
 # Those whose result is about as large as their argument, and those that `_guarded` measures.
@@ -113,15 +114,14 @@ class Budget:
         if isinstance(value, int):
             return 1, value.bit_length() // 3 + 1
         if not isinstance(value, _CONTAINERS):
-            if isinstance(value, Namespace | Cycler):  # may hold anything, themselves included
-                raise OverBudget(f"treats a {type(value).__name__.lower()} as text")
-            return 1, 64
+            # These may hold anything, themselves included: they can be kept, but never be written out.
+            return 1, _UNWRITABLE if isinstance(value, Namespace | Cycler) else 64
         if known := self._weights.get(id(value)):
             return known[1:]
-        parts: Iterable[Any] = (p for item in value.items() for p in item) if isinstance(value, dict) else value
+        parts: Any = (part for item in value.items() for part in item) if isinstance(value, dict) else value
         count, characters = 1, 2
         for part in parts:
-            inner = self.weigh(part) if not isinstance(part, Namespace | Cycler) else (1, 64)
+            inner = self.weigh(part)
             count, characters = count + inner[0], characters + inner[1] + 4
             if count > NODES:
                 raise OverBudget("builds a value that is too large")
@@ -172,7 +172,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.filters = {name: _guarded(name, self.filters[name]) for name in _FILTERS}
         self.filters["tojson"] = _guarded("tojson", _tojson)
-        self.tests = {name: _stepping(test) for name, test in self.tests.items()}
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: _stepping(test) for name, test in tests.items()}
 
     def compile_budgeted(self, source: str) -> Callable[[Mapping[str, Any]], str]:
         """The function that renders `source`. Raises TemplateError, OverBudget, or whatever Python's compiler does."""
@@ -267,7 +268,7 @@ class _GenerationTag(Extension):
 def _report(tree: nodes.Template, environment: BudgetedEnvironment) -> nodes.Template:
     """The same template, with what is not a call or an operator made to go through the environment."""
 
-    def through(name: str, line: int, *arguments: nodes.Expr) -> nodes.Call:
+    def through(name: str, line: int, *arguments: Any) -> nodes.Call:
         method = nodes.EnvironmentAttribute(name)
         call = nodes.Call(method, list(arguments), [], None, None)
         call.set_lineno(line, override=True)
@@ -285,6 +286,8 @@ def _report(tree: nodes.Template, environment: BudgetedEnvironment) -> nodes.Tem
                 setattr(node, name, [rewrite(v) if isinstance(v, nodes.Node) else v for v in value])
         line = node.lineno
         if isinstance(node, nodes.For):
+            node.iter = through("seen", line, node.iter)
+            node.test = node.test and through("seen", line, node.test)
             node.body.insert(0, nodes.ExprStmt(through("spend", line, nodes.Const(cost))).set_lineno(line))
         elif isinstance(node, nodes.Concat):
             return through("joined", line, nodes.List(node.nodes))
@@ -318,9 +321,9 @@ def _measure(name: str, text: str, args: tuple[Any, ...]) -> None:
         budget.reserve(budget.weigh(args[0])[1] + len(text) * len(args[0]))
 
 
-def _stepping(test: Callable[..., bool]) -> Callable[..., bool]:
+def _stepping(test: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(test)
-    def step(*args: Any, **kwargs: Any) -> bool:
+    def step(*args: Any, **kwargs: Any) -> Any:
         _budget.get().step(1)
         return test(*args, **kwargs)
 
