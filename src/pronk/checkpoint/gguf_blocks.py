@@ -49,7 +49,7 @@ def to_little_endian(dtype: str, blocks: Bytes) -> Bytes:
 
 
 def encode_q8_0(rows: Floats) -> Bytes:
-    """float32 [R, C], C a multiple of 32, to Q8_0 blocks [R, C / 32 * 34], rounded as ggml's reference does."""
+    """float32 [..., C], C a multiple of 32, to Q8_0 blocks [..., C / 32 * 34], rounded as ggml's reference does."""
     blocks = rows.reshape(-1, 32)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -60,7 +60,7 @@ def encode_q8_0(rows: Floats) -> Bytes:
     packed = np.empty((blocks.shape[0], 34), np.uint8)
     packed[:, :2] = half.view(np.uint8)
     packed[:, 2:] = rounded.astype(np.int8).view(np.uint8)
-    return packed.reshape(rows.shape[0], -1)
+    return packed.reshape(*rows.shape[:-1], -1)
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:
