@@ -192,10 +192,8 @@ def test_frequencies_are_the_distribution(fields: dict[str, Any]) -> None:
 # -- llama2.c
 
 
-def libm_expf(x: np.float32) -> np.float32:
-    libm = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6")
-    libm.expf.restype, libm.expf.argtypes = ctypes.c_float, [ctypes.c_float]
-    return np.float32(libm.expf(float(x)))
+_LIBM = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6")
+_LIBM.expf.restype, _LIBM.expf.argtypes = ctypes.c_float, [ctypes.c_float]
 
 
 def llama2c(logits: np.ndarray, temperature: float, top_p: float, coin: float) -> int:
@@ -203,7 +201,7 @@ def llama2c(logits: np.ndarray, temperature: float, top_p: float, coin: float) -
     f = np.float32
     x = [f(v) / f(temperature) for v in logits]
     top = max(x)
-    x = [libm_expf(v - top) for v in x]
+    x = [f(_LIBM.expf(float(v - top))) for v in x]
     total = f(0)
     for v in x:
         total = f(total + v)
