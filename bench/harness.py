@@ -1,0 +1,133 @@
+"""What side-by-side programs share: sides in turns, medians with their spread, the machine, one JSON file a program.
+
+A ratio is taken round by round, from two runs a moment apart, so that a machine that slows down slows both sides.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pronk.generation import peak_rss_mb as pronk_peak_rss_mb
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+
+def interleave(
+    sides: dict[str, Callable[[], float]], rounds: int, warmup: int = 1, note: Callable[[str], None] = lambda line: None
+) -> dict[str, list[float]]:
+    """What each side measured in each round: A B, then B A, and so on, so that nobody always goes first."""
+    for _ in range(warmup):
+        for side in sides.values():
+            side()
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        for name in order:
+            gc.collect()
+            taken[name].append(sides[name]())
+        note(f"round {number + 1} of {rounds}: " + ", ".join(f"{n} {v[-1]:.3f}" for n, v in taken.items()))
+    return taken
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """Processor, cores, memory, the load at the start, and the versions of Python and of `packages`."""
+    return {
+        "cpu": _first(_lines("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cores": _cores(),
+        "memory_gb": round(int((_first(_lines("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]) / 1e6, 1),
+        "system": platform.platform(terse=True),
+        "load_1min": round(_load(), 2),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def warn_if_busy() -> None:
+    """Others at work take turns with both sides, and not fairly."""
+    if _load() > 0.5:
+        say(f"this machine is busy (load {_load():.1f} on {_cores()} cores): the numbers will not be worth much")
+
+
+def peak_rss_mb() -> float:
+    """MB (10^6) of this process since it began. On Linux from /proc: what getrusage says there includes the parent."""
+    if high := _first(_lines("/proc/self/status"), "VmHWM"):
+        return int(high.split()[0]) * 1024 / 1e6
+    return pronk_peak_rss_mb() or float("nan")
+
+
+def commit() -> str:
+    """The commit that was measured, and whether src/ differed from it."""
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD")
+        return name + ("+changes" if _git("status", "--porcelain", "--", "src") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def save(program: str, results: dict[str, Any]) -> Path:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{program}.json"
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    path.write_text(json.dumps({"program": program, "when": when, "commit": commit(), **results}, indent=1) + "\n")
+    return path
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column to the left, numbers to the right; also valid Markdown."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = [
+        "| "
+        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (w + 1) + ("-" if i == 0 else ":") for i, w in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _first(lines: list[str], key: str) -> str | None:
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load() -> float:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
