@@ -67,7 +67,9 @@ def test_rotated_rows_come_back_in_our_order(tmp_path: Path) -> None:
     weights = random_weights(config)
     weights["model.layers.0.self_attn.q_proj.weight"][:] = np.arange(1, 65)[:, None]
     found = llama2c.read(save_llama2c(tmp_path / "m.bin", config, weights, 2, 64))
-    assert np.array_equal(found.tensors["model.layers.0.self_attn.q_proj.weight"].read()[:, 0].round(), np.arange(1, 65))
+    assert np.array_equal(
+        found.tensors["model.layers.0.self_attn.q_proj.weight"].read()[:, 0].round(), np.arange(1, 65)
+    )
 
 
 def test_the_real_models_agree(data: Path) -> None:
