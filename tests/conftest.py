@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# One thread a worker, set before anything loads torch: threads that spin against each other on few cores cost minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

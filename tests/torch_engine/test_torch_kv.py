@@ -56,7 +56,7 @@ def test_any_chunks_in_any_company_in_any_blocks(data: st.DataObject, attn: str)
 
 
 def test_that_check_can_fail() -> None:
-    """A block table that names one block twice is seen (two blocks swapped would not be: keys carry their positions)."""
+    """A table that names one block twice is seen (two blocks swapped would not be: keys carry their positions)."""
     backend, text = BACKENDS["flash"], ids(12, 0)
     kv = backend.new_kv(3, BLOCK)
     backend.forward(Batch.of([Run(text[:11], 0, (0, 1, 2), "none")]), kv)

@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from peers import hugging_face
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk.config import ModelConfig, RopeScaling
@@ -43,18 +44,6 @@ def some_ids(config: ModelConfig, length: int = LENGTH, seed: int = 1) -> list[i
 
 def whole(engine: TorchBackend, ids: list[int]) -> np.ndarray:
     return engine.forward(Batch.of([Run(ids, logits="all")]), None)
-
-
-def hugging_face(config: ModelConfig, weights: dict[str, np.ndarray]) -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(**config.to_dict(), attn_implementation="eager"))
-    state = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
-    return model.eval()
 
 
 @pytest.mark.parametrize("attn", ["math", "flash"])

@@ -1,0 +1,59 @@
+"""The default model against transformers on the same dequantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peers import hugging_face
+
+import pronk
+from pronk.generation import Generation
+from pronk.llm import LLM
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "<|im_start|>user\nName three animals that live in the Andes.<|im_end|>\n<|im_start|>assistant\n",
+    "Dear Sir or Madam,\n\nI am writing to complain about",
+    "1, 1, 2, 3, 5, 8,",
+]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Path) -> LLM:
+    return pronk.load(smollm2, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def peer(llm: LLM) -> torch.nn.Module:
+    return hugging_face(llm.config, {name: tensor.read() for name, tensor in llm.checkpoint.tensors.items()})
+
+
+def test_logits(llm: LLM, peer: torch.nn.Module) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    ids = llm.tokenizer.encode(text)[:300]
+    with torch.inference_mode():
+        expected = peer(torch.tensor([ids])).logits[0].numpy()
+    worst = np.abs(llm.logits(ids) - expected).max()
+    assert worst < 2e-3, f"worst logit is off by {worst}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text(llm: LLM, peer: torch.nn.Module, prompt: str) -> None:
+    ids = llm.tokenizer.encode(prompt)
+    with torch.inference_mode():
+        expected = peer.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            max_new_tokens=128,
+            do_sample=False,
+            pad_token_id=2,
+        )[0, len(ids) :].tolist()
+    found = llm.generate(prompt, max_new_tokens=128)
+    assert isinstance(found, Generation)
+    assert found.tokens + [2] * (found.finish_reason == "stop") == expected
+    assert found.text == llm.tokenizer.decode(expected)
