@@ -51,21 +51,21 @@ def random_workload(seed: int) -> tuple[dict[str, Any], list[tuple[list[int], Sa
         "max_batch_tokens": int(rng.integers(4, 40)),
         "max_sequences": int(rng.integers(4, 12)),
         "block_size": block_size,
-        "max_kv_tokens": int(rng.integers(60, 200)) if rng.random() < 0.7 else None,
+        "max_kv_tokens": int(rng.integers(65, 120)) if rng.random() < 0.7 else None,
     }
     requests = []
     for _ in range(int(rng.integers(1, 10))):
         prompt = rng.integers(0, VOCAB, int(rng.integers(1, 40))).tolist()
         params = SamplingParams(
-            max_new_tokens=int(rng.integers(1, 15)),
+            max_new_tokens=int(rng.integers(1, 40)),
             temperature=float(rng.choice([0.0, 0.7, 1.5])),
             top_k=int(rng.choice([0, 5])),
             repetition_penalty=float(rng.choice([1.0, 1.3])),
             presence_penalty=float(rng.choice([0.0, 0.5])),
             rng=str(rng.choice(["philox", "xorshift", "numpy"])),  # type: ignore[arg-type]
             n=int(rng.choice([1, 1, 2, 4])),
-            stop_token_ids=(3,) if rng.random() < 0.3 else (),
-            ignore_eos=bool(rng.random() < 0.3),
+            stop_token_ids=(3,) if rng.random() < 0.2 else (),
+            ignore_eos=bool(rng.random() < 0.6),
         )
         requests.append((prompt, params, int(rng.integers(1, 1000))))
     return limits, requests
@@ -75,7 +75,7 @@ def random_workload(seed: int) -> tuple[dict[str, Any], list[tuple[list[int], Sa
 @pytest.mark.parametrize("seed", range(120))
 def test_every_request_gets_the_tokens_it_would_get_alone(seed: int, cached: bool) -> None:
     limits, requests = random_workload(seed)
-    backend = MockBackend(VOCAB, ctx_size=45)
+    backend = MockBackend(VOCAB, ctx_size=60)
     scheduler = Scheduler(backend, cached=cached, **limits)
     rng = np.random.default_rng([2, seed])
     late = [request for request in requests if rng.random() < 0.4]
@@ -95,7 +95,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(seed: int, cached: boo
     assert len(events) == sum(params.samples for _, _, params, _ in queued)
     for request, prompt, params, draw_seed in queued:
         for index in range(params.samples):
-            expected = alone(prompt, params, draw_seed, index, vocab_size=VOCAB, ctx_size=45, eos_ids=EOS)
+            expected = alone(prompt, params, draw_seed, index, vocab_size=VOCAB, ctx_size=60, eos_ids=EOS)
             check(events[request, index], expected)
     assert all_free(scheduler)
     assert not late
@@ -116,7 +116,7 @@ def test_the_workloads_do_preempt() -> None:
     preemptions = 0
     for seed in range(30):
         limits, requests = random_workload(seed)
-        scheduler = Scheduler(MockBackend(VOCAB, 45), **limits)
+        scheduler = Scheduler(MockBackend(VOCAB, 60), **limits)
         for request in requests:
             scheduler.add(*request, EOS)
         run(scheduler)

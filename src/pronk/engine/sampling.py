@@ -95,10 +95,10 @@ def survivors(scores: Float32, params: SamplingParams) -> Ids:
 
 
 def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:
-    """Inverse CDF in vocabulary order, in double precision: what np.random.RandomState.choice does."""
+    """Inverse CDF in vocabulary order, summed in double precision: what np.random.RandomState.choice does."""
     kept = survivors(scores, params)
-    left = scores[kept].astype(np.float64)
-    cdf = np.exp(left - left.max()).cumsum()
+    left = scores[kept]
+    cdf = np.exp(left - left.max()).cumsum(dtype=np.float64)
     cdf /= cdf[-1]
     return int(kept[cdf.searchsorted(coin, side="right")])
 
