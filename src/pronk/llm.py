@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.tokenizer import Tokenizer
 
-DEFAULT_MODEL = "smollm2:135m"
-
 Prompt = str | Sequence[int]  # text, or token ids taken as they are
 Truncate = Literal["left", "right"]
 Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in all
@@ -57,11 +55,11 @@ def load(
     BadRequest.
     """
     begun = time.perf_counter()
-    opened = checkpoints.open(hub.resolve(model or DEFAULT_MODEL, revision=revision))
+    opened = checkpoints.open(hub.resolve(model or hub.DEFAULT_MODEL, revision=revision))
     source = _tokenizer_source(Path(tokenizer)) if tokenizer else opened.tokenizer
     backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
     codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
-    return LLM(str(model or DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
+    return LLM(str(model or hub.DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
 
 
 def _tokenizer_source(path: Path) -> TokenizerSource | None:

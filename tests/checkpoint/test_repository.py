@@ -53,7 +53,14 @@ def test_the_model_once_and_no_adapters() -> None:
 
 def test_weights_without_a_config_are_no_model() -> None:
     assert "holds no" in refusal(["diffusion.safetensors", "README.md"])
-    assert "holds no" in refusal(["config.json", "pytorch_model.bin"])
+    assert "holds no" in refusal(["config.json", "optimizer.bin"])
+
+
+def test_torch_archives_where_there_is_no_safetensors() -> None:
+    old = ["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "training_args.bin"]
+    assert set(pick(old).files) == set(old[:3])
+    assert has_all_pieces(pick(old))
+    assert set(pick([*old, "model.safetensors"]).files) == {"config.json", "model.safetensors"}
 
 
 def test_one_gguf_needs_no_choice() -> None:

@@ -12,10 +12,10 @@ from pronk.errors import ModelNotFound
 # What stands beside weights and is read too. Everything else in a repository (pictures, other frameworks' weights)
 # stays where it is.
 COMPANIONS = frozenset(
-    """config.json generation_config.json model.safetensors.index.json params.json tokenizer.json tokenizer.model
-    tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json""".split()
+    """config.json generation_config.json model.safetensors.index.json pytorch_model.bin.index.json params.json
+    tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json""".split()
 )
-_OF_MANY = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")
+_OF_MANY = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors|bin)$)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def models_in(files: Iterable[str]) -> dict[str, Model]:
     for folder, inside in folders.items():
         companions = [f for f in inside if PurePosixPath(f).name in COMPANIONS]
         beside = {PurePosixPath(f).name for f in companions}
-        weights = _safetensors(inside) if "config.json" in beside else []
+        weights = (_safetensors(inside) or _torch_archives(inside)) if "config.json" in beside else []
         if not weights and "params.json" in beside:
             weights = [f for f in inside if re.fullmatch(r"consolidated\.\d\d\.pth", PurePosixPath(f).name)]
         if weights:
@@ -102,6 +102,10 @@ def _safetensors(files: list[str]) -> list[str]:
     usual = [f for f in all_of_them if re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", PurePosixPath(f).name)]
     others = [f for f in all_of_them if not PurePosixPath(f).name.startswith(("consolidated", "adapter"))]
     return usual or others
+
+
+def _torch_archives(files: list[str]) -> list[str]:
+    return [f for f in files if re.fullmatch(r"pytorch_model(-\d{5}-of-\d{5})?\.bin", PurePosixPath(f).name)]
 
 
 def _stem(key: str) -> str:
