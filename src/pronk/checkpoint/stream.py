@@ -62,9 +62,10 @@ def write_numbers(file: BinaryIO, name: str, array: NDArray[Any], dtype: str) ->
     for piece in pieces(array):
         with np.errstate(over="ignore", invalid="ignore"):
             converted = piece.astype(target, copy=False)
-            if piece.dtype != target and (np.isinf(converted) & ~np.isinf(piece)).any():
-                largest = np.abs(piece[np.isfinite(piece)]).max()
-                raise Unsupported(f"tensor {name!r} holds {largest:g}, which {dtype.lower()} cannot hold; use f32")
+        lost = piece[np.isinf(converted)]
+        lost = lost[np.isfinite(lost)]
+        if lost.size:
+            raise Unsupported(f"tensor {name!r} holds {abs(lost).max():g}, which {dtype.lower()} cannot; use f32")
         write_array(file, converted)
 
 
