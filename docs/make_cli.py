@@ -41,7 +41,9 @@ def page() -> str:
     for verb in VERBS:
         command = group.get_command(program, verb)
         assert command is not None
-        parts.append(_section(f"pronk {verb}", command.get_help(click.Context(command, parent=program, info_name=verb))))
+        parts.append(
+            _section(f"pronk {verb}", command.get_help(click.Context(command, parent=program, info_name=verb)))
+        )
     return "\n".join(parts)
 
 

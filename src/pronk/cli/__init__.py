@@ -95,7 +95,6 @@ def _abandon_stdout() -> None:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "token_normalize_func": lambda name: name.replace("_", "-"),  # --max_new_tokens is --max-new-tokens
     },
     epilog="""\b
 Examples:

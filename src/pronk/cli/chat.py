@@ -29,7 +29,7 @@ HELP = """\
 Ctrl-C stops an answer; what there is of it stays."""
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk chat

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,22 @@ def write(text: str) -> None:
     """Text to stdout at once: as it is to a file or a pipe, without control characters to a terminal."""
     sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def write_json(value: object) -> None:
+    """One line of JSON to stdout. What is no number there (NaN, infinity) becomes null, for JSON has no word for it."""
+    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def note(text: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pronk.cli import console, options
+from pronk.errors import PronkError, Unsupported
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
     from pronk.llm import LLM
+    from pronk.vocabulary import Vocabulary
 
 # What both models read for the receipt: prose, numbers, code, accents and an emoji.
 TEXT = """In 1843 the mail coach from Bristol took 14 hours; by rail it took 4. "Progress," said Zoë, "is arriving
@@ -19,7 +22,7 @@ before one is ready." def area(r): return 3.14159 * r ** 2  # πr² 🚂
 """
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
@@ -31,7 +34,11 @@ The receipt: both models, in f32, read one text; the largest difference of their
 @click.argument("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="Format of DST.")
-@click.option("--dtype", type=click.Choice(["f32", "bf16", "f16", "q8_0"]), help="Type to store.  [default: as in SRC]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["f32", "bf16", "f16", "q8_0", "int8"]),
+    help="Type to store.  [default: SRC's own; f32 where that is quantized, or unknown to the format]",
+)
 @click.option("--version", type=click.IntRange(0, 2), help="llama2c: version of the format.")
 @click.option(
     "--group-size", type=click.IntRange(min=1), default=64, show_default=True, help="llama2c 2: weights a scale."
@@ -44,7 +51,7 @@ def command(
     src: str,
     dst: Path,
     to: Any,
-    dtype: str | None,
+    dtype: Any,
     version: int | None,
     group_size: int,
     tokenizer: Path | None,
@@ -53,28 +60,77 @@ def command(
     as_json: bool,
 ) -> None:
     """Write SRC to DST in another format; end with a receipt."""
-    import pronk
     from pronk.checkpoint import write
-    from pronk.measure.verify import compare
 
-    with console.progress("loading") as advance:
-        before = pronk.load(src, tokenizer=tokenizer, revision=revision, dtype="f32", progress=advance)
-    vocabulary = before.tokenizer.vocabulary() if before.has_tokenizer else None
+    if dtype and dtype not in write.DTYPES[to]:
+        raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
+    checkpoint = _open(src, tokenizer, revision)
+    vocabulary = _vocabulary(checkpoint) if to != "safetensors" else None
     with console.progress("writing") as advance:
         write.save(
-            before.checkpoint,
+            checkpoint,
             dst,
             to=to,
-            dtype=dtype,
+            dtype=dtype or _default_dtype(checkpoint, to, version),
             version=version,
             group_size=group_size,
             vocabulary=vocabulary,
             overwrite=overwrite,
             progress=advance,
         )
-    with console.progress("reading back") as advance:
+    if problem := write.tokenizer_problem(checkpoint, to, vocabulary):
+        console.note(f"the tokenizer stays behind: {problem}")
+    try:
+        receipt = _receipt(src, dst, tokenizer, revision)
+    except PronkError as error:
+        raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
+    if as_json:
+        console.write_json(receipt)
+    else:
+        console.write(_as_text(receipt) + "\n")
+
+
+def _open(src: str, tokenizer: Path | None, revision: str | None) -> Checkpoint:
+    """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
+    from pronk import checkpoint
+    from pronk import tokenizer as tokenizers
+    from pronk.checkpoint import hub
+
+    opened = checkpoint.open(hub.resolve(src, revision=revision))
+    return replace(opened, tokenizer=tokenizers.find(tokenizer)) if tokenizer else opened
+
+
+def _vocabulary(checkpoint: Checkpoint) -> Vocabulary | None:
+    from pronk import tokenizer
+
+    if checkpoint.tokenizer is None:
+        return None
+    try:
+        return tokenizer.load(checkpoint.tokenizer).vocabulary()
+    except Unsupported as error:
+        console.note(str(error))
+        return None
+
+
+def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
+    """Nothing is lost, unless a version was asked for that has 8 bits only."""
+    from pronk.checkpoint.write import DTYPES
+
+    if to == "llama2c" and version == 2:
+        return "int8"
+    stored = {tensor.dtype.lower() for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
+    return stored.pop() if len(stored) == 1 and stored <= {"f32", "bf16", "f16"} & set(DTYPES[to]) else "f32"
+
+
+def _receipt(src: str, dst: Path, tokenizer: Path | None, revision: str | None) -> dict[str, Any]:
+    import pronk
+    from pronk.measure.verify import compare
+
+    with console.progress("reading SRC") as advance:
+        before = pronk.load(src, tokenizer=tokenizer, revision=revision, dtype="f32", progress=advance)
+    with console.progress("reading DST") as advance:
         after = pronk.load(dst, dtype="f32", progress=advance)
-    receipt = {
+    return {
         "src": src,
         "dst": str(dst),
         "format": after.checkpoint.format,
@@ -82,7 +138,6 @@ def command(
         "bytes": sum(file.stat().st_size for file in after.checkpoint.files),
         **compare(before, after, _token_ids(before)),
     }
-    console.write((json.dumps(receipt, ensure_ascii=False) if as_json else _as_text(receipt)) + "\n")
 
 
 def _token_ids(llm: LLM) -> list[int]:
@@ -96,6 +151,6 @@ def _as_text(receipt: dict[str, Any]) -> str:
     at = receipt["first_greedy_divergence"]
     return (
         f"{receipt['dst']}: {receipt['format']}, {console.size(receipt['bytes'])}\n"
-        f"largest logit difference {receipt['max_abs_difference']:.3g}, mean {receipt['mean_abs_difference']:.3g}, "
-        f"over {receipt['tokens']} tokens; greedy tokens part {'never' if at is None else f'at token {at}'}"
+        f"largest logit difference {receipt['max_abs_difference']:.3g} over {receipt['tokens']} tokens; "
+        f"greedy tokens part {'never' if at is None else f'at token {at}'}"
     )

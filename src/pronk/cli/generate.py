@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk generate "The capital of France is"
@@ -83,7 +83,7 @@ def command(
         _ = llm.tokenizer  # there is no text to print without one; token ids are in the JSON
     if as_json:
         found = llm.generate(text, **how)
-        click.echo(json.dumps(_as_json(model, text, found if isinstance(found, list) else [found]), ensure_ascii=False))
+        console.write_json(_as_json(model, text, found if isinstance(found, list) else [found]))
     elif params.num_beams > 1 or params.samples > 1:
         several = llm.generate(text, **how)
         _print_several(text if echo else "", several if isinstance(several, list) else [several], params, llm)

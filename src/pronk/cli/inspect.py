@@ -6,15 +6,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from pronk.cli import console, options
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk inspect smollm2:135m
@@ -31,7 +29,7 @@ def command(model: str, revision: str | None, as_json: bool) -> None:
 
     opened = checkpoint.open(hub.resolve(model, revision=revision))
     if as_json:
-        click.echo(json.dumps(_as_json(model, opened), ensure_ascii=False, default=str))
+        console.write_json(_as_json(model, opened))
     else:
         console.write(_as_text(model, opened) + "\n")
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-import click
-
 from pronk.cli import console, options
 
 
-@click.command(
-    "list",
+@options.verb(
     epilog="""\b
 Examples:
   pronk list
@@ -21,9 +16,9 @@ def command(as_json: bool) -> None:
     """List the models on this machine, and those that `pull` knows by name."""
     from pronk.checkpoint import hub
 
-    models = [{"name": m.name, "path": m.path and str(m.path), "bytes": m.nbytes} for m in hub.cached()]
+    models = hub.cached()
     if as_json:
-        click.echo(json.dumps(models, ensure_ascii=False))
+        console.write_json([{"name": m.name, "path": m.path and str(m.path), "bytes": m.nbytes} for m in models])
         return
-    rows = [(m["name"], console.size(m["bytes"]), m["path"] or f"not here; pronk pull {m['name']}") for m in models]
+    rows = [(m.name, console.size(m.nbytes), m.path or f"not here; pronk pull {m.name}") for m in models]
     console.write(console.table(rows, right=(1,)) + "\n")

@@ -20,6 +20,22 @@ DEFAULT_MODEL = "smollm2:135m"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Verb(click.Command):
+    """A command whose option names may be spelled with _ for -, as --max_new_tokens."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = {name for parameter in self.params for name in parameter.opts}
+        for n, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
+            if name not in names and (dashed := name.replace("_", "-")) in names:
+                args[n] = dashed + equals + value
+        return super().parse_args(ctx, args)
+
+
+def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
+    return click.command(cls=Verb, epilog=epilog)
+
+
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
     biases = {}
     for value in values:

@@ -7,7 +7,7 @@ import click
 from pronk.cli import options
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk pull smollm2:135m

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from pronk.cli import console, options
 
 
-@click.command(
+@options.verb(
     epilog="""\b
 Examples:
   pronk verify smollm2:135m
@@ -34,27 +33,35 @@ def command(model: str, file: str | None, as_json: bool, **loading: Any) -> None
 
     text = None if file is None else options.read_file(file)
     result = verify(options.load_model(model, loading), text)
-    console.write((json.dumps(result, ensure_ascii=False) if as_json else _as_text(result)) + "\n")
+    if as_json:
+        console.write_json(result)
+    else:
+        console.write(_as_text(result) + "\n")
     if result["verdict"] == "bug":
         raise click.exceptions.Exit(1)
 
 
 def _as_text(result: Mapping[str, Any]) -> str:
-    def parted(path: Mapping[str, Any]) -> str:
-        at = path["first_greedy_divergence"]
-        return "never" if at is None else f"token {at}"
-
-    rows = [("path", "largest |difference|", "greedy tokens part", "verdict")]
+    rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens part", "verdict")]
     for path in result["paths"]:
-        rows.append((path["path"], f"{path['max_abs_difference']:.3g}", parted(path), path["verdict"]))
+        at = path["first_greedy_divergence"]
+        rows.append(
+            (
+                path["path"],
+                f"{path['max_abs_difference']:.3g}",
+                f"{path['worst_rms_difference']:.3g}",
+                "never" if at is None else f"at token {at}",
+                path["verdict"],
+            )
+        )
     wrong = result["last_token_only"]
     return "\n".join(
         [
-            f"{result['model']}: {result['tokens']} tokens, {result['engine']}; against one cache-free forward pass",
+            f"{result['model']}: {result['tokens']} tokens, {result['engine']}; logits against one cache-free pass",
             "",
-            console.table(rows, right=(1,)),
+            console.table(rows, right=(1, 2)),
             "",
-            f"verdict: {result['verdict']} (up to {result['allowed']:.3g} is this type's rounding)",
+            f"verdict: {result['verdict']} (an RMS up to {result['allowed']:.3g} is this type's rounding)",
             f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
             f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
         ]

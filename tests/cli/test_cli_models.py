@@ -1,0 +1,321 @@
+"""The verbs on a real, tiny model: what they print, what they write, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from tiny import tiny_config
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk.llm import LLM
+
+Run = Callable[..., Result]
+PRONK = [sys.executable, "-m", "pronk"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> LLM:
+    return pronk.load(model, device="cpu")
+
+
+def test_a_process_prints_the_text_and_nothing_but_it(model: str, llm: LLM) -> None:
+    expected = llm.generate("Hello", max_new_tokens=30).text
+    command = [*PRONK, "generate", "-m", model, "-n", "30", "--device", "cpu", "Hello"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout.decode() == expected + "\n"
+    assert done.stderr.decode().count("\n") == 1
+    assert done.stderr.startswith(b"5 prompt tokens")
+
+
+def test_json_is_what_the_library_says(run: Run, model: str, llm: LLM) -> None:
+    expected = llm.generate("Hello", max_new_tokens=8, temperature=1.0, seed=7, logprobs=2)
+    command = "generate --device cpu -n 8 --temp 1 -s 7 --logprobs 2 --json Hello".split()
+    found = json.loads(run(*command, "-m", model).stdout)
+    assert (found["text"], found["tokens"], found["seed"]) == (expected.text, expected.tokens, 7)
+    assert [entry["logprob"] for entry in found["logprobs"]] == [entry.logprob for entry in expected.logprobs]
+    assert json.loads(run(*command, "-m", model, "--no-cache").stdout)["tokens"] == expected.tokens
+
+
+def test_samples_and_beams(run: Run, model: str, llm: LLM) -> None:
+    common = ["generate", "--device", "cpu", "-m", model, "-n", "6", "--json", "Hello"]
+    samples = llm.generate("Hello", max_new_tokens=6, temperature=1.0, seed=7, n=3)
+    found = json.loads(run(*common, *"--temp 1 -s 7 --num-samples 3".split()).stdout)
+    assert [s["text"] for s in found["sequences"]] == [s.text for s in samples]
+    beams = llm.generate("Hello", max_new_tokens=6, num_beams=3, num_return_sequences=2)
+    found = json.loads(run(*common, *"--num-beams 3 --num-return-sequences 2".split()).stdout)
+    assert [(s["text"], s["score"]) for s in found["sequences"]] == [(s.text, s.score) for s in beams]
+    assert found["text"] == beams[0].text
+
+
+def test_chat_is_the_librarys_chat(run: Run, model: str, llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    first = llm.chat(messages, max_new_tokens=10).text
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "so?"}]
+    second = llm.chat(messages, max_new_tokens=10).text
+    result = run("chat", "--device", "cpu", "-m", model, "-n", "10", input="hi\nso?\n")
+    assert result.stdout == f"{first}\n{second}\n"
+
+
+def test_a_chat_that_outgrows_the_context(run: Run, model: str) -> None:
+    result = run("chat", "--device", "cpu", "-m", model, "-n", "5", "-c", "64", input="x" * 80 + "\nhi\n")
+    assert result.exit_code == 1
+    assert "pronk: the conversation has " in result.stderr
+    assert "/reset starts anew" in result.stderr
+    assert result.stdout.endswith("\n")
+
+
+def test_a_chat_template_that_is_none(run: Run, model: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for %}")
+    result = run("chat", "--device", "cpu", "-m", model, "--chat-template", str(template), input="hi\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("pronk: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_inspect(run: Run, model: str) -> None:
+    found = json.loads(run("inspect", model, "--json").stdout)
+    config = tiny_config(vocab_size=259, max_position_embeddings=1024)
+    assert found["format"] == "huggingface"
+    assert found["config"] == json.loads(json.dumps(config.to_dict()))
+    assert found["tokenizer"]["kind"] == "tokenizer.json"
+    assert found["tokenizer"]["chat_template"] is True
+    shapes = config.tensor_shapes()
+    assert {t["name"]: tuple(t["shape"]) for t in found["tensors"]} == shapes
+    assert all(t["type"] == "F32" and t["bytes"] == 4 * np.prod(t["shape"]) for t in found["tensors"])
+    stored = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    largest = 4 * 259 * 64
+    assert found["plan"] == {"files": 1, "stored_bytes": stored, "loaded_bytes": stored, "peak_bytes": stored + largest}
+    assert found["parameters"] == stored // 4
+
+    text = run("inspect", model).stdout
+    assert "tokenizer     tokenizer.json, chat template\n" in text
+    assert "rope_theta               10000.0\n" in text
+    for name in shapes:
+        assert f"\n{name} " in text
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of a process's memory")
+def test_inspect_reads_no_tensor_data(tmp_path: Path) -> None:
+    """A model of 27 GB that takes no disk: its file is a header and a hole."""
+    config = tiny_config(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        head_dim=128,
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    header, end = {}, 0
+    for name, shape in config.tensor_shapes().items():
+        begin, end = end, end + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    try:
+        os.truncate(path, 8 + len(text) + end)
+    except OSError as error:
+        pytest.skip(f"no sparse file of {end} bytes here: {error}")
+    code = (
+        "import atexit; from pathlib import Path; from pronk.cli import main\n"
+        "atexit.register(lambda: print(Path('/proc/self/status').read_text()))\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(tmp_path), "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (peak,) = (int(line.split()[1]) * 1024 for line in shown.splitlines() if line.startswith("VmHWM"))
+    assert end > 25e9
+    assert peak < 200e6
+
+
+def test_verify(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("verify", model, "--device", "cpu")
+    assert result.exit_code == 0
+    assert "\ncached " in result.stdout
+    assert "\nverdict: " in result.stdout
+    text = tmp_path / "text.txt"
+    text.write_text("A text of its own.")
+    found = json.loads(run("verify", model, "--device", "cpu", "--json", "-f", str(text)).stdout)
+    assert found["tokens"] == len("A text of its own.")
+    assert [path["path"] for path in found["paths"]] == ["cached", "chunked", "batched"]
+
+
+def test_verify_exits_with_1_for_a_bug(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that forgets where a chunk begins."""
+    honest = LLM.logits
+
+    def forgetful(self: LLM, ids: list[int], *, cache: bool = False, chunk: int | None = None) -> object:
+        logits = honest(self, ids, cache=cache, chunk=chunk)
+        return np.roll(logits, 1, axis=0) if cache else logits
+
+    monkeypatch.setattr(LLM, "logits", forgetful)
+    result = run("verify", model, "--device", "cpu")
+    assert result.exit_code == 1
+    assert "verdict: bug" in result.stdout
+    assert json.loads(run("verify", model, "--device", "cpu", "--json").stdout)["verdict"] == "bug"
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "exact"),
+    [
+        ("safetensors", [], True),
+        ("safetensors", ["--dtype", "bf16"], False),
+        ("gguf", [], True),
+        ("gguf", ["--dtype", "q8_0"], False),
+        ("llama2c", [], True),
+        ("llama2c", ["--version", "1"], True),
+        ("llama2c", ["--version", "2", "--group-size", "32"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_convert_ends_with_a_receipt(
+    run: Run, model: str, tmp_path: Path, to: str, more: list[str], exact: bool
+) -> None:
+    destination = tmp_path / "converted"
+    result = run("convert", model, str(destination), "--to", to, *more, "--json")
+    assert result.exit_code == 0, result.stderr
+    receipt = json.loads(result.stdout)
+    assert receipt["dst"] == str(destination)
+    assert receipt["tokens"] > 100
+    # Text and numbers must agree: a stranger's logits differ by more than 1.
+    assert (receipt["max_abs_difference"] == 0) == exact
+    assert receipt["max_abs_difference"] < 0.5
+    assert json.loads(run("inspect", str(destination), "--json").stdout)["format"] == receipt["format"]
+
+
+def test_convert_in_words(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("convert", model, str(tmp_path / "m.gguf"), "--to", "gguf")
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"{tmp_path / 'm.gguf'}: gguf, ")
+    assert second.startswith("largest logit difference 0 over ")
+    assert second.endswith("; greedy tokens part never")
+
+
+def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("convert", model, str(tmp_path / "m.bin"), "--to", "llama2c")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("the tokenizer stays behind: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (["--to", "safetensors", "--dtype", "q8_0"], 2),
+        (["--to", "onnx"], 2),
+        (["--to", "gguf", "--version", "2"], 1),
+        (["--to", "llama2c", "--version", "2", "--group-size", "7"], 1),
+        (["--to", "gguf", "--tokenizer", "/no/such/file"], 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_refused_conversion_leaves_nothing_behind(
+    run: Run, model: str, tmp_path: Path, more: list[str], code: int
+) -> None:
+    result = run("convert", model, str(tmp_path / "converted"), *more)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_convert_replaces_only_when_told_to(run: Run, model: str, tmp_path: Path) -> None:
+    destination = tmp_path / "m.gguf"
+    destination.write_text("mine")
+    result = run("convert", model, str(destination), "--to", "gguf")
+    assert (result.exit_code, destination.read_text()) == (1, "mine")
+    assert result.stderr.startswith(f"pronk: {destination} exists")
+    assert run("convert", model, str(destination), "--to", "gguf", "--overwrite").exit_code == 0
+    assert destination.read_bytes()[:4] == b"GGUF"
+
+
+def test_a_model_that_is_written_but_cannot_be_read_back(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise pronk.errors.PronkError("no engine")
+
+    monkeypatch.setitem(vars(pronk), "load", load)
+    result = run("convert", model, str(tmp_path / "m.gguf"), "--to", "gguf")
+    assert result.exit_code == 1
+    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written, but its receipt is not: no engine\n"
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "inspect", "verify", "convert", "pull"])
+@pytest.mark.parametrize("name", ["no-such-model", "./nowhere.gguf", "{folder}"])
+def test_what_is_no_model(run: Run, tmp_path: Path, verb: str, name: str) -> None:
+    name = name.format(folder=tmp_path)
+    arguments = ["-m", name] if verb in ("generate", "chat") else [name]
+    if verb == "convert":
+        arguments += [str(tmp_path / "converted"), "--to", "gguf"]
+    result = run(verb, *arguments, input="hi\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("pronk: ")
+    assert result.stderr.count("\n") == 1
+    assert name in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_that_does_not_fit(run: Run, model: str) -> None:
+    common = ["generate", "--device", "cpu", "-m", model, "-n", "4", "-c", "32"]
+    result = run(*common, "x" * 40)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("pronk: the prompt has 40 tokens and at most 31 fit")
+    assert result.stderr.count("\n") == 1
+    result = run(*common, "--truncate", "right", "x" * 40)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("28 prompt tokens (12 cut)")
+    assert json.loads(run(*common, "--truncate", "left", "--json", "x" * 40).stdout)["truncated_tokens"] == 12
+
+
+def test_a_prompt_that_is_no_text(run: Run, model: str) -> None:
+    result = run(
+        "generate", "--device", "cpu", "-m", model, "caf\udce9"
+    )  # how Python hands over bytes that are not UTF-8
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("pronk: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_pull_prints_where(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.checkpoint import hub
+
+    asked = []
+
+    def pull(name: str, *, revision: str | None = None) -> Path:
+        asked.append((name, revision))
+        return tmp_path / "model.gguf"
+
+    monkeypatch.setattr(hub, "pull", pull)
+    result = run("pull", "owner/name", "--revision", "v2")
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'model.gguf'}\n")
+    assert asked == [("owner/name", "v2")]
+
+
+def test_list(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.checkpoint import hub
+
+    models = [hub.CachedModel("smollm2:135m", None, 98_362_432), hub.CachedModel("owner/name", tmp_path, 1_500_000_000)]
+    monkeypatch.setattr(hub, "cached", lambda: models)
+    assert run("list").stdout == (
+        f"smollm2:135m  98.4 MB  not here; pronk pull smollm2:135m\nowner/name     1.5 GB  {tmp_path}\n"
+    )
+    assert json.loads(run("list", "--json").stdout) == [
+        {"name": "smollm2:135m", "path": None, "bytes": 98_362_432},
+        {"name": "owner/name", "path": str(tmp_path), "bytes": 1_500_000_000},
+    ]

@@ -1,0 +1,62 @@
+"""Every program in examples/ runs, and says what it should; on a tiny model, whose words are noise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_folder import save_tiny_chat_model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("examples") / "tiny"))
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_zero_shot(model: str) -> None:
+    shown = run("zero_shot.py", model, "--tokens", "3")
+    prompts = sorted((EXAMPLES / "prompts" / "zero_shot").glob("*.txt"))
+    assert len(prompts) == 4
+    for prompt in prompts:
+        assert f"--- {prompt.stem}\n" + prompt.read_text().rstrip("\n") in shown
+
+
+def test_few_shot(model: str) -> None:
+    shown = run("few_shot.py", model, "--tokens", "3")
+    for prompt in (EXAMPLES / "prompts" / "few_shot").glob("*.txt"):
+        assert f"--- {prompt.stem}\n" in shown
+    assert shown.count(" -> ") == 9
+
+
+def test_chat(model: str) -> None:
+    assert run("chat.py", model, "--tokens", "3").count("\n> ") == 2  # and one at the beginning
+
+
+def test_compare_formats(model: str) -> None:
+    header, *rows = run("compare_formats.py", model).splitlines()
+    assert header.split()[:2] == ["format", "type"]
+    differences = {(row.split()[0], row.split()[1]): float(row.split()[3]) for row in rows}
+    assert len(differences) == 6
+    for (_, dtype), difference in differences.items():
+        assert (difference == 0) == (dtype == "f32")
+    assert max(differences.values()) < 0.5
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "zero_shot.py",
+        "few_shot.py",
+        "chat.py",
+        "compare_formats.py",
+    }
