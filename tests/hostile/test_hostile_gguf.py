@@ -125,6 +125,22 @@ def test_lengths_of_strings(tmp_path: Path, length: int) -> None:
     refused(path, raw_gguf([], [size + tail]), "tensor name length")
 
 
+def test_a_file_of_terabytes_makes_no_length_credible(tmp_path: Path) -> None:
+    """A sparse file, in which every length fits: headers have limits of their own."""
+    path = tmp_path / "m.gguf"
+    for data, field in (
+        (raw_gguf([], [], pair_count=1 << 17), "metadata count"),
+        (raw_gguf([], [], tensor_count=1 << 17), "tensor count"),
+        (raw_gguf([pair("x", 8, struct.pack("<Q", 1 << 30))], []), "'x' length"),
+        (raw_gguf([pair("x", 9, struct.pack("<IQ", 0, 1 << 30))], []), "'x' length"),
+        (raw_gguf([pair("x", 9, struct.pack("<IQ", 8, 1 << 27))], []), "'x' length"),
+        (raw_gguf([pair("x", 9, struct.pack("<IQQ", 8, 1, 1 << 30))], []), "'x' [0]"),
+    ):
+        path.write_bytes(data)
+        os.truncate(path, 1 << 42)
+        refused_file(path, field)
+
+
 def test_a_string_may_not_be_cut_off_by_the_end(tmp_path: Path) -> None:
     value = struct.pack("<IQ", 8, 2) + text("ab") + text("cd")
     path = tmp_path / "m.gguf"
