@@ -10,7 +10,7 @@ Not safe to share between threads. Times nothing and knows no text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,8 +19,9 @@ from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
 from pronk.engine.params import SamplingParams
-from pronk.engine.rng import Stream, check_seed, stream
+from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import Float32, Sampled, sample
+from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
 
 FinishReason = Literal["stop", "length"]
@@ -54,37 +55,6 @@ class Counters:
     recomputed_tokens: int = 0  # computed before and not kept: after preemption, or for want of a cache
     cached_tokens: int = 0  # prompt tokens that further samples of a request took from the first
     preemptions: int = 0
-
-
-@dataclass(frozen=True)
-class _Request:
-    id: int
-    params: SamplingParams
-    prompt_tokens: int
-    max_tokens: int  # prompt included
-    stop_ids: frozenset[int]
-    streams: tuple[Stream, ...]
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """Samples of one request that are still the same tokens: all of them until the prompt is computed, then one."""
-
-    request: _Request
-    samples: list[int]
-    tokens: list[int]
-    table: BlockTable
-    computed: int = 0  # the most tokens ever computed
-
-    @property
-    def step(self) -> int:
-        """How many tokens were generated."""
-        return len(self.tokens) - self.request.prompt_tokens
-
-    @property
-    def missing(self) -> int:
-        """Tokens that are not in the cache."""
-        return len(self.tokens) - self.table.length
 
 
 class Scheduler:
@@ -129,19 +99,19 @@ class Scheduler:
         self._pool = BlockPool(first_blocks, block_size)
         self._storage = backend.new_kv(first_blocks, block_size) if cached else None
         self._cached = cached
-        self._waiting: deque[_Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()
         # Oldest first. Sequences that still miss more than one token are at the end.
-        self._running: list[_Sequence] = []
+        self._running: list[Sequence] = []
         self._next_id = 0
 
-    def add(self, prompt_ids: Sequence[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
+    def add(self, prompt_ids: Iterable[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
         """Queue a request; gives its id. `seed` is the effective one (see rng.effective_seed).
 
         Raises ContextOverflow for a prompt with no room left to generate a token, and BadRequest.
         """
         tokens = [int(token) for token in prompt_ids]
         self._check(tokens, params, seed)
-        request = _Request(
+        request = Request(
             id=self._next_id,
             params=params,
             prompt_tokens=len(tokens),
@@ -150,7 +120,7 @@ class Scheduler:
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
         )
         self._next_id += 1
-        self._waiting.append(_Sequence(request, list(range(params.samples)), tokens, BlockTable(self._pool)))
+        self._waiting.append(Sequence(request, list(range(params.samples)), tokens, BlockTable(self._pool)))
         return request.id
 
     def cancel(self, request: int, sample: int | None = None) -> None:
@@ -209,9 +179,9 @@ class Scheduler:
 
     # -- which tokens next
 
-    def _plan(self) -> list[tuple[_Sequence, Run]]:
+    def _plan(self) -> list[tuple[Sequence, Run]]:
         assert self._storage is not None
-        runs: list[tuple[_Sequence, Run]] = []
+        runs: list[tuple[Sequence, Run]] = []
         copies: list[tuple[int, int]] = []
         budget = self._budget
         for sequence in self._candidates():
@@ -229,7 +199,7 @@ class Scheduler:
             self._storage.copy(copies)
         return runs
 
-    def _candidates(self) -> Iterator[_Sequence]:
+    def _candidates(self) -> Iterator[Sequence]:
         """Those under way, oldest first, then those that can be admitted."""
         for sequence in list(self._running):
             if sequence in self._running:  # not preempted meanwhile
@@ -238,7 +208,7 @@ class Scheduler:
             self._running.append(self._waiting.popleft())
             yield self._running[-1]
 
-    def _make_room_for(self, sequence: _Sequence, count: int) -> bool:
+    def _make_room_for(self, sequence: Sequence, count: int) -> bool:
         """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself."""
         assert self._storage is not None
         while not make_room(self._pool, self._storage, sequence.table.blocks_needed(count), self._max_blocks):
@@ -250,19 +220,19 @@ class Scheduler:
                 return False
         return True
 
-    def _has_place(self, sequence: _Sequence) -> bool:
+    def _has_place(self, sequence: Sequence) -> bool:
         return sum(len(s.samples) for s in [*self._running, sequence]) <= self._max_sequences
 
-    def _has_blocks(self, sequence: _Sequence) -> bool:
+    def _has_blocks(self, sequence: Sequence) -> bool:
         """Whether all of it fits beside the others, with a block to spare for each; alone it always does."""
         spare = sum(len(s.samples) for s in [*self._running, sequence])
         wanted = sequence.table.blocks_needed(sequence.missing) + spare
         return not self._running or wanted <= self._pool.num_free + self._max_blocks - self._pool.num_blocks
 
-    def _plan_without_cache(self) -> list[tuple[_Sequence, Run]]:
+    def _plan_without_cache(self) -> list[tuple[Sequence, Run]]:
         while self._waiting and self._has_place(self._waiting[0]):
             self._running.append(self._waiting.popleft())
-        runs: list[tuple[_Sequence, Run]] = []
+        runs: list[tuple[Sequence, Run]] = []
         budget = self._budget
         for sequence in sorted(self._running, key=lambda s: s.step):  # so that all advance alike
             if runs and len(sequence.tokens) > budget:
@@ -273,7 +243,7 @@ class Scheduler:
 
     # -- what the logits give
 
-    def _draw(self, sequence: _Sequence, logits: Float32) -> list[Sampled]:
+    def _draw(self, sequence: Sequence, logits: Float32) -> list[Sampled]:
         """The next token of each sample, from one row of logits [V]. Changes nothing."""
         params, streams = sequence.request.params, sequence.request.streams
         generated = sequence.tokens[sequence.request.prompt_tokens :]
@@ -282,7 +252,7 @@ class Scheduler:
             for i in sequence.samples
         ]
 
-    def _advance(self, sequence: _Sequence, drawn: list[Sampled]) -> list[Event]:
+    def _advance(self, sequence: Sequence, drawn: list[Sampled]) -> list[Event]:
         """Give each sample its token and a sequence of its own, and let go of those that are finished."""
         samples = sequence.samples
         shared = sequence.table.length
@@ -291,14 +261,14 @@ class Scheduler:
         sequence.samples = samples[:1]
         for i in samples[1:]:
             branches.append(
-                _Sequence(sequence.request, [i], list(sequence.tokens), sequence.table.fork(), sequence.computed)
+                Sequence(sequence.request, [i], list(sequence.tokens), sequence.table.fork(), sequence.computed)
             )
         # Beside the first one: they are of its age.
         place = self._running.index(sequence) + 1
         self._running[place:place] = branches[1:]
         return [self._extend(branch, token) for branch, token in zip(branches, drawn, strict=True)]
 
-    def _extend(self, sequence: _Sequence, drawn: Sampled) -> Event:
+    def _extend(self, sequence: Sequence, drawn: Sampled) -> Event:
         request, step = sequence.request, sequence.step
         sequence.tokens.append(drawn.token)
         reason: FinishReason | None = None
@@ -310,14 +280,14 @@ class Scheduler:
             self._drop(sequence)
         return Event(request.id, sequence.samples[0], step, drawn.token, drawn.logprob, drawn.top, reason)
 
-    def _drop(self, sequence: _Sequence) -> None:
+    def _drop(self, sequence: Sequence) -> None:
         sequence.table.free()
         if sequence in self._running:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
 
-    def _count(self, runs: list[tuple[_Sequence, Run]]) -> None:
+    def _count(self, runs: list[tuple[Sequence, Run]]) -> None:
         self.counters.steps += 1
         for sequence, run in runs:
             end = run.start + len(run.token_ids)
