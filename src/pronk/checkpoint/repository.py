@@ -13,7 +13,8 @@ from pronk.errors import ModelNotFound
 # stays where it is.
 COMPANIONS = frozenset(
     """config.json generation_config.json model.safetensors.index.json pytorch_model.bin.index.json params.json
-    tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json""".split()
+    tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
+    chat_template.jinja chat_template.json""".split()
 )
 _OF_MANY = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors|bin)$)")
 
