@@ -27,8 +27,8 @@ _PAD = "<|finetune_right_pad_id|>"
 _NAMED = {0: BEGIN, 1: _END, 4: _PAD, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 8: "<|eom_id|>"}
 _NAMED |= {9: "<|eot_id|>", 10: "<|python_tag|>"}
 
-# The library's regex engine overflows its stack on longer runs without (or of nothing but) white space.
-_PIECE = re.compile(r"(?:\s{1,25000}|\S{1,25000}){1,16}")
+# The library's regex engine gives up on much longer runs of white space; Meta's own code cuts them at this length too.
+_LONG_SPACE = re.compile(r"\s{25000}(?=\s)")
 
 
 def special_names() -> tuple[str, ...]:
@@ -129,8 +129,10 @@ class TiktokenTokenizer(Tokenizer):
     def _encode(self, text: str, special: bool) -> list[int]:
         allowed: Any = "all" if special else set()
         ids: list[int] = []
-        for piece in _PIECE.findall(text):
-            ids += self._library.encode(piece, allowed_special=allowed, disallowed_special=())
+        start = 0
+        for end in (*(long.end() for long in _LONG_SPACE.finditer(text)), len(text)):
+            ids += self._library.encode(text[start:end], allowed_special=allowed, disallowed_special=())
+            start = end
         return ids
 
     def _token_bytes(self, token: int) -> bytes:
