@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
