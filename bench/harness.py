@@ -18,8 +18,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pronk.generation import peak_rss_mb as pronk_peak_rss_mb
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 
@@ -66,13 +64,6 @@ def warn_if_busy() -> None:
     """Others at work take turns with both sides, and not fairly."""
     if _load() > 0.5:
         say(f"this machine is busy (load {_load():.1f} on {_cores()} cores): the numbers will not be worth much")
-
-
-def peak_rss_mb() -> float:
-    """MB (10^6) of this process since it began. On Linux from /proc: what getrusage says there includes the parent."""
-    if high := _first(_lines("/proc/self/status"), "VmHWM"):
-        return int(high.split()[0]) * 1024 / 1e6
-    return pronk_peak_rss_mb() or float("nan")
 
 
 def commit() -> str:

@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 import pronk
 from pronk import checkpoint
 from pronk.checkpoint import hub
+from pronk.generation import peak_rss_mb
 from pronk.torch_engine.backend import DTYPES, to_torch
 
 PREFILL, PROMPT, NEW = 512, 32, 128
@@ -153,7 +154,7 @@ def peak_memory(side: str, model: str, dtype: str, threads: int) -> float:
 def use_memory(side: str, model: str, dtype: str, threads: int) -> None:
     way = Pronk(model, dtype, threads).stream if side == "pronk" else Transformers(model, dtype, threads).loop
     way([1 + i % 100 for i in range(PREFILL)], NEW)
-    print(harness.peak_rss_mb())
+    print(peak_rss_mb())
 
 
 def report(results: dict[str, Any]) -> str:
