@@ -9,7 +9,7 @@ import argparse
 
 import pronk
 
-QUESTIONS = ["My name is Ada. What is a good name for a cat?", "And for a dog?", "What is my name?"]
+QUESTIONS = ["My name is Ada, and I have a dog.", "What is my name?", "Think of a name for my dog."]
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     llm = pronk.load(arguments.model)
-    messages = [{"role": "system", "content": "You answer in one short sentence."}]
+    messages: list[dict[str, str]] = []  # a first one of role "system" would say how to answer
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         answer = llm.chat(messages, max_new_tokens=arguments.tokens)

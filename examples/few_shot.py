@@ -15,7 +15,7 @@ import pronk
 PROMPTS = Path(__file__).parent / "prompts" / "few_shot"
 QUESTIONS = {
     "opposites": ["early", "dark", "open"],
-    "mood": ["My best friend moved away today.", "Grandma baked my favourite cake.", "The dog is ill."],
+    "mood": ["I lost my new umbrella on the train.", "Grandma baked my favourite cake.", "The dog is ill."],
     "plural": ["dog", "fox", "party"],
 }
 

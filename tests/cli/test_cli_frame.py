@@ -215,3 +215,9 @@ def test_a_full_disk_is_one_line(fake_pronk: list[str]) -> None:
 def test_python_m_pronk() -> None:
     done = subprocess.run([sys.executable, "-m", "pronk", "--version"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"pronk {__version__}\n", "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_a_closed_standard_input_is_an_empty_prompt(fake_pronk: list[str]) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *fake_pronk, "generate", "-n", "1"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "word0 \n"

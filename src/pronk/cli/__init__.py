@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -118,6 +119,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     if not sys.warnoptions:  # python -W and PYTHONWARNINGS still decide
         warnings.simplefilter("ignore")
+    sys.stdin = sys.stdin or Path(os.devnull).open()  # None where a daemon has closed it
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     group(prog_name="pronk")

@@ -65,7 +65,7 @@ def command(
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     checkpoint = _open(src, tokenizer, revision)
-    vocabulary = _vocabulary(checkpoint) if to != "safetensors" else None
+    vocabulary, files = _tokenizer(checkpoint, to)
     with console.progress("writing") as advance:
         write.save(
             checkpoint,
@@ -75,10 +75,11 @@ def command(
             version=version,
             group_size=group_size,
             vocabulary=vocabulary,
+            tokenizer_files=files,
             overwrite=overwrite,
             progress=advance,
         )
-    if problem := write.tokenizer_problem(checkpoint, to, vocabulary):
+    if problem := write.tokenizer_problem(checkpoint, to, vocabulary, files):
         console.note(f"the tokenizer stays behind: {problem}")
     try:
         receipt = _receipt(src, dst, tokenizer, revision)
@@ -100,16 +101,20 @@ def _open(src: str, tokenizer: Path | None, revision: str | None) -> Checkpoint:
     return replace(opened, tokenizer=tokenizers.find(tokenizer)) if tokenizer else opened
 
 
-def _vocabulary(checkpoint: Checkpoint) -> Vocabulary | None:
+def _tokenizer(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:
+    """The tokenizer in the form that the format wants it in: a vocabulary to embed, or files to put beside."""
     from pronk import tokenizer
+    from pronk.checkpoint.write import needs_tokenizer_files
+    from pronk.tokenizer.export import huggingface_files
 
-    if checkpoint.tokenizer is None:
-        return None
+    if checkpoint.tokenizer is None or (to == "safetensors" and not needs_tokenizer_files(checkpoint)):
+        return None, None
     try:
-        return tokenizer.load(checkpoint.tokenizer).vocabulary()
+        loaded = tokenizer.load(checkpoint.tokenizer)
+        return (None, huggingface_files(loaded)) if to == "safetensors" else (loaded.vocabulary(), None)
     except Unsupported as error:
         console.note(str(error))
-        return None
+        return None, None
 
 
 def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
