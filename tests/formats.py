@@ -45,7 +45,7 @@ def save_huggingface(
     """`dtype`: a numpy type to convert to. Several shards have their tensors dealt out in turn, and an index."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2))
-    weights = {name: np.ascontiguousarray(array, dtype) for name, array in weights.items()}
+    weights = {name: np.asarray(array, dtype, order="C") for name, array in weights.items()}
     stem = "model" if container == "safetensors" else "pytorch_model"
     names = [f"{stem}-{i + 1:05d}-of-{shards:05d}.{container}" for i in range(shards)]
     if shards == 1:

@@ -126,6 +126,12 @@ def test_safetensors_win_over_bin(folder: Path) -> None:
     same(huggingface.read(folder), CONFIG, WEIGHTS)
 
 
+def test_a_whole_file_wins_over_an_index(sharded: Path) -> None:
+    other = random_weights(CONFIG, seed=1)
+    save_huggingface(sharded, CONFIG, other)
+    same(huggingface.read(sharded), CONFIG, other)
+
+
 def test_several_files_and_nothing_to_choose_by(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     shutil.copy(folder / "a.safetensors", folder / "b.safetensors")
@@ -171,6 +177,16 @@ class TestTiedHead:
         same(huggingface.read(tmp_path), tiny_config(), weights)
         theirs = LlamaForCausalLM.from_pretrained(tmp_path)
         assert torch.equal(theirs.lm_head.weight, as_torch(head))
+
+    @pytest.mark.parametrize("head", [np.float32(1)[None], np.zeros((96, 63), np.float32), np.array(1, np.float32)])
+    def test_a_head_of_the_wrong_shape(self, tmp_path: Path, head: Any) -> None:
+        save_huggingface(tmp_path, self.tied, self.weights | {"lm_head.weight": head})
+        with pytest.raises(BadFile, match=r"tensor 'lm_head\.weight': shape"):
+            huggingface.read(tmp_path)
+        scalar = {"lm_head.weight": np.array(1, np.float32), "model.embed_tokens.weight": np.array(1, np.float32)}
+        save_huggingface(tmp_path, self.tied, self.weights | scalar)
+        with pytest.raises(BadFile, match="shape"):
+            huggingface.read(tmp_path)
 
     def test_untied_and_absent(self, tmp_path: Path) -> None:
         save_huggingface(tmp_path, tiny_config(), self.weights)
@@ -235,6 +251,12 @@ class TestTensors:
         self.change(folder, **{"model.layers.0.self_attn.q_norm.weight": np.ones(8, np.float32)})
         with pytest.raises(BadFile, match=r"q_norm.*: not part of this model"):
             huggingface.read(folder)
+
+    def test_of_an_endless_name(self, folder: Path) -> None:
+        self.change(folder, **{"x" * 257: np.ones(8, np.float32)})
+        with pytest.raises(BadFile, match="a name of 257 characters") as caught:
+            huggingface.read(folder)
+        assert len(str(caught.value)) < 400
 
     def test_of_another_shape(self, folder: Path) -> None:
         self.change(folder, **{"model.norm.weight": np.ones(63, np.float32)})

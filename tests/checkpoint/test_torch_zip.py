@@ -152,6 +152,7 @@ def test_nothing_that_the_pickle_names_is_run(tmp_path: Path) -> None:
         ({"a": [1, 2.5, None, True, "x", (1, 2, 3, 4), -5, 70000]}, "maps 'a' to a list"),
         ({"a": {"b": torch.ones(2)}}, "maps 'a' to a dict"),
         ({1: torch.ones(2)}, "maps 1 to a Tensor"),
+        ({"x" * 257: torch.ones(2)}, "xxx... to a Tensor"),
         ({(1, 2): torch.ones(2)}, "a key of type tuple"),
         ([torch.ones(2)], "holds a list"),
         (torch.ones(2), "holds a Tensor"),

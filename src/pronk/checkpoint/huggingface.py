@@ -23,7 +23,7 @@ from pronk.vocabulary import TokenizerSource
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-# Index and single file, in the order in which they are looked for.
+# Index and single file. A whole file comes before an index, as in transformers.
 _USUAL_NAMES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
@@ -68,7 +68,7 @@ def _more_ends(config: ModelConfig, folder: Path) -> ModelConfig:
         return config
     ids = strict_json.read(path).get("eos_token_id")
     ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if any(type(i) is not int or i < 0 for i in ids):
+    if any(type(i) is not int or not 0 <= i < 1 << 31 for i in ids):
         raise BadFile(path, f"must be token ids, not {short(ids)}", field="eos_token_id")
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ids))))
 
@@ -79,10 +79,10 @@ def _more_ends(config: ModelConfig, folder: Path) -> ModelConfig:
 def _weight_files(folder: Path) -> list[Path]:
     """The index or the single file to read; several where nothing tells which of them it is."""
     for index, single in _USUAL_NAMES:
-        if (folder / index).is_file():
-            return [folder / index]
         if weight_file.detect(folder / single):
             return [folder / single]
+        if (folder / index).is_file():
+            return [folder / index]
     files = sorted(file for file in folder.iterdir() if file.is_file())
     return [f for f in files if safetensors.detect(f)] or [f for f in files if torch_zip.detect(f)]
 
@@ -143,8 +143,9 @@ def _settle_head(config: ModelConfig, tensors: dict[str, LazyTensor]) -> ModelCo
     """The config ties the head to the embedding, and there is a head nevertheless. A copy is dropped; a head of its own
     is used, as transformers 5 does. This alone reads weights at opening, as far as the first difference."""
     head, embedding = tensors[HEAD], tensors.get(EMBEDDING)
-    if embedding is None or head.dtype not in PLAIN_DTYPES:
-        return config
+    shape = (config.vocab_size, config.hidden_size)
+    if embedding is None or head.dtype not in PLAIN_DTYPES or head.shape != shape:
+        return replace(config, tie_word_embeddings=False)  # broken, as the checks that follow will find
     if (head.dtype, head.shape) == (embedding.dtype, embedding.shape):
         rows = zip(np.array_split(head.read(), 64), np.array_split(embedding.read(), 64), strict=True)
         if all(np.array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}")) for a, b in rows):

@@ -155,7 +155,7 @@ def _config(path: Path, raw: dict[str, Any], pieces: dict[str, list[LazyTensor]]
             rms_norm_eps=float(params.norm_eps),
             rope_theta=float(params.rope_theta),
             rope_scaling=_rope_scaling(params),
-            tie_word_embeddings=_HEAD not in pieces,
+            tie_word_embeddings=_HEAD not in pieces,  # Llama 3.2 is tied, and has the head in its files nevertheless
         )
     except ValueError as error:
         raise BadFile(path, str(error)) from None

@@ -31,6 +31,7 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 _MAX_RANK = 8
+_LONGEST_NAME = 256
 
 
 def detect(path: Path) -> bool:
@@ -84,6 +85,8 @@ def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
     def fail(problem: str) -> NoReturn:
         raise BadFile(path, problem, field=f"tensor {short(name)}", offset=8)
 
+    if len(name) > _LONGEST_NAME:
+        fail(f"a name of {len(name)} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         fail("must have dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -38,6 +38,7 @@ _STORAGES = {
     "torch.storage.UntypedStorage": ("U8", 1),
 }
 _MAX_RANK = 8
+_LONGEST_NAME = 256
 
 
 def detect(path: Path) -> bool:
@@ -130,7 +131,7 @@ class _Archive:
         if type(content) is not dict:
             raise BadFile(path, f"holds a {_kind(content)}, not a mapping of names to tensors", field=field)
         for key, value in content.items():
-            if type(key) is not str or type(value) is not _Tensor:
+            if type(key) is not str or len(key) > _LONGEST_NAME or type(value) is not _Tensor:
                 problem = f"maps {short(key)} to a {_kind(value)}; pronk reads names of tensors only"
                 raise BadFile(path, problem, field=field)
         return {key: self.lazy(key, tensor) for key, tensor in content.items()}
