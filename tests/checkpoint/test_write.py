@@ -196,6 +196,10 @@ def test_the_tokenizer_of_hugging_face_goes_along(tmp_path: Path) -> None:
 
     other = replace(checkpoint, tokenizer=TokenizerSource("gguf", source / names[0]))
     assert "gguf tokenizer" in (write.tokenizer_problem(other, "safetensors", spm()) or "")
+    files = {"tokenizer.json": b"{}"}
+    assert write.tokenizer_problem(other, "safetensors", None, files) is None
+    given = save(other, tmp_path / "given", to="safetensors", dtype="f32", tokenizer_files=files)
+    assert (given / "tokenizer.json").read_bytes() == b"{}"
     folder = save(other, tmp_path / "other", to="safetensors", dtype="f32")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
@@ -35,6 +35,7 @@ def save(
     version: int | None = None,
     group_size: int = 64,
     vocabulary: Vocabulary | None = None,
+    tokenizer_files: Mapping[str, bytes] | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -42,8 +43,9 @@ def save(
     """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
 
     `version` is llama2.c's: 0 (the default) or 1 for f32, 2 for int8, in groups of `group_size`. The tokenizer goes
-    along where the format holds it (`tokenizer_problem` says where it does not): safetensors gets copies of Hugging
-    Face's files; GGUF gets `vocabulary`, and so does llama2.c, as tokenizer.bin beside the file.
+    along where the format holds it (`tokenizer_problem` says where it does not): safetensors gets copies of the
+    source's Hugging Face files, or else `tokenizer_files` (name -> content); GGUF gets `vocabulary`, and so does
+    llama2.c, as tokenizer.bin beside the file.
 
     Numbers are rounded to nearest where `dtype` is narrower, vectors never in GGUF and llama2.c. Peak memory is one
     tensor. Everything is written under another name and renamed at the end.
@@ -58,7 +60,7 @@ def save(
     elif to == "gguf":
         write_gguf.check(config, vocabulary)
     _check_destination(checkpoint, destination, to, overwrite)
-    carried = tokenizer_problem(checkpoint, to, vocabulary) is None
+    carried = tokenizer_problem(checkpoint, to, vocabulary, tokenizer_files) is None
     tokenizer = write_llama2c.tokenizer(vocabulary) if to == "llama2c" and carried and vocabulary else b""
     beside = destination.with_name("tokenizer.bin")
     if tokenizer and beside.exists():
@@ -71,7 +73,9 @@ def save(
         if to == "safetensors":
             partial.mkdir()
             write_safetensors.write(partial, stream, dtype.upper(), max_shard_bytes)
-            if carried and checkpoint.tokenizer:
+            for name, content in (tokenizer_files or {}).items():
+                (partial / name).write_bytes(content)
+            if checkpoint.tokenizer and not tokenizer_files and carried:
                 write_safetensors.copy_tokenizer(partial, checkpoint.tokenizer)
         elif to == "gguf":
             with partial.open("xb") as file:
@@ -86,11 +90,21 @@ def save(
     return destination
 
 
-def tokenizer_problem(checkpoint: Checkpoint, to: Format, vocabulary: Vocabulary | None) -> str | None:
+def needs_tokenizer_files(checkpoint: Checkpoint) -> bool:
+    """Whether the tokenizer is none of Hugging Face's files, which could be copied."""
+    return checkpoint.tokenizer is not None and checkpoint.tokenizer.kind not in write_safetensors.TOKENIZER_NAMES
+
+
+def tokenizer_problem(
+    checkpoint: Checkpoint,
+    to: Format,
+    vocabulary: Vocabulary | None,
+    tokenizer_files: Mapping[str, bytes] | None = None,
+) -> str | None:
     """Why the tokenizer does not go along, in one line; None where it does, or where there is none."""
     if to == "safetensors":
-        if checkpoint.tokenizer and checkpoint.tokenizer.kind not in write_safetensors.TOKENIZER_NAMES:
-            return f"a {checkpoint.tokenizer.kind} tokenizer is not written as Hugging Face's files"
+        if needs_tokenizer_files(checkpoint) and checkpoint.tokenizer and not tokenizer_files:
+            return f"no Hugging Face files were given for its {checkpoint.tokenizer.kind} tokenizer"
         return None
     if vocabulary is None:
         return "no vocabulary was given" if checkpoint.tokenizer else None

@@ -27,6 +27,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF = _byte_of_character()
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
@@ -60,9 +61,6 @@ class HfTokenizer(Tokenizer):
         """`spell`: the bytes that a token adds to a text. `vocabulary`: see Tokenizer.vocabulary."""
         super().__init__(kind, vocab_size, special, chat_template=chat_template, model_vocab_size=model_vocab_size)
         self.strips_first_space = strips_first_space
-        # A file may ask for either; neither may ever happen to a prompt.
-        library.no_truncation()
-        library.no_padding()
         self._library, self._spell, self._make_vocabulary = library, spell, vocabulary
         self._lock = threading.Lock()
 
@@ -79,7 +77,7 @@ class HfTokenizer(Tokenizer):
         return self._spell(token)
 
 
-def byte_level_bpe(kind: str, path: Path, v: Vocabulary, *, model_vocab_size: int | None = None) -> HfTokenizer:
+def library_of(path: Path, v: Vocabulary) -> Library:
     """Byte-level BPE from its vocabulary and merges. Raises BadFile or, for an unknown pre-tokenizer, Unsupported."""
     ids = {token: i for i, token in enumerate(v.tokens)}
     _check(path, v, ids)
@@ -94,14 +92,21 @@ def byte_level_bpe(kind: str, path: Path, v: Vocabulary, *, model_vocab_size: in
         raise BadFile(path, f"no BPE vocabulary: {error}", field="merges") from None
     library = Library(model)
     library.pre_tokenizer = pre_tokenizers.build(v.pre)
-    hidden, own = _ids_of(v, TokenType.CONTROL, TokenType.UNKNOWN), _ids_of(v, TokenType.USER_DEFINED)
+    hidden, own = _ids_of(v, *_HIDDEN), _ids_of(v, TokenType.USER_DEFINED)
     library.add_special_tokens([AddedToken(v.tokens[i], special=True, normalized=False) for i in hidden])
     library.add_tokens([AddedToken(v.tokens[i], special=False, normalized=False) for i in own])
-    verbatim = frozenset((*hidden, *own))
+    return library
+
+
+def byte_level_bpe(kind: str, path: Path, v: Vocabulary, *, model_vocab_size: int | None = None) -> HfTokenizer:
+    """See `library_of`."""
+    hidden = _ids_of(v, *_HIDDEN)
+    verbatim = frozenset((*hidden, *_ids_of(v, TokenType.USER_DEFINED)))
 
     def spell(token: int) -> bytes:
         return v.tokens[token].encode() if token in verbatim else unvisible(v.tokens[token])
 
+    library = library_of(path, v)
     special = SpecialTokens(
         hidden=frozenset(hidden),
         bos_id=v.bos_id,

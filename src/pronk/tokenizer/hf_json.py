@@ -73,11 +73,15 @@ def _tokens(path: Path, raw: dict[str, Any]) -> dict[int, str]:
 def _library(path: Path, data: bytes) -> Library:
     try:
         with panics_as(BadFile(path, "no tokenizer.json that the tokenizers library accepts")):
-            return Library.from_buffer(data)
+            library = Library.from_buffer(data)
     except BadFile:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise BadFile(path, str(error).splitlines()[0][:200]) from None
+        raise BadFile(path, (str(error).splitlines() or [type(error).__name__])[0][:200]) from None
+    # A file may ask for either, to any length; neither may ever happen to a prompt.
+    library.no_truncation()
+    library.no_padding()
+    return library
 
 
 def _decoder(

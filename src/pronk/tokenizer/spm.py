@@ -15,6 +15,7 @@ from pronk.vocabulary import TokenType, Vocabulary
 
 SPACE = "\u2581"
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
+_NONE = (1 << 64) - 1  # -1, as a varint has it
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -131,19 +132,22 @@ def _check(path: Path, v: Vocabulary) -> None:
 def _processor(path: Path, v: Vocabulary, rules: SpmRules, space: bool) -> sentencepiece.SentencePieceProcessor:
     try:
         processor = sentencepiece.SentencePieceProcessor()
-        processor.load_from_serialized_proto(_model_proto(v, rules, space))
+        processor.load_from_serialized_proto(model_proto(v, rules, space))
     except (RuntimeError, ValueError, OverflowError, struct.error) as error:
         raise BadFile(path, f"no SentencePiece model: {error}", field="vocabulary") from None
     return processor
 
 
-def _model_proto(v: Vocabulary, rules: SpmRules, space: bool) -> bytes:
-    """A ModelProto (sentencepiece_model.proto): pieces = 1, trainer_spec = 2, normalizer_spec = 3."""
+def model_proto(v: Vocabulary, rules: SpmRules, space: bool, *, special_ids: bool = False) -> bytes:
+    """A ModelProto (sentencepiece_model.proto): pieces = 1, trainer_spec = 2, normalizer_spec = 3.
+
+    `special_ids`: whether to state the ids of BOS, EOS and padding, as a file must. In memory they are pronk's own
+    business, and a wrong one would be fatal to the library.
+    """
     byte_fallback = TokenType.BYTE in v.types
     trainer = _varint_field(3, rules.model_type) + _varint_field(35, byte_fallback)
-    # -1 stands for "none": the ids of special tokens are pronk's own business, and a wrong one would be fatal there.
-    for number in (41, 42, 43):
-        trainer += _varint_field(number, (1 << 64) - 1)
+    for number, special in ((41, v.bos_id), (42, v.eos_id), (43, v.pad_id)):
+        trainer += _varint_field(number, _NONE if special is None or not special_ids else special)
     trainer += _varint_field(40, v.types.index(TokenType.UNKNOWN))
     normalizer = _bytes_field(2, rules.charsmap) + _varint_field(3, space)
     normalizer += _varint_field(4, rules.collapse_spaces) + _varint_field(5, True)
