@@ -119,7 +119,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     if not sys.warnoptions:  # python -W and PYTHONWARNINGS still decide
         warnings.simplefilter("ignore")
-    sys.stdin = sys.stdin or Path(os.devnull).open()  # None where a daemon has closed it
+    if sys.stdin is None:  # closed, as for daemons
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - as long as the program
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     group(prog_name="pronk")
