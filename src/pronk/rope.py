@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +23,12 @@ def inverse_frequencies(config: ModelConfig, ctx_size: int | None = None) -> NDA
         trained = config.max_position_embeddings
         stretch = scaling.factor * max(ctx_size or trained, trained) / trained - (scaling.factor - 1)
         theta *= stretch ** (d / (d - 2))
-    frequencies = theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)  # [D/2]
+    frequencies = _unscaled(theta, d)
     return frequencies / frequency_factors(scaling, frequencies)
+
+
+def _unscaled(theta: float, head_dim: int) -> NDArray[np.float64]:
+    return np.asarray(theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim))  # [D/2]
 
 
 def frequency_factors(scaling: RopeScaling | None, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -41,6 +47,20 @@ def frequency_factors(scaling: RopeScaling | None, frequencies: NDArray[np.float
     smooth = np.clip(smooth, 0.0, 1.0)
     factors[:] = 1 / ((1 - smooth) / scaling.factor + smooth)
     return factors
+
+
+def by_name(config: ModelConfig) -> ModelConfig:
+    """The same model, with Llama 3's rule in place of `factors` that are just what it gives.
+
+    GGUF holds only the factors; Hugging Face and everything that reads its files know only the rule.
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.rope_type != "factors":
+        return config
+    rule = RopeScaling("llama3", max(scaling.factors), 1.0, 4.0, 8192)  # Llama 3's context before it was stretched
+    expected = frequency_factors(rule, _unscaled(config.rope_theta, config.head_dim))
+    same = expected[0] < rule.factor and np.allclose(expected, scaling.factors, rtol=1e-6, atol=0)
+    return replace(config, rope_scaling=rule) if same else config
 
 
 def cos_sin(inv_freq: NDArray[np.float64], start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -339,16 +339,18 @@ def test_q8_0_blocks_are_copied_and_not_rounded_again(tmp_path: Path) -> None:
     [
         RopeScaling("linear", factor=4.0),
         RopeScaling("llama3", 8.0, 1.0, 4.0, 64),
+        RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
+        RopeScaling("llama3", 32.0, 1.0, 4.0, 8192),
         RopeScaling("factors", factors=(1.0, 1.5, 4.0, 8.0)),
     ],
 )
 def test_rope_scaling_goes_along(tmp_path: Path, scaling: RopeScaling) -> None:
-    config = tiny_config(rope_scaling=scaling)
+    config = tiny_config(rope_scaling=scaling, rope_theta=500000.0)
     found = gguf.read(
         save(in_memory(config, random_weights(config)), tmp_path / "m.gguf", to="gguf", dtype="f32")
     ).config
     assert np.array_equal(inverse_frequencies(found), inverse_frequencies(config))
-    if scaling.rope_type != "llama3":  # of which GGUF keeps only the factors
+    if scaling.original_max_position_embeddings != 64:  # GGUF keeps only factors; those of Llama 3 itself are known
         assert found == config
 
 

@@ -22,6 +22,7 @@ from pronk.checkpoint.names import gguf_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors
 from pronk.config import ModelConfig, RopeScaling
 from pronk.errors import BadFile, Unsupported
+from pronk.rope import by_name
 from pronk.vocabulary import TokenizerSource
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -163,7 +164,7 @@ def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]
             raise Unsupported(
                 f"{file.path}: {name!r:.80} ({value!r:.40}) may change the mathematics and is not supported"
             )
-    return config
+    return by_name(config)
 
 
 def _rope_scaling(
