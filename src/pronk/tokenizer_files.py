@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -72,13 +73,15 @@ def vocabulary_size(path: Path) -> int:
 def read_whole(path: Path) -> bytes:
     """Raises BadFile where the file is absent, unreadable or absurdly large."""
     try:
+        if path.exists() and not path.is_file():
+            raise BadFile(path, "not a file")
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise BadFile(path, f"larger than {MAX_FILE_BYTES >> 20} MB; no tokenizer is")
+            return file.read(size)
     except OSError as error:
         raise BadFile(path, error.strerror or str(error)) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise BadFile(path, f"larger than {MAX_FILE_BYTES >> 20} MB; no tokenizer is")
-    return data
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:

@@ -188,8 +188,8 @@ def llama2c_file(records: Sequence[tuple[float, bytes]]) -> bytes:
     return struct.pack("<i", longest) + body
 
 
-def small_spm_records() -> list[tuple[float, bytes]]:
-    """llama2.c's layout: <unk>, <s>, </s>, 256 bytes, then words with falling scores."""
-    head = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(b"<0x%02X>" % b for b in range(256))]
+def small_spm_records(count_of_bytes: int = 256) -> list[tuple[float, bytes]]:
+    """llama2.c's layout: <unk>, <s>, </s>, 256 bytes (or none), then words with falling scores."""
+    head = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(b"<0x%02X>" % b for b in range(count_of_bytes))]
     words = [b" t", b"he", b" the", b"in", b" a", b"  ", b" ", b"a", b"e", b"h", b"i", b"n", b"t", "é".encode()]
     return [(0.0, t) for t in head] + [(-float(i), t) for i, t in enumerate(words)]

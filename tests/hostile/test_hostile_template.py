@@ -1,0 +1,219 @@
+"""Chat templates that loop, swell, recurse and reach out: refused in one line, soon, and in little memory."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from time import perf_counter
+
+import pytest
+from mutations import modestly, survives
+
+from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.tokenizer import sandbox
+from pronk.tokenizer.chat import BUILTIN, ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+LOOP = "{% for i in range(99999) %}"
+END = "{% endfor %}"
+DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
+BIG = "{% set x = range(99999)|list %}{% set y = range(99999)|list %}"
+
+
+def doubling(start: str, step: str, after: str = "") -> str:
+    return DOUBLING.replace("START", start).replace("STEP", step) + after
+
+
+LOOPS = {
+    "empty": LOOP * 2 + END * 2,
+    "filtered": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
+    "one after the other": "{% for i in range(99999) if false %}{% endfor %}" * 300,
+    "writing": LOOP * 2 + "x" + END * 2,
+    "in a block": "{% set x %}" + LOOP * 2 + "xxxxxxxxxxxxxxxxxxxxxxxxxxxx" + END * 2 + "{% endset %}",
+    "in a filter": "{% filter upper %}" + LOOP * 2 + "x" * 99 + END * 2 + "{% endfilter %}",
+    "constant text": LOOP + "{% if 1 %}a{% endif %}" * 800 + END,
+    "a linked list": "{% set n = namespace(l=[]) %}" + LOOP * 2 + "{% set n.l = [n.l, i] %}" + END * 2,
+    "searching": BIG + LOOP + "{% if -1 in x %}{% endif %}" + END,
+    "comparing": BIG + LOOP + "{% if x == y %}{% endif %}" + END,
+    "comparing by a test": BIG + LOOP + "{% if x is eq(y) %}{% endif %}" + END,
+    "comparing while filtering": BIG + "{% for i in range(99999) if x == y %}{% endfor %}",
+    "a generator of long lists": BIG + "{{ range(99999)|map(attribute='a', default=x)|max|length }}",
+    "sorting": BIG + LOOP + "{% set z = x|sort|reverse|list %}" + END,
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+}
+
+SIZES = {
+    "times": "{{ 'a' * 10000000000 }}",
+    "times, elsewhere": "{% set x = 'a' * 1000000000 %}",
+    "list times": "{{ [1] * 1000000000 }}",
+    "number times": "{{ 1000000000 * (1, 2) }}",
+    "doubling with ~": doubling("'aaaaaaaa'", "ns.x ~ ns.x"),
+    "doubling with +": doubling("'aaaaaaaa'", "ns.x + ns.x"),
+    "doubling lists": doubling("[1]", "ns.x + ns.x"),
+    "doubling with join": doubling("'aaaaaaaa'", "ns.x.join(['', '', ''])"),
+    "doubling with replace": doubling("'aa'", "ns.x|replace('a', ns.x)"),
+    "doubling with format": doubling("'aaaaaaaa'", "'%s%s' % (ns.x, ns.x)"),
+    "towers of lists": doubling("[1]", "[ns.x, ns.x]", "{{ ns.x }}"),
+    "towers of dicts": doubling("[1]", "{'a': ns.x, 'b': ns.x}", "{{ ns.x|tojson }}"),
+    "towers of tuples": doubling("(1,)", "(ns.x, ns.x)", "{{ {ns.x: 1} }}"),
+    "towers of namespaces": doubling("[1]", "[namespace(a=ns.x, b=ns.x)]", "{{ ns.x|string }}"),
+    "towers by dict()": doubling("[1]", "dict(a=ns.x, b=ns.x)", "{{ ns.x ~ '' }}"),
+    "copies kept": "{% set n = namespace(l=[]) %}{% set b = 'a' * 1000000 %}"
+    + LOOP
+    + "{% set n.l = n.l + [b[1:]] %}"
+    + END,
+    "text appended": "{% set n = namespace(l='') %}" + LOOP + "{% set n.l = n.l ~ 'abcdefgh' %}" + END,
+    "long output": LOOP + "{{ 'a' * 1000 }}" + END,
+    "replace": "{{ ('a' * 4000000).replace('a', 'b' * 4000000) }}",
+    "replace filter": "{{ ('a' * 4000000)|replace('a', 'b' * 4000000) }}",
+    "join": "{{ ('b' * 1000000).join('a' * 1000000) }}",
+    "join filter": "{{ ('a' * 1000000)|join('b' * 1000000) }}",
+    "% of many": "{{ ('%s' * 3000) % (('a' * 5000000,) * 3000) }}",
+    "escape": "{% autoescape true %}{{ '<' * 7000000 }}{% endautoescape %}",
+    "power": "{{ 10 ** 1000000000 }}",
+    "power of powers": doubling("3", "ns.x * ns.x"),
+    "power of negative": "{{ (0 - 10) ** 1000000000 }}",
+}
+
+FORBIDDEN = {
+    "width in %": "{{ '%1000000000d' % 1 }}",
+    "* in %": "{{ '%*d' % (1000000000, 1) }}",
+    "format filter": "{{ '%1000000000d'|format(1) }}",
+    "str.format": "{{ '{:>1000000000}'.format(1) }}",
+    "str.format, by item": "{{ '{:>1000000000}'['format'](1) }}",
+    "str.format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "center filter": "{{ 'a'|center(1000000000) }}",
+    "str.center": "{{ 'a'.center(1000000000) }}",
+    "str.zfill": "{{ 'a'.zfill(1000000000) }}",
+    "str.expandtabs": "{{ '\t'.expandtabs(1000000000) }}",
+    "indent": "{{ 'a\nb'|indent(1000000000) }}",
+    "indent by name": "{{ 'a\nb'|indent(width=1000000000) }}",
+    "tojson": "{{ [1]|tojson(indent=1000000000) }}",
+    "tojson separators": "{{ [1]|tojson(separators=['a' * 1000, 'b']) }}",
+    "round": "{{ 1.5|round(1000000000, 'ceil') }}",
+    "to_bytes": "{{ (2).to_bytes(1000000000, 'little') }}",
+    "encode": "{{ 'x'.encode('utf-32') }}",
+    "strftime": "{{ strftime_now('%1000000000d') }}",
+    "lipsum": "{{ lipsum(n=100000) }}",
+    "range": "{{ range(1000000000)|list }}",
+    "batch": "{{ [1]|batch(1000000000, 0)|list }}",
+    "a namespace as text": "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
+    "a namespace inside": "{% set n = namespace() %}{% set n.n = [n] %}{{ n.n }}",
+    "__class__": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "__class__ by item": "{{ ''['__class__']['__mro__'] }}",
+    "__class__ by filter": "{{ messages|attr('__class__') }}",
+    "__class__ by map": "{{ messages|map(attribute='__class__.__mro__')|list }}",
+    "__globals__": "{{ raise_exception.__globals__['os'] }}",
+    "__init__": "{{ cycler.__init__.__globals__ }}",
+    "fromkeys": "{{ dict.fromkeys(range(10), 1) }}",
+    "append": "{{ messages.append(1) }}",
+    "update": "{{ messages[0].update(a=1) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import '/etc/passwd' as x %}",
+    "extends": "{% extends '/etc/passwd' %}",
+}
+
+RECURSION = {
+    "macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "two macros": "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
+    "block": "{% block a %}{{ self.a() }}{% endblock %}",
+    "loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "brackets": "{{ " + "[" * 3000 + "]" * 3000 + " }}",
+    "sum": "{{ " + "1+" * 20000 + "1 }}",
+    "not": "{{ " + "not " * 10000 + "1 }}",
+    "attributes": "{{ a" + ".a" * 20000 + " }}",
+    "filters": "{{ a" + "|e" * 20000 + " }}",
+    "if": "{% if 1 %}" * 300 + "{% endif %}" * 300,
+    "for": "{% for i in [1] %}" * 60 + "{% endfor %}" * 60,
+    "long": "x" * 70_000,
+    "comment": "{#" * 30_000,
+    "digits": "{{ 1" + "1" * 5000 + " }}",
+}
+
+
+@pytest.fixture(autouse=True)
+def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that fifteen loops need not take thirty seconds; `test_the_real_budget` takes its own."""
+    monkeypatch.setattr(sandbox, "SECONDS", 0.25)
+
+
+def refusal(source: str, kinds: type[PronkError] | tuple[type[PronkError], ...] = PronkError) -> str:
+    with modestly(seconds=3.0, megabytes=120), pytest.raises(kinds) as caught:
+        ChatTemplate(source).render(MESSAGES)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name: str) -> None:
+    message = refusal(LOOPS[name], BadFile)
+    assert any(words in message for words in ("takes more than", "beyond", "too large", "size budget")), message
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str) -> None:
+    message = refusal(SIZES[name], BadFile)
+    assert any(words in message for words in ("size budget", "too large", "takes more than")), message
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_forbidden(name: str) -> None:
+    assert "takes more than" not in refusal(FORBIDDEN[name])
+
+
+@pytest.mark.parametrize("name", RECURSION)
+def test_recursion(name: str) -> None:
+    assert "takes more than" not in refusal(RECURSION[name], BadFile)
+
+
+def test_the_real_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds, off the main thread as well as on it, and without touching anyone's tracing."""
+    monkeypatch.setattr(sandbox, "SECONDS", 2.0)
+    before = sys.gettrace()
+    problems = []
+
+    def render() -> None:
+        begun = perf_counter()
+        try:
+            ChatTemplate(LOOPS["searching"]).render(MESSAGES)
+        except BadFile as error:
+            problems.append((perf_counter() - begun, str(error)))
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    thread.join()
+    ((took, message),) = problems
+    assert 1.5 < took < 3.0
+    assert "2 s" in message
+    assert sys.gettrace() is before
+
+
+def test_messages_may_be_large_but_not_multiply() -> None:
+    """What a render may use grows with what it is given, not with what the template makes of it."""
+    large = [{"role": "user", "content": "x" * 3_000_000}]
+    assert len(ChatTemplate("{{ messages[0].content }}" * 5).render(large)) == 15_000_000
+    with pytest.raises(BadFile, match="size budget"):
+        ChatTemplate("{{ messages[0].content }}" * 50).render(large)
+
+
+def test_a_long_refusal_is_cut() -> None:
+    message = refusal("{{ raise_exception('no\nsystem ' * 10000) }}", BadRequest)
+    assert "no system no system" in message
+
+
+def test_random_damage() -> None:
+    """Templates broken at random compile and render, or say in one line why not."""
+
+    def check(data: bytes) -> None:
+        problem = ""
+        try:
+            ChatTemplate(data.decode("utf-8", "replace")).render(MESSAGES)
+        except PronkError as error:
+            problem = str(error)
+        assert "\n" not in problem
+
+    count = survives(1000, [(source.encode(), len(source)) for source in BUILTIN.values()], check)
+    assert count >= 500
