@@ -87,6 +87,8 @@ def test_beams_come_best_first(llm: LLM) -> None:
     scores = [g.score for g in found]
     assert scores == sorted(scores, reverse=True)
     assert len({tuple(g.tokens) for g in found}) == 3
+    for g in found:  # all tokens come at the end: a rate between the first and the last would be nonsense
+        assert g.stats.decode_tok_s == pytest.approx(len(g.tokens) / g.stats.ttft_s, rel=0.5)
 
 
 def test_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
@@ -125,8 +127,18 @@ def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
     right = one(llm.generate(ids, truncate="right", max_new_tokens=14, ignore_eos=True))
     assert right.tokens == one(llm.generate(ids[:50], max_new_tokens=14, ignore_eos=True)).tokens
     assert one(llm.generate(ids[:60], max_new_tokens=50, ignore_eos=True)).finish_reason == "length"
+    streamed = list(llm.stream(ids, truncate="left", max_new_tokens=14, ignore_eos=True))
+    assert [c.token for c in streamed] == left.tokens
+    assert streamed[-1].truncated_tokens == 51
     with pytest.raises(BadRequest, match="truncate"):
         llm.generate(ids, truncate="middle")  # type: ignore[arg-type]
+
+
+def test_a_cut_needs_no_beginning_of_text() -> None:
+    bare = make(None, bos_token_id=None)
+    ids = list(range(10, 110))
+    found = one(bare.generate(ids, truncate="left", max_new_tokens=14, ignore_eos=True))
+    assert found.tokens == one(bare.generate(ids[-50:], max_new_tokens=14, ignore_eos=True)).tokens
 
 
 def test_logits_are_the_same_through_the_cache(llm: LLM) -> None:

@@ -37,6 +37,7 @@ class Chunk:
     stats: Stats | None = None
     seed: int = 0
     score: float | None = None
+    truncated_tokens: int = 0  # how many of the prompt's were cut on request
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def load(
     begun = time.perf_counter()
     opened = checkpoints.open(hub.resolve(model or hub.DEFAULT_MODEL, revision=revision))
     source = _tokenizer_source(Path(tokenizer)) if tokenizer else opened.tokenizer
+    if progress:  # importing torch takes a moment of its own
+        progress("", 0, opened.plan().stored)
     backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
     codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
     return LLM(str(model or hub.DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
@@ -143,8 +145,9 @@ class LLM:
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params = _params(params, sampling)
-        ids, _ = self._prompt_ids(prompt, params, truncate)
-        return self._run([ids], params, cache)
+        ids, cut = self._prompt_ids(prompt, params, truncate)
+        chunks = self._run([ids], params, cache)
+        return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
         self, messages: Sequence[Message], *, chat_template: str | Path | None = None, **options: Any
@@ -222,13 +225,15 @@ class LLM:
             begun = time.perf_counter()
             for index, found in enumerate(beam_search(self.backend, prompt, params, self.eos_ids, cached=cache)):
                 stream = TextStream(self._tokenizer, prompt, params.stop, Stopwatch(self.load_s, len(prompt), begun))
+                elapsed = time.perf_counter() - begun
                 for step, token in enumerate(found.tokens):
                     last = step == len(found.tokens) - 1
                     event = Event(request, index, step, token, None, (), found.finish_reason if last else None)
                     chunk = stream.chunk(event)
+                    if chunk.stats:  # there is no first token before the last one
+                        rate = chunk.stats.new_tokens / elapsed
+                        chunk = replace(chunk, stats=replace(chunk.stats, prefill_tok_s=None, decode_tok_s=rate))
                     yield replace(chunk, request=request, index=index, seed=seed, score=found.score)
-                    if chunk.finish_reason:
-                        break
 
     # -- from text to prompts --
 
@@ -242,7 +247,10 @@ class LLM:
             ids = self.tokenizer.encode(prompt)
         else:
             ids = []
-        ids = ids or self._bos()
+        if not ids:
+            if (bos := self._bos()) is None:
+                raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
+            ids = [bos]
         limit = self.ctx_size - 1  # room for one new token
         if len(ids) <= limit:
             return ids, 0
@@ -253,13 +261,10 @@ class LLM:
         keep = max(self.ctx_size - params.max_new_tokens, self.ctx_size // 2)
         return _cut(ids, keep, truncate, self._bos()), len(ids) - keep
 
-    def _bos(self) -> list[int]:
+    def _bos(self) -> int | None:
         """What an empty prompt begins with."""
         own = self._tokenizer.bos_id if self._tokenizer else None
-        bos = own if own is not None else self.config.bos_token_id
-        if bos is None:
-            raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
-        return [bos]
+        return own if own is not None else self.config.bos_token_id
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         ids = [int(i) for i in token_ids]
@@ -278,11 +283,11 @@ def _is_list_of_prompts(prompt: Prompt | Sequence[Prompt]) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
 
 
-def _cut(ids: list[int], keep: int, side: Truncate, bos: list[int]) -> list[int]:
+def _cut(ids: list[int], keep: int, side: Truncate, bos: int | None) -> list[int]:
     """A cut on the left spares the token that begins the text."""
     if side == "right":
         return ids[:keep]
-    return ids[:1] + ids[len(ids) - keep + 1 :] if ids[:1] == bos and keep > 1 else ids[-keep:]
+    return ids[:1] + ids[len(ids) - keep + 1 :] if ids[0] == bos and keep > 1 else ids[-keep:]
 
 
 def _joined(chunks: list[Chunk], prompt: tuple[list[int], int], params: SamplingParams) -> Generation:

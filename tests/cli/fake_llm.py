@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,18 +39,18 @@ class FakeLLM:
 
     def stream(self, prompt: str, *, params: Any, truncate: str | None = None, cache: bool = True) -> Iterator[Chunk]:
         self.calls.append({"prompt": prompt, "params": params, "truncate": truncate, "cache": cache})
-        tokens = len(prompt.split())
+        tokens, cut = len(prompt.split() if isinstance(prompt, str) else prompt), 0
         if tokens > CTX_SIZE:
             if truncate is None:
                 raise ContextOverflow(tokens, CTX_SIZE - 1)
-            tokens = CTX_SIZE // 2
-        return self._chunks(prompt, tokens, params)
+            tokens, cut = CTX_SIZE // 2, tokens - CTX_SIZE // 2
+        return (replace(chunk, truncated_tokens=cut) for chunk in self._chunks(prompt, tokens, params))
 
     def _chunks(self, prompt: str, tokens: int, params: Any) -> Iterator[Chunk]:
         stats = Stats(1.5, 0.25, tokens / 0.25, 40.0, 512.0, tokens, params.max_new_tokens)
         seed = SEED if params.seed is None else params.seed
         for n in range(params.max_new_tokens):
-            if n and (trick := TRICKS.get(prompt)):
+            if n and isinstance(prompt, str) and (trick := TRICKS.get(prompt)):
                 trick()
             last = n == params.max_new_tokens - 1
             text = "\x1b[31m\n" if prompt == "escape" else f"word{n} "
@@ -71,7 +72,7 @@ class FakeLLM:
                     seed=chunks[0].seed,
                     stats=stats,
                     prompt_tokens=stats.prompt_tokens,
-                    truncated_tokens=max(0, len(prompt.split()) - CTX_SIZE // 2) if how["truncate"] else 0,
+                    truncated_tokens=chunks[-1].truncated_tokens,
                     score=-0.25 * (n + 1) if params.num_beams > 1 else None,
                 )
             )

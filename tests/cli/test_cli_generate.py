@@ -213,14 +213,14 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     assert terminal.getvalue() == "a␛[31m\tb␇\ufffd␡␍\né"
 
 
-def test_a_model_without_a_tokenizer(run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.errors import NoTokenizer
-
-    def refuse(self: FakeLLM) -> None:
-        raise NoTokenizer("fake carries no tokenizer")
-
-    monkeypatch.setattr(FakeLLM, "__init__", lambda self, **loading: setattr(self, "calls", []))
-    monkeypatch.setattr(FakeLLM, "tokenizer", property(refuse), raising=False)
-    result = run("generate", "-n1", "")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "pronk: fake carries no tokenizer\n")
-    assert json.loads(run("generate", "-n1", "--json", "").stdout)["tokens"] == [0]
+def test_a_model_without_a_tokenizer_takes_and_gives_ids(
+    run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLLM, "has_tokenizer", False)
+    assert run("generate", "-n3", "--prompt-ids", "5, 6 7").stdout == "0 1 2 \n"
+    assert loaded[-1].calls[-1]["prompt"] == [5, 6, 7]
+    assert run("generate", "-n2", "--num-samples", "2", "--prompt-ids", "5").stdout == "0 1\n0 1\n"
+    found = json.loads(run("generate", "-n1", "--json", "--prompt-ids", "5").stdout)
+    assert (found["prompt"], found["tokens"]) == ([5], [0])
+    assert run("generate", "--prompt-ids", "5,x").exit_code == 2
+    assert run("generate", "--prompt-ids", "5", "and text").exit_code == 2

@@ -72,7 +72,10 @@ def size(nbytes: float) -> str:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (name, done bytes, total bytes) that draws a bar on a terminal, once it has taken a moment."""
+    """A callback (name, done bytes, total bytes) that draws a bar on a terminal.
+
+    At once where nothing is done yet, for then the work has a long beginning; else when it has taken a moment.
+    """
     bar: Progress | None = None
     task: TaskID
     begin: float | None = None
@@ -81,7 +84,7 @@ def progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
         nonlocal bar, task, begin
         begin = begin or time.monotonic()
         if bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - begin < PATIENCE:
+            if not sys.stderr.isatty() or (done and time.monotonic() - begin < PATIENCE):
                 return
             bar = _bar()
             bar.start()

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 
+def _token_ids(ctx: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    try:
+        return None if value is None else [int(word) for word in value.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers") from None
+
+
 @options.verb(
     epilog="""\b
 Examples:
@@ -27,7 +34,8 @@ Examples:
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
 
 The prompt is PROMPT, -p, a file, or standard input where that is not a terminal; less one newline at
-its end. Without a prompt, or with an empty one, the text begins at the beginning-of-text token.
+its end. Without a prompt, or with an empty one, the text begins at the beginning-of-text token. A model
+without a tokenizer takes and gives token ids.
 
 Several sequences are printed one after the other when all are done; --json keeps them apart. On a
 terminal, control characters in the text are shown as signs; files and pipes get them as they are."""
@@ -35,6 +43,7 @@ terminal, control characters in the text are shown as signs; files and pipes get
 @click.argument("prompt", required=False)
 @click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, as PROMPT.")
 @click.option("-f", "--file", metavar="FILE", help="Read the prompt from FILE; - is standard input.")
+@click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
 @options.model_option
 @options.loading_options
 @options.sampling_options
@@ -67,6 +76,7 @@ def command(
     prompt_option: str | None,
     file: str | None,
     model: str,
+    prompt_ids: list[int] | None,
     no_cache: bool,
     truncate: str | None,
     echo: bool,
@@ -76,24 +86,25 @@ def command(
     """Continue a text; it streams to stdout, statistics go to stderr."""
     if echo and as_json:
         raise click.UsageError("--echo and --json exclude each other; the JSON object holds the prompt")
-    text = _prompt(prompt, prompt_option, file)
+    text = _prompt(prompt, prompt_option, file, prompt_ids)
     llm, params = options.prepare(model, rest)
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
-    if not as_json:
-        _ = llm.tokenizer  # there is no text to print without one; token ids are in the JSON
+    shown = "" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text)
     if as_json:
         found = llm.generate(text, **how)
         console.write_json(_as_json(model, text, found if isinstance(found, list) else [found]))
     elif params.num_beams > 1 or params.samples > 1:
         several = llm.generate(text, **how)
-        _print_several(text if echo else "", several if isinstance(several, list) else [several], params, llm)
+        _print_several(shown, several if isinstance(several, list) else [several], params, llm)
     else:
-        _stream(text, echo, how, llm)
+        _stream(text, shown, how, llm)
 
 
-def _prompt(argument: str | None, option: str | None, file: str | None) -> str:
-    if sum(source is not None for source in (argument, option, file)) > 1:
-        raise click.UsageError("give one prompt: PROMPT, -p or -f")
+def _prompt(argument: str | None, option: str | None, file: str | None, ids: list[int] | None) -> str | list[int]:
+    if sum(source is not None for source in (argument, option, file, ids)) > 1:
+        raise click.UsageError("give one prompt: PROMPT, -p, -f or --prompt-ids")
+    if ids is not None:
+        return ids
     if argument is not None or option is not None:
         return argument if argument is not None else str(option)
     if file is not None:
@@ -101,17 +112,16 @@ def _prompt(argument: str | None, option: str | None, file: str | None) -> str:
     return "" if sys.stdin.isatty() else options.read_file("-")
 
 
-def _stream(text: str, echo: bool, how: dict[str, Any], llm: LLM) -> None:
+def _stream(prompt: str | list[int], shown: str, how: dict[str, Any], llm: LLM) -> None:
     from pronk.generation import TokenLogprob
 
     params, logprobs = how["params"], []
     chunk = None
-    stream = llm.stream(text, **how)
-    if echo:
-        console.write(text)
+    stream = llm.stream(prompt, **how)
+    console.write(shown)
     try:
         for chunk in stream:
-            console.write(chunk.text)
+            console.write(chunk.text if llm.has_tokenizer or chunk.token is None else f"{chunk.token} ")
             if params.logprobs is not None and chunk.token is not None and chunk.logprob is not None:
                 logprobs.append(TokenLogprob(chunk.token, chunk.logprob, chunk.top))
     finally:
@@ -119,8 +129,7 @@ def _stream(text: str, echo: bool, how: dict[str, Any], llm: LLM) -> None:
     if logprobs:
         _print_logprobs(logprobs, llm)
     if chunk and chunk.stats:
-        cut = len(llm.tokenizer.encode(text)) - chunk.stats.prompt_tokens if how["truncate"] else 0
-        console.note(_statistics(chunk.stats, cut) + "; " + options.describe(params, chunk.seed))
+        console.note(_statistics(chunk.stats, chunk.truncated_tokens) + "; " + options.describe(params, chunk.seed))
 
 
 def _print_several(prompt: str, generations: Sequence[Generation], params: SamplingParams, llm: LLM) -> None:
@@ -128,11 +137,16 @@ def _print_several(prompt: str, generations: Sequence[Generation], params: Sampl
         score = "" if generation.score is None else f", score {generation.score:.4f}"
         if len(generations) > 1:
             console.note(f"-- {number} of {len(generations)}: {len(generation.tokens)} tokens{score}")
-        console.write(prompt + generation.text + "\n")
+        console.write(prompt + (generation.text if llm.has_tokenizer else _spaced(generation.tokens)) + "\n")
         if generation.logprobs is not None:
             _print_logprobs(generation.logprobs, llm)
     last = generations[-1]
     console.note(_statistics(last.stats, last.truncated_tokens) + "; " + options.describe(params, last.seed))
+
+
+def _spaced(tokens: Sequence[int]) -> str:
+    """What stands for a text where there is no tokenizer."""
+    return " ".join(map(str, tokens))
 
 
 def _statistics(stats: Stats, cut: int) -> str:
@@ -153,14 +167,14 @@ def _print_logprobs(logprobs: Sequence[TokenLogprob], llm: LLM) -> None:
     """A line a token: its log-probability and text, then the likeliest ones."""
 
     def spelled(token: int) -> str:
-        return json.dumps(llm.tokenizer.token_text(token))
+        return json.dumps(llm.tokenizer.token_text(token)) if llm.has_tokenizer else str(token)
 
     for entry in logprobs:
         others = "  ".join(f"{spelled(token)} {logprob:.3f}" for token, logprob in entry.top)
         console.note(f"{entry.logprob:9.4f}  {spelled(entry.token)}" + (f"   of  {others}" if others else ""))
 
 
-def _as_json(model: str, prompt: str, generations: Sequence[Generation]) -> dict[str, Any]:
+def _as_json(model: str, prompt: str | list[int], generations: Sequence[Generation]) -> dict[str, Any]:
     first = generations[0]
     timed = ("load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "peak_rss_mb")
     result = {

@@ -57,7 +57,8 @@ def _as_text(result: Mapping[str, Any]) -> str:
     wrong = result["last_token_only"]
     return "\n".join(
         [
-            f"{result['model']}: {result['tokens']} tokens, {result['engine']}; logits against one cache-free pass",
+            f"{result['model']}: {result['engine']} in {result['dtype']} on {result['device']}; "
+            f"the logits of {result['tokens']} tokens against those of one cache-free pass",
             "",
             console.table(rows, right=(1, 2)),
             "",

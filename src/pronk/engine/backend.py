@@ -28,6 +28,8 @@ class KVStorage(Protocol):
 class Backend(Protocol):
     config: ModelConfig
     ctx_size: int  # the most tokens a sequence may have
+    device: str  # "cpu", "cuda:0"
+    dtype: str  # of weights and activations: "f32", "bf16", "f16"
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
 

@@ -28,7 +28,7 @@ class TorchBackend:
         self.model, self.config = model, model.config
         self.ctx_size = ctx_size or model.config.max_position_embeddings
         weight = model.model.embed_tokens.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = str(weight.device), next(n for n, t in DTYPES.items() if t is weight.dtype)
 
     @classmethod
     def from_checkpoint(
@@ -55,7 +55,7 @@ class TorchBackend:
         return cls(model.eval().requires_grad_(False), ctx_size)
 
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
-        return TorchKV(self.config, num_blocks, block_size, self.dtype, self.device)
+        return TorchKV(self.config, num_blocks, block_size, DTYPES[self.dtype], torch.device(self.device))
 
     def perturbed(self) -> TorchBackend:
         """See pronk.engine.backend.Backend. Shares every weight but the embedding."""
@@ -75,7 +75,7 @@ class TorchBackend:
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
         assert kv is None or isinstance(kv, TorchKV)
-        logits = self.model(TorchBatch.of(batch, self.device, kv.block_size if kv else None), kv)
+        logits = self.model(TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None), kv)
         return logits.float().cpu().numpy()
 
 
