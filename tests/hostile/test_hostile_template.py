@@ -10,7 +10,7 @@ import pytest
 from mutations import modestly, survives
 
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.tokenizer import sandbox
+from pronk.tokenizer import budget
 from pronk.tokenizer.chat import BUILTIN, ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -135,7 +135,7 @@ RECURSION = {
 @pytest.fixture(autouse=True)
 def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that fifteen loops need not take thirty seconds; `test_the_real_budget` takes its own."""
-    monkeypatch.setattr(sandbox, "SECONDS", 0.25)
+    monkeypatch.setattr(budget, "SECONDS", 0.25)
 
 
 def refusal(source: str, kinds: type[PronkError] | tuple[type[PronkError], ...] = PronkError) -> str:
@@ -171,7 +171,7 @@ def test_recursion(name: str) -> None:
 
 def test_the_real_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds, off the main thread as well as on it, and without touching anyone's tracing."""
-    monkeypatch.setattr(sandbox, "SECONDS", 2.0)
+    monkeypatch.setattr(budget, "SECONDS", 2.0)
     before = sys.gettrace()
     problems = []
 

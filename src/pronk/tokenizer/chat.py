@@ -10,7 +10,8 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer.sandbox import BudgetedEnvironment, OverBudget
+from pronk.tokenizer.budget import OverBudget
+from pronk.tokenizer.sandbox import BudgetedEnvironment
 from pronk.tokenizer_files import read_whole
 
 # As Meta's own code writes it: the system message lies inside the first question, and every answer is closed.

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
@@ -26,12 +25,9 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
-SECONDS = 2.0
-BYTES = 8 << 20  # created during a render, besides 16 times what it was given
-STEPS = 20_000_000  # nodes of the syntax tree run in loops
+from pronk.tokenizer.budget import CONTAINERS, INTEGER_BITS, Budget, OverBudget
+
 TEMPLATE_CHARACTERS = 1 << 16
-INTEGER_BITS = 4096
-NODES = 1 << 20  # in one value, shared parts counted each time
 
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
@@ -43,8 +39,6 @@ _METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset(("count", "index")),
     dict: frozenset(("copy", "get", "items", "keys", "values")),
 }
-_CONTAINERS = (list, tuple, dict, set, MappingView)
-_UNWRITABLE = 1 << 60
 _OF_JINJA = (Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
 
 # Those whose result is about as large as their argument, and those that `_guarded` measures.
@@ -55,85 +49,6 @@ _LAZY = ("map", "reject", "rejectattr", "select", "selectattr")
 _COPIES = ("string", "trim", "upper", "lower", "title", "capitalize", "escape", "e", "safe", "int", "float")
 _GLOBALS = ("range", "dict", "cycler", "joiner", "namespace")
 _WIDTH = re.compile(r"%[^%a-zA-Z]*[\d*]")
-
-
-class OverBudget(Exception):
-    """What a template ran out of."""
-
-
-class Budget:
-    """What one render has used; every method raises OverBudget."""
-
-    def __init__(self, given: object) -> None:
-        self.deadline = time.monotonic() + SECONDS
-        self.left, self.steps = BYTES, STEPS
-        # Containers never change in here, so each is weighed once; holding them keeps their ids from being reused.
-        self._weights: dict[int, tuple[object, int, int]] = {}
-        self.left += 16 * self.weigh(given)[1]
-
-    def step(self, cost: int) -> str:
-        self.steps -= cost
-        if self.steps < 0:
-            raise OverBudget(f"loops on, beyond {STEPS} steps")
-        if time.monotonic() > self.deadline:
-            raise OverBudget(f"takes more than {SECONDS:g} s")
-        return ""
-
-    def reserve(self, size: int) -> None:
-        """Bytes that an operation will create."""
-        if size > self.left:
-            raise OverBudget("makes more text than fits its size budget")
-
-    def charge(self, value: Any) -> Any:
-        """The value, after counting it as newly created."""
-        self.step(1)
-        self.left -= sys.getsizeof(value)
-        self.reserve(0)
-        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
-            raise OverBudget("computes with numbers that are too large")
-        if isinstance(value, _CONTAINERS):
-            self.weigh(value)
-        return value
-
-    def gather(self, value: Any) -> Any:
-        """The values that an iterator has yet to give, as a list; anything else as it is."""
-        if not isinstance(value, Iterator):
-            return value
-        gathered, count = [], 0
-        for part in value:
-            count += self.weigh(part)[0]
-            if count > NODES:
-                raise OverBudget("builds a value that is too large")
-            gathered.append(self.charge(part))
-        return self.charge(gathered)
-
-    def weigh(self, value: Any) -> tuple[int, int]:
-        """(nodes, characters) of a value written out in full, parts that are shared counted each time."""
-        if isinstance(value, str):
-            return 1, len(value)
-        if isinstance(value, int):
-            return 1, value.bit_length() // 3 + 1
-        if not isinstance(value, _CONTAINERS):
-            # These may hold anything, themselves included: they can be kept, but never be written out.
-            return 1, _UNWRITABLE if isinstance(value, Namespace | Cycler) else 64
-        if known := self._weights.get(id(value)):
-            return known[1:]
-        parts: Any = (part for item in value.items() for part in item) if isinstance(value, dict) else value
-        count, characters = 1, 2
-        for part in parts:
-            inner = self.weigh(part)
-            count, characters = count + inner[0], characters + inner[1] + 4
-            if count > NODES:
-                raise OverBudget("builds a value that is too large")
-        self._weights[id(value)] = value, count, characters
-        return count, characters
-
-    def text(self, value: Any) -> str:
-        """str(value), weighed first."""
-        if isinstance(value, str):
-            return value
-        self.reserve(2 * self.weigh(value)[1])
-        return str(value)
 
 
 _budget: ContextVar[Budget] = ContextVar("budget")
@@ -317,7 +232,7 @@ def _measure(name: str, text: str, args: tuple[Any, ...]) -> None:
     budget = _budget.get()
     if name == "replace" and len(args) >= 2 and all(isinstance(a, str) for a in args[:2]):
         budget.reserve(len(text) + text.count(args[0]) * len(args[1]))
-    elif name == "join" and args and isinstance(args[0], _CONTAINERS):
+    elif name == "join" and args and isinstance(args[0], CONTAINERS):
         budget.reserve(budget.weigh(args[0])[1] + len(text) * len(args[0]))
 
 
