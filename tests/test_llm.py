@@ -109,6 +109,19 @@ def test_stop_token_is_no_part_of_the_text(llm: LLM) -> None:
     assert found.stats.new_tokens == len(found.tokens)
 
 
+def test_chat_renders_answers_and_adds_no_bos_of_its_own(llm: LLM, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+    ids = llm.chat_prompt(messages, chat_template=template)
+    assert ids == llm.tokenizer.encode("s:x;u:hi;", bos=False)
+    template.write_text("{{ bos_token }}hi")
+    assert llm.chat_prompt(messages, chat_template=template) == llm.tokenizer.encode("hi", bos=True)
+    answer = one(llm.chat(messages, chat_template=template, max_new_tokens=5, ignore_eos=True))
+    streamed = llm.stream_chat(messages, chat_template=template, max_new_tokens=5, ignore_eos=True)
+    assert answer.text == "".join(chunk.text for chunk in streamed)
+
+
 def test_an_empty_prompt_begins_with_bos(llm: LLM, mute: LLM) -> None:
     assert one(llm.generate("", max_new_tokens=5)).tokens == one(llm.generate([1], max_new_tokens=5)).tokens
     assert one(mute.generate([], max_new_tokens=5)).tokens == one(mute.generate([1], max_new_tokens=5)).tokens

@@ -168,7 +168,8 @@ class LLM:
         from pronk.tokenizer import chat
 
         template = chat.choose(self.tokenizer, chat_template)
-        return self.tokenizer.encode(template.render([dict(m) for m in messages]))
+        # A template writes the beginning-of-text token itself where the model was trained with one.
+        return self.tokenizer.encode(template.render([dict(m) for m in messages]), bos=False)
 
     def logits(self, token_ids: Sequence[int], *, cache: bool = False, chunk: int | None = None) -> NDArray[np.float32]:
         """[T, V] for one text. With `cache`, through the KV cache, `chunk` tokens at a time (1, as in decoding)."""

@@ -11,8 +11,9 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk.config import ModelConfig, RopeScaling
 from pronk.engine.batch import Batch, Run
-from pronk.torch_engine.backend import TorchBackend
+from pronk.torch_engine.backend import TorchBackend, load_model
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.model import Llama
 
 CONFIGS = {
     "gqa": {},
@@ -36,6 +37,11 @@ TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
 def backend(config: ModelConfig, attn: str = "flash", dtype: str = "f32") -> TorchBackend:
     checkpoint = in_memory(config, random_weights(config))
     return TorchBackend.from_checkpoint(checkpoint, device="cpu", attn=attn, dtype=dtype, ctx_size=LENGTH)
+
+
+def plain_model(config: ModelConfig, attn: str = "flash") -> Llama:
+    """As training has it: its Linears unpacked."""
+    return load_model(in_memory(config, random_weights(config)), torch.device("cpu"), torch.float32, attn)
 
 
 def some_ids(config: ModelConfig, length: int = LENGTH, seed: int = 1) -> list[int]:
@@ -94,7 +100,7 @@ def test_gradients_equal_transformers(attn: str) -> None:
     """`kv=None` is the training forward: two packed texts of unequal length, against transformers one by one."""
     config = tiny_config(tie_word_embeddings=True)
     texts = [some_ids(config, 17, seed=2), some_ids(config, 9, seed=3)]
-    ours = backend(config, attn).model.train().requires_grad_(True)
+    ours = plain_model(config, attn).train()
     batch = Batch.of([Run(text, logits="all") for text in texts])
     logits = ours(TorchBatch.of(batch, torch.device("cpu"), None))
     theirs = hugging_face(config, random_weights(config)).train()
@@ -111,11 +117,10 @@ def test_gradients_equal_transformers(attn: str) -> None:
 def test_training_after_inference_on_one_model() -> None:
     """Angles first tabulated under inference mode must not poison the backward pass."""
     config = tiny_config()
-    engine = backend(config)
+    model = plain_model(config)
     ids = some_ids(config)
-    whole(engine, ids)
-    engine.model.requires_grad_(True)
-    engine.model(TorchBatch.of(Batch.of([Run(ids)]), torch.device("cpu"), None)).sum().backward()
+    whole(TorchBackend(model, LENGTH), ids)
+    model(TorchBatch.of(Batch.of([Run(ids)]), torch.device("cpu"), None)).sum().backward()
 
 
 def test_perturbed_shares_all_but_the_embedding() -> None:
@@ -128,3 +133,4 @@ def test_perturbed_shares_all_but_the_embedding() -> None:
     moved = np.abs(whole(other, ids) - before).max()
     assert 0 < moved < 100 * TOLERANCE
     assert other.model.lm_head.weight is engine.model.lm_head.weight
+    assert other.model.model.layers is engine.model.model.layers

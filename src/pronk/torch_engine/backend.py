@@ -17,6 +17,7 @@ from pronk.errors import BadRequest
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
+from pronk.torch_engine.packed import pack
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -52,7 +53,9 @@ class TorchBackend:
         model = load_model(
             checkpoint, where, DTYPES[dtype or default_dtype(checkpoint, where)], attn, ctx_size, progress
         )
-        return cls(model.eval().requires_grad_(False), ctx_size)
+        model.eval().requires_grad_(False)
+        pack(model)
+        return cls(model, ctx_size)
 
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.config, num_blocks, block_size, DTYPES[self.dtype], torch.device(self.device))

@@ -1,0 +1,50 @@
+"""The README is executed: its Python runs, its commands exist, its tree is the tree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_python_runs(smollm2: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks("python"))], capture_output=True, text=True, check=True
+    )
+    assert len(run.stdout.split()) > 20
+    assert run.stderr == ""
+
+
+def test_the_first_two_commands_are_the_ones_that_ci_and_newcomers_run() -> None:
+    first, second = (block.strip() for block in blocks("bash")[:2])
+    assert first == 'pip install ".[torch]" && pronk generate "The capital of France is"'
+    assert second == 'pip install -e ".[test]" && pytest'
+    assert "sed -n" in (ROOT / ".ci" / "run").read_text()  # CI takes the second out of this file
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_the_tree_names_what_exists() -> None:
+    tree = re.search(r"## The tree\n\n```\n(.*?)```", README, re.DOTALL)
+    assert tree
+    for line in tree[1].splitlines():
+        inside = ROOT / "src" / "pronk" if line.startswith("  ") else ROOT
+        names = re.split(r"\s{4,}", line.strip())[0].split()
+        for name in names:
+            assert (inside / name).exists(), name
