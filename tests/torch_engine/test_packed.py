@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -46,3 +48,19 @@ def test_a_cpu_backend_is_packed_and_falls_back(monkeypatch: pytest.MonkeyPatch)
 def test_sixteen_bit_floats_stay_plain() -> None:
     assert not can_pack(torch.zeros(4, 4, dtype=torch.float16))
     assert not can_pack(torch.zeros(4, 4, device="meta"))
+
+
+def test_packing_lets_go_of_each_layer_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of the layers once kept all of them alive to the end: loading took twice the model's memory."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).requires_grad_(False)
+    seen: list[weakref.ref[nn.Linear]] = []
+
+    class Watched(PackedLinear):
+        def __init__(self, linear: nn.Linear) -> None:
+            assert not [layer for layer in seen if layer() is not None]
+            super().__init__(linear)
+            seen.append(weakref.ref(linear))
+
+    monkeypatch.setattr(packed, "PackedLinear", Watched)
+    packed.pack(model)
+    assert len(seen) == 4

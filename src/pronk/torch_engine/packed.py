@@ -26,10 +26,13 @@ class PackedLinear(nn.Module):
 
 def pack(model: nn.Module) -> None:
     """Replace every Linear of a model that will only infer; layer by layer, so that at most one is there twice."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and can_pack(module.weight):
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, PackedLinear(module))
+    # Names, for a list of the layers themselves would keep every one of them alive to the end.
+    for name in [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]:
+        owner, _, leaf = name.rpartition(".")
+        linear = model.get_submodule(name)
+        if isinstance(linear, nn.Linear) and can_pack(linear.weight):
+            setattr(model.get_submodule(owner), leaf, PackedLinear(linear))
+        del linear
 
 
 def can_pack(weight: Tensor) -> bool:
