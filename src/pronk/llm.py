@@ -57,10 +57,10 @@ def load(
     begun = time.perf_counter()
     opened = checkpoints.open(hub.resolve(model or hub.DEFAULT_MODEL, revision=revision))
     source = _tokenizer_source(Path(tokenizer)) if tokenizer else opened.tokenizer
+    codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
-    codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
     return LLM(str(model or hub.DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
 
 
