@@ -105,8 +105,13 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None, rows: Tensor | None = None
+    ) -> Tensor:
+        """x [T, C] -> [T, C], or only the `rows` that anyone reads."""
         x = x + self.self_attn(self.input_layernorm(x), rope, batch, kv)
+        if rows is not None:
+            x = x[rows]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -137,7 +142,9 @@ class Llama(nn.Module):
         """Logits [R, V] of the rows that want them, in the parameters' type."""
         x = self.model.embed_tokens(batch.token_ids)  # [T, C]
         rope = self.model.rope(batch.positions, batch.furthest)
+        last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):
-            x = layer(x, rope, batch, kv.layers[index] if kv else None)
-        logits: Tensor = self.lm_head(self.model.norm(x[batch.logits_rows]))
+            rows = batch.logits_rows if index == last else None
+            x = layer(x, rope, batch, kv.layers[index] if kv else None, rows)
+        logits: Tensor = self.lm_head(self.model.norm(x))
         return logits
