@@ -162,6 +162,8 @@ BAD_METADATA: list[tuple[str, dict[str, Any], str]] = [
     ("spm", {"bos_token_id": HUGE}, "bos"),
     ("spm", {"eos_token_id": -7}, "eos"),
     ("spm", {"eos_token_id": "x"}, "eos"),
+    ("spm", {"unknown_token_id": 273}, "unk"),
+    ("spm", {"unknown_token_id": -7}, "unk"),
     ("spm", {"add_bos_token": 1}, "add_bos"),
     ("spm", {"add_space_prefix": "no"}, "add_space"),
     ("bpe", {"tokens": []}, "vocabulary"),

@@ -124,7 +124,7 @@ def _check(path: Path, v: Vocabulary) -> None:
             raise BadFile(path, "empty, or with a NUL", field=f"token {i}")
         if token_type is TokenType.BYTE and not _BYTE.fullmatch(token):
             raise BadFile(path, f"a byte token spelled {token[:40]!r}, not <0xNN>", field=f"token {i}")
-    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("pad", v.pad_id)):
+    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("unk", v.unk_id), ("pad", v.pad_id)):
         if token_id is not None and not 0 <= token_id < len(v.tokens):
             raise BadFile(path, f"{token_id} is not one of the {len(v.tokens)} tokens", field=f"{name} token")
 
