@@ -55,6 +55,7 @@ def server() -> Iterator[Hub]:
         "some/private": Repo({"main": tiny_files()}, private=True),
         "some/gated": Repo({"main": tiny_files()}, gated=True),
         "some/quants": Repo({"main": quants}),
+        "some/both": Repo({"main": tiny_files() | {"m-Q8_0.gguf": b"GGUF"}}),
         "some/large": Repo({"main": {"m.gguf": LARGE}}),
         "some/empty": Repo({"main": {"README.md": b""}}),
     }
@@ -219,6 +220,21 @@ def test_one_file_of_many(client: Client, server: Hub) -> None:
     assert "m-Q4_K_M.gguf" in client.refusal("ModelNotFound", "resolve", "some/quants")
     assert client.resolve("some/quants:Q8_0", HF_HUB_OFFLINE="1") == path
     assert "HF_HUB_OFFLINE" in client.refusal("DownloadFailed", "resolve", "some/quants:Q4_K_M", HF_HUB_OFFLINE="1")
+
+
+def test_two_models_that_come_to_lie_in_one_folder(client: Client) -> None:
+    """Each was fetched under its own name, and each is still found by it once the other lies beside it."""
+    alone = client.resolve("some/both")
+    assert alone.is_dir()
+    assert client.resolve("some/both:Q8_0") == alone / "m-Q8_0.gguf"
+    with pytest.raises(ModelNotFound, match="several models"):
+        checkpoint.open(alone)  # the inverse: the folder no longer says which
+    for name in ("some/both", f"some/both@{alone.name}"):
+        path = client.resolve(name)
+        assert checkpoint.open(path).tensors.keys() == WEIGHTS.keys()
+        assert client.resolve(name, HF_HUB_OFFLINE="1") == path
+    listed = {entry[0]: Path(entry[1]) for entry in client.call("cached")["result"] if entry[1]}
+    assert listed == {"some/both": path, "some/both:m-Q8_0.gguf": alone / "m-Q8_0.gguf"}
 
 
 def test_a_cut_connection_is_resumed(client: Client, server: Hub) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pronk.checkpoint.repository import COMPANIONS, Repository, choose, has_all_pieces, models_in
+from pronk.checkpoint.repository import COMPANIONS, Model, Repository, choose, has_all_pieces, models_in
 from pronk.checkpoint.wheel import digest, megabytes, say
 from pronk.errors import DownloadFailed, ModelNotFound
 
@@ -72,7 +72,7 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
             _check_hash(repository, folder / file, siblings[file])
         if verify and not fresh:
             say(f"{repository}: already there, verified", progress)
-        return folder / model.entry
+        return _place(folder, model)
 
 
 def cached() -> Iterator[tuple[str, Path, int]]:
@@ -94,7 +94,7 @@ def cached() -> Iterator[tuple[str, Path, int]]:
                 if has_all_pieces(model):
                     name = Repository(repository.repo_id, at or None, part or None)
                     size = sum(sizes[f].size_on_disk for f in model.files)
-                    yield str(name), revision.snapshot_path / model.entry, size
+                    yield str(name), _place(revision.snapshot_path, model), size
 
 
 def _cached(repository: Repository) -> Path | None:
@@ -117,7 +117,15 @@ def _cached(repository: Repository) -> Path | None:
         local([glob.escape(f) for f in (*model.files, *beside)])
     except (LocalEntryNotFoundError, ModelNotFound):
         return None
-    return folder / model.entry if has_all_pieces(model) else None
+    return _place(folder, model) if has_all_pieces(model) else None
+
+
+def _place(folder: Path, model: Model) -> Path:
+    """What to open. Where another model of the repository came to lie in the same folder, the folder is both of them,
+    and one of the model's own weight files is not."""
+    place = folder / model.entry
+    shared = place.is_dir() and len(models_in(file.name for file in place.iterdir())) > 1
+    return folder / model.files[-1] if shared else place
 
 
 def _check_space(repository: Repository, need: int) -> None:

@@ -33,7 +33,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Model:
-    """One model in a repository: what to open ("" is the whole folder), and the files to have for that."""
+    """One model in a repository: what to open ("" is the whole folder), and the files for that, weights last."""
 
     entry: str
     files: tuple[str, ...]
