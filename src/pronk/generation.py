@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+from pronk.engine.params import FinishReason
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_version(run: Run) -> None:
 
 def test_defaults_are_those_of_the_library(run: Run, loaded: list[FakeLLM]) -> None:
     from pronk.checkpoint import hub
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
 
     run("generate", "x")
     assert loaded[0].calls[0]["params"] == SamplingParams()

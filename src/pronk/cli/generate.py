@@ -12,7 +12,7 @@ import click
 from pronk.cli import console, options
 
 if TYPE_CHECKING:
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
     from pronk.generation import Generation, Stats, TokenLogprob
     from pronk.llm import LLM
 

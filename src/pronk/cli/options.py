@@ -12,7 +12,7 @@ import click
 from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
     from pronk.llm import LLM
 
 DEFAULT_MODEL = "smollm2:135m"
@@ -85,7 +85,7 @@ loading_options = _together(
 )  # fmt: skip
 LOADING = ("tokenizer", "revision", "device", "dtype", "attn", "threads", "ctx_size")
 
-# The defaults stand in pronk.engine.sampling too; a test holds the two together, so that --help need not import it.
+# The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
 sampling_options = _together(
     click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
                  metavar="N", help="Stop after N tokens."),
@@ -136,7 +136,7 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     """SamplingParams of its fields; a value out of range is wrong usage."""
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
 
     try:
         return SamplingParams(**fields)
@@ -146,7 +146,7 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
 
 def describe(params: SamplingParams, seed: int) -> str:
     """The sampling that took place, in a few words: what differs from the defaults, and the seed."""
-    from pronk.engine.sampling import SamplingParams
+    from pronk.engine.params import SamplingParams
 
     plain = SamplingParams()
     words = [f"{params.num_beams} beams" if params.num_beams > 1 else "greedy"] if params.temperature == 0 else []

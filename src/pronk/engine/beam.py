@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
-from pronk.engine.params import SamplingParams
+from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.sampling import Float32, penalize
 from pronk.errors import PronkError
 
@@ -35,7 +34,7 @@ class Hypothesis:
 
     tokens: tuple[int, ...]
     score: float
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def beam_search(
             if token not in stop_ids and length < max_new:
                 going_on.append((parent, beam))
             elif rank < params.num_beams:  # an ending that is not among the best is dropped
-                reason: Literal["stop", "length"] = "stop" if token in stop_ids else "length"
+                reason: FinishReason = "stop" if token in stop_ids else "length"
                 score = float(beam.score / _normalizer(length, params))
                 finished.append(Hypothesis(tuple(beam.tokens[len(prompt) :]), score, reason))
         finished = sorted(finished, key=lambda h: -h.score)[: params.num_beams]

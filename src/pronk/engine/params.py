@@ -23,6 +23,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
 _INTEGERS = {"max_new_tokens": 1, "top_k": 0, "n": 1, "num_beams": 1, "num_return_sequences": 1}  # name: least
 _LARGEST = (1 << 31) - 1
 
+FinishReason = Literal["stop", "length"]
+
 
 @dataclass(frozen=True)
 class SamplingParams:

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
 
-__all__ = ["Sampled", "SamplingParams", "penalize", "sample", "survivors"]
-
 Float32 = NDArray[np.float32]
 Ids = NDArray[np.intp]
 

@@ -13,18 +13,15 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
-from pronk.engine.params import SamplingParams
+from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import Float32, Sampled, sample
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
