@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint import gguf_blocks
 from pronk.checkpoint.gguf_file import MAGIC, GgufFile, TensorInfo, open_file
+from pronk.checkpoint.mapped import first_bytes
 from pronk.checkpoint.names import gguf_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors
 from pronk.config import ModelConfig, RopeScaling
@@ -37,10 +38,7 @@ _NO_TOKEN = 0xFFFFFFFF  # how llama.cpp writes "there is none"
 
 def detect(path: Path) -> bool:
     """Whether this is a file that begins as GGUF files do."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == MAGIC
+    return first_bytes(path, 4) == MAGIC
 
 
 def read(path: Path) -> Checkpoint:

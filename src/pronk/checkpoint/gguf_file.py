@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ NUMBER_TYPES = {
     11: ("i8", "q"),
     12: ("f8", "d"),
 }
-BOOL, STRING, ARRAY = 7, 8, 9
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
 
 # ggml's tensor types by number. Those in neither PLAIN_DTYPES nor BLOCK_TYPES are known so as to be refused by name.
 TENSOR_TYPES = dict(
@@ -100,7 +100,7 @@ def open_file(path: Path) -> GgufFile:
     # Versions are small numbers: where the first two bytes are zero, they are the high ones.
     byteorder: Literal["little", "big"] = "big" if file.bytes(4, 2) == b"\0\0" else "little"
     cursor = _Cursor(file, "<" if byteorder == "little" else ">")
-    version = cursor.number(4, "version")
+    version = cursor.number(UINT32, "version")
     if version not in (2, 3):
         raise Unsupported(f"{path}: GGUF version {version} is not supported; versions 2 and 3 are")
     tensor_count = cursor.count(_SMALLEST_TENSOR, "tensor count", _MOST_TENSORS)
@@ -149,7 +149,7 @@ class _Cursor:
 
     def count(self, smallest: int, field: str, most: int = _LONGEST_HEADER) -> int:
         """How many things follow, each of at least `smallest` bytes."""
-        at, value = self.pos, int(self.number(10, field))
+        at, value = self.pos, int(self.number(UINT64, field))
         if value * smallest > self.size - self.pos or value > most:
             raise BadFile(self.path, f"{value} cannot fit in what is left for the header", field=field, offset=at)
         return value
@@ -167,7 +167,7 @@ class _Cursor:
         return value
 
     def value(self, field: str) -> Any:
-        at, kind = self.pos, self.number(4, f"{field} type")
+        at, kind = self.pos, self.number(UINT32, f"{field} type")
         if kind in NUMBER_TYPES:
             return self.number(kind, field)
         if kind == STRING:
@@ -177,7 +177,7 @@ class _Cursor:
         raise BadFile(self.path, f"unknown type {kind}", field=field, offset=at)
 
     def array(self, field: str) -> list[Any]:
-        at, kind = self.pos, self.number(4, f"{field} element type")
+        at, kind = self.pos, self.number(UINT32, f"{field} element type")
         if kind == STRING:
             return self.strings(self.count(8, f"{field} length"), field)
         if kind not in NUMBER_TYPES:
@@ -223,16 +223,16 @@ def _describe(cursor: _Cursor) -> TensorInfo:
     def fail(problem: str) -> BadFile:
         return BadFile(path, problem, field=field, offset=at)
 
-    axes = cursor.number(4, f"{field} axes")
+    axes = cursor.number(UINT32, f"{field} axes")
     if not 1 <= axes <= 4:
         raise fail(f"{axes} axes where 1 to 4 may be")
-    lengths = [int(cursor.number(10, f"{field} shape")) for _ in range(axes)]
+    lengths = [int(cursor.number(UINT64, f"{field} shape")) for _ in range(axes)]
     if not all(lengths):
         raise fail("an axis of length 0")
-    kind = cursor.number(4, f"{field} type")
+    kind = cursor.number(UINT32, f"{field} type")
     if kind not in TENSOR_TYPES:
         raise fail(f"unknown type {kind}")
-    dtype, start = TENSOR_TYPES[kind], int(cursor.number(10, f"{field} offset"))
+    dtype, start = TENSOR_TYPES[kind], int(cursor.number(UINT64, f"{field} offset"))
     nbytes = 0
     if dtype in PLAIN_DTYPES:
         nbytes = math.prod(lengths) * PLAIN_DTYPES[dtype].itemsize
@@ -257,7 +257,7 @@ def _place(path: Path, infos: list[TensorInfo], base: int, alignment: int, size:
         if start + info.nbytes > size:
             problem = f"ends at byte {start + info.nbytes} of a file of {size}"
             raise BadFile(path, problem, field=field, offset=info.described_at)
-        placed[info.name] = TensorInfo(info.name, info.shape, info.dtype, info.described_at, start, info.nbytes)
+        placed[info.name] = replace(info, start=start)
     end, before = 0, ""
     for info in sorted(placed.values(), key=lambda info: info.start):
         if info.start < end:

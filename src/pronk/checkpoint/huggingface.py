@@ -16,7 +16,7 @@ import numpy as np
 from pronk import tokenizer_files
 from pronk.checkpoint import safetensors, strict_json, torch_zip, weight_file
 from pronk.checkpoint.strict_json import short
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.errors import BadFile
 from pronk.vocabulary import TokenizerSource
@@ -45,15 +45,14 @@ def read(path: Path) -> Checkpoint:
     config_path = folder / "config.json"
     config = ModelConfig.from_dict(strict_json.read(config_path), path=str(config_path))
     config = _more_ends(config, folder)
-    files = _chosen_files(path)
-    tensors = _all_tensors(*files)
-    tensors = {name: tensor for name, tensor in tensors.items() if not _is_table(name)}
+    files, weight_map, source = _chosen_files(path)
+    tensors = {n: t for n, t in _all_tensors(files, weight_map, source).items() if not _is_table(n)}
     if config.tie_word_embeddings and HEAD in tensors:
         config = _settle_head(config, tensors)
     check_tensors(path, config, tensors)
     for tensor in tensors.values():
-        weight_file.check_dtype(path, tensor)
-    return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), files=tuple(files[0]))
+        plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
+    return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), files=tuple(files))
 
 
 def _is_table(name: str) -> bool:

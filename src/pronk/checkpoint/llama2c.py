@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import tokenizer_files
-from pronk.checkpoint.mapped import MappedFile
+from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.names import rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.config import ModelConfig
@@ -54,10 +54,7 @@ class Slot:
 
 def detect(path: Path) -> bool:
     """Whether this is a llama2.c model: by its magic or, in version 0, by a header whose sizes add up to the file's."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(256)
+    head = first_bytes(path, 256)
     if head[:4] == struct.pack("<I", MAGIC):
         return True
     try:

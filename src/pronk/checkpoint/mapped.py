@@ -14,6 +14,14 @@ from numpy.typing import NDArray
 from pronk.errors import BadFile
 
 
+def first_bytes(path: Path, count: int) -> bytes:
+    """Up to `count` bytes from the beginning of a file; none of anything else, such as a folder or a pipe."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(count)
+
+
 class MappedFile:
     """Read-only. Whoever asks for a part of it has checked that the part lies inside `size`."""
 

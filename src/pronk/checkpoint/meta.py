@@ -21,7 +21,7 @@ from pronk import tokenizer_files
 from pronk.checkpoint import strict_json, weight_file
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.strict_json import short
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig, RopeScaling
 from pronk.errors import BadFile, Unsupported
 from pronk.vocabulary import TokenizerSource
@@ -215,7 +215,7 @@ def _join(files: list[Path], name: str, pieces: list[LazyTensor], config: ModelC
             raise BadFile(file, problem, field=f"tensor {first.name!r}")
     if len(first.shape) not in (1, 2):
         raise BadFile(files[0], f"has {len(first.shape)} axes", field=f"tensor {first.name!r}")
-    weight_file.check_dtype(files[0], first)
+    dtype = plain_dtype(files[0], first.name, first.dtype)
     axis, heads = _split_axis(name, pieces, config.hidden_size), rotary_heads(name, config)
     if axis is None:
         pieces, count = pieces[:1], 1
@@ -232,12 +232,12 @@ def _join(files: list[Path], name: str, pieces: list[LazyTensor], config: ModelC
     def read_joined() -> NDArray[Any]:
         if count == 1:
             return part(pieces[0])
-        whole = np.empty(shape, PLAIN_DTYPES[first.dtype])
+        whole = np.empty(shape, dtype)
         for place, piece in zip(np.split(whole, count, axis=axis or 0), pieces, strict=True):
             place[...] = part(piece)
         return whole
 
-    nbytes = math.prod(shape) * PLAIN_DTYPES[first.dtype].itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     return LazyTensor(name, tuple(shape), first.dtype, nbytes, read_joined)
 
 

@@ -12,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint import strict_json
-from pronk.checkpoint.mapped import MappedFile
+from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.strict_json import short
-from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor
-from pronk.errors import BadFile, Unsupported
+from pronk.checkpoint.tensors import LazyTensor, plain_dtype
+from pronk.errors import BadFile
 
 # Every type of the format, in bits an element; pronk reads those in PLAIN_DTYPES.
 _BITS = {
@@ -36,10 +35,7 @@ _LONGEST_NAME = 256
 
 def detect(path: Path) -> bool:
     """Whether the file begins as a safetensors file does, whatever its name and however broken the rest."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        start = file.read(10)
+    start = first_bytes(path, 10)
     return start[8:9] == b"{" and start[9:10] in (b'"', b"}", b" ", b"\n")
 
 
@@ -109,6 +105,4 @@ def _is_size(value: object) -> bool:
 
 
 def _read(file: MappedFile, name: str, dtype: str, shape: tuple[int, ...], start: int) -> NDArray[Any]:
-    if dtype not in PLAIN_DTYPES:
-        raise Unsupported(f"{file.path}: tensor {name!r} is stored as {dtype}; {', '.join(PLAIN_DTYPES)} are supported")
-    return file.array(start, shape, np.dtype(PLAIN_DTYPES[dtype]))
+    return file.array(start, shape, plain_dtype(file.path, name, dtype))

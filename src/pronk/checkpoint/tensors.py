@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
-from pronk.errors import BadFile
+from pronk.errors import BadFile, Unsupported
 from pronk.vocabulary import TokenizerSource
 
 # Types that hold one number an element, and numpy's name for each. Everything else is a block type (Q4_K, ...).
@@ -70,6 +70,13 @@ class Checkpoint:
         sizes = [loaded(t) for t in self.tensors.values()]
         stored = sum(t.nbytes for t in self.tensors.values())
         return LoadPlan(len(self.files), stored, sum(sizes), sum(sizes) + max(sizes, default=0))
+
+
+def plain_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:
+    """numpy's type for a stored one. Raises Unsupported for those that containers have and models here do not."""
+    if dtype not in PLAIN_DTYPES:
+        raise Unsupported(f"{path}: tensor {name!r} is stored as {dtype}; {', '.join(PLAIN_DTYPES)} are supported")
+    return PLAIN_DTYPES[dtype]
 
 
 def check_tensors(path: str | Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:

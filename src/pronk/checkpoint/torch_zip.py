@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint import unpickle, zip_directory
-from pronk.checkpoint.mapped import MappedFile
+from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.strict_json import short
-from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor
+from pronk.checkpoint.tensors import LazyTensor, plain_dtype
 from pronk.checkpoint.zip_directory import Entry
-from pronk.errors import BadFile, Unsupported
+from pronk.errors import BadFile
 
 # A number that torch before 1.6 pickled at the beginning of each file.
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
@@ -43,10 +43,7 @@ _LONGEST_NAME = 256
 
 def detect(path: Path) -> bool:
     """Whether the file begins as torch's archives do, those of before 1.6 (which `read` refuses) included."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        start = file.read(len(_LEGACY_MAGIC))
+    start = first_bytes(path, len(_LEGACY_MAGIC))
     return start.startswith(zip_directory.MAGIC) or start == _LEGACY_MAGIC
 
 
@@ -161,10 +158,7 @@ class _Archive:
 
     def read_tensor(self, name: str, tensor: _Tensor) -> NDArray[Any]:
         storage = tensor.storage
-        if storage.dtype not in PLAIN_DTYPES:
-            known = ", ".join(PLAIN_DTYPES)
-            raise Unsupported(f"{self.file.path}: tensor {name!r} is stored as {storage.dtype}; {known} are supported")
-        dtype = np.dtype(PLAIN_DTYPES[storage.dtype])
+        dtype = plain_dtype(self.file.path, name, storage.dtype)
         start = storage.entry.offset + tensor.offset * storage.itemsize
         if tensor.contiguous or 0 in tensor.shape:
             return self.file.array(start, tensor.shape, dtype, self.byteorder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pronk.checkpoint import safetensors, torch_zip
-from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor
-from pronk.errors import BadFile, Unsupported
+from pronk.checkpoint.tensors import LazyTensor
+from pronk.errors import BadFile
 
 
 def detect(path: Path) -> bool:
@@ -20,10 +20,3 @@ def read(path: Path) -> dict[str, LazyTensor]:
     if torch_zip.detect(path):
         return torch_zip.read(path)
     raise BadFile(path, "neither a safetensors file nor a torch archive")
-
-
-def check_dtype(path: Path, tensor: LazyTensor) -> None:
-    """Raises Unsupported for a type that the containers have and models here do not."""
-    if tensor.dtype not in PLAIN_DTYPES:
-        known = ", ".join(PLAIN_DTYPES)
-        raise Unsupported(f"{path}: tensor {tensor.name!r} is stored as {tensor.dtype}; {known} are supported")

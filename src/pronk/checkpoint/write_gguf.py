@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.gguf import ROPE_FREQS
 from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, encode_q8_0
-from pronk.checkpoint.gguf_file import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBER_TYPES, STRING, TENSOR_TYPES
+from pronk.checkpoint.gguf_file import (
+    ARRAY,
+    BOOL,
+    DEFAULT_ALIGNMENT,
+    FLOAT32,
+    INT32,
+    MAGIC,
+    NUMBER_TYPES,
+    STRING,
+    TENSOR_TYPES,
+    UINT32,
+)
 from pronk.checkpoint.names import hf_to_gguf, rotary_heads, to_interleaved
 from pronk.checkpoint.stream import TensorStream, pieces, require_finite, write_array, write_numbers
 from pronk.checkpoint.tensors import PLAIN_DTYPES
@@ -22,7 +33,6 @@ from pronk.rope import frequency_factors, inverse_frequencies
 from pronk.vocabulary import TokenType, Vocabulary
 
 _VERSION = 3
-_UINT32, _INT32, _FLOAT32 = 4, 5, 6
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type
 _TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 _END_TOKENS = ("eos", "eot", "eom")
@@ -114,24 +124,24 @@ def _model_pairs(config: ModelConfig, dtype: str, name: str) -> list[Pair]:
         ("general.architecture", STRING, "llama"),
         ("general.type", STRING, "model"),
         ("general.name", STRING, name),
-        ("general.file_type", _UINT32, _FILE_TYPES[dtype]),
-        ("general.quantization_version", _UINT32, 2),
-        ("llama.vocab_size", _UINT32, config.vocab_size),
-        ("llama.context_length", _UINT32, config.max_position_embeddings),
-        ("llama.embedding_length", _UINT32, config.hidden_size),
-        ("llama.block_count", _UINT32, config.num_hidden_layers),
-        ("llama.feed_forward_length", _UINT32, config.intermediate_size),
-        ("llama.attention.head_count", _UINT32, config.num_attention_heads),
-        ("llama.attention.head_count_kv", _UINT32, config.num_key_value_heads),
-        ("llama.attention.key_length", _UINT32, config.head_dim),
-        ("llama.attention.value_length", _UINT32, config.head_dim),
-        ("llama.attention.layer_norm_rms_epsilon", _FLOAT32, config.rms_norm_eps),
-        ("llama.rope.dimension_count", _UINT32, config.head_dim),
-        ("llama.rope.freq_base", _FLOAT32, config.rope_theta),
+        ("general.file_type", UINT32, _FILE_TYPES[dtype]),
+        ("general.quantization_version", UINT32, 2),
+        ("llama.vocab_size", UINT32, config.vocab_size),
+        ("llama.context_length", UINT32, config.max_position_embeddings),
+        ("llama.embedding_length", UINT32, config.hidden_size),
+        ("llama.block_count", UINT32, config.num_hidden_layers),
+        ("llama.feed_forward_length", UINT32, config.intermediate_size),
+        ("llama.attention.head_count", UINT32, config.num_attention_heads),
+        ("llama.attention.head_count_kv", UINT32, config.num_key_value_heads),
+        ("llama.attention.key_length", UINT32, config.head_dim),
+        ("llama.attention.value_length", UINT32, config.head_dim),
+        ("llama.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps),
+        ("llama.rope.dimension_count", UINT32, config.head_dim),
+        ("llama.rope.freq_base", FLOAT32, config.rope_theta),
     ]
     if config.rope_scaling and config.rope_scaling.rope_type == "linear":
         pairs.append(("llama.rope.scaling.type", STRING, "linear"))
-        pairs.append(("llama.rope.scaling.factor", _FLOAT32, config.rope_scaling.factor))
+        pairs.append(("llama.rope.scaling.factor", FLOAT32, config.rope_scaling.factor))
     return pairs
 
 
@@ -147,7 +157,7 @@ def _token_pairs(config: ModelConfig, vocabulary: Vocabulary | None) -> list[Pai
             "unknown": vocabulary.unk_id,
         }
         tokens = others | {name: token for name, token in tokens.items() if token is not None}
-    return [(f"tokenizer.ggml.{name}_token_id", _UINT32, t) for name, t in tokens.items() if t is not None]
+    return [(f"tokenizer.ggml.{name}_token_id", UINT32, t) for name, t in tokens.items() if t is not None]
 
 
 def _vocabulary_pairs(vocabulary: Vocabulary | None, config: ModelConfig) -> list[Pair]:
@@ -161,13 +171,13 @@ def _vocabulary_pairs(vocabulary: Vocabulary | None, config: ModelConfig) -> lis
         ("tokenizer.ggml.model", STRING, "llama" if vocabulary.model == "spm" else "gpt2"),
         ("tokenizer.ggml.pre", STRING, vocabulary.pre),
         ("tokenizer.ggml.tokens", STRING, tokens),
-        ("tokenizer.ggml.token_type", _INT32, [int(kind) for kind in types]),
+        ("tokenizer.ggml.token_type", INT32, [int(kind) for kind in types]),
         ("tokenizer.ggml.add_bos_token", BOOL, vocabulary.add_bos),
         ("tokenizer.ggml.add_space_prefix", BOOL, vocabulary.add_space_prefix),
     ]
     if vocabulary.model == "spm":
         scores = [*vocabulary.scores, *(0.0 for _ in spare)]
-        pairs.append(("tokenizer.ggml.scores", _FLOAT32, scores))
+        pairs.append(("tokenizer.ggml.scores", FLOAT32, scores))
     else:
         pairs.append(("tokenizer.ggml.merges", STRING, list(vocabulary.merges)))
     if vocabulary.chat_template is not None:
