@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pronk
 from pronk.checkpoint import write
+from pronk.errors import Unsupported
 from pronk.measure.verify import compare
 
 TEXT = "A map of the coast hung over the desk, and somebody had drawn a small red ship on it."
@@ -38,7 +39,11 @@ def main() -> None:
     for to, dtype, name in WAYS:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
-            write.save(original.checkpoint, path, to=to, dtype=dtype, vocabulary=vocabulary)
+            try:
+                write.save(original.checkpoint, path, to=to, dtype=dtype, vocabulary=vocabulary)
+            except Unsupported as reason:  # not every format has a place for every model
+                print(f"{to:12}{dtype:6}{'-':>8}  {reason}")
+                continue
             copy = pronk.load(path, dtype="f32")
             found = compare(original, copy, token_ids)
             megabytes = sum(file.stat().st_size for file in copy.checkpoint.files) / 1e6

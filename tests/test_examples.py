@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_compare_formats(model: str) -> None:
     for (_, dtype), difference in differences.items():
         assert (difference == 0) == (dtype == "f32")
     assert max(differences.values()) < 0.5
+
+
+def test_compare_formats_with_a_model_that_one_of_them_cannot_hold(tmp_path: Path) -> None:
+    """The default model is one: llama2.c's format has no place for its rope_theta."""
+    folder = save_tiny_chat_model(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 100000.0}))
+    _, *rows = run("compare_formats.py", str(folder)).splitlines()
+    assert [row.split()[2] for row in rows].count("-") == 1
+    assert "rope_theta 100000" in rows[2]
 
 
 def test_no_example_is_left_out() -> None:
