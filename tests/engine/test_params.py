@@ -46,6 +46,9 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
     "fields",
     [
         {"num_beams": 2, "temperature": 0.7},
+        {"num_beams": 2, "top_k": 5},
+        {"num_beams": 2, "top_p": 0.9},
+        {"num_beams": 2, "min_p": 0.1},
         {"num_beams": 2, "n": 2},
         {"num_beams": 2, "num_return_sequences": 3},
         {"num_beams": 2, "logprobs": 1},

@@ -114,8 +114,8 @@ class SamplingParams:
             )
         if self.n > 1:
             raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        for name, off in (("temperature", 0.0), ("logprobs", None), ("stop", ())):
-            if getattr(self, name) != off:
+        for name in ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop"):
+            if getattr(self, name) != getattr(type(self), name):  # the default
                 raise BadRequest(f"{name}={getattr(self, name)!r} contradicts num_beams={self.num_beams}")
 
 
