@@ -26,6 +26,8 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
         for n, argument in enumerate(args):
+            if argument == "--":  # what follows is no option
+                break
             name, equals, value = argument.partition("=")
             if name not in names and (dashed := name.replace("_", "-")) in names:
                 args[n] = dashed + equals + value
