@@ -24,8 +24,7 @@ class TextStream:
 
     def chunk(self, event: Event) -> Chunk:
         """Its `finish_reason` is "stop" although the event's is not, when a stop string has just been completed."""
-        reason = event.finish_reason
-        ends = reason == "stop"
+        reason, ends = event.finish_reason, event.is_stop_token
         self.watch.token(counts=not ends)
         text = self._feed(event.token, ends=ends, last=reason is not None)
         if self.stops.found:

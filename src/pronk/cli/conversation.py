@@ -24,12 +24,14 @@ class Conversation:
 
     @classmethod
     def read(cls, path: Path) -> Conversation:
-        """A file that `save` wrote, or any JSON list of messages; the first may be the system's. Raises BadFile."""
+        """A file that `save` wrote, or any JSON list of messages; the first may be the system's.
+
+        Raises BadFile, and BadRequest where it cannot be read as text.
+        """
+        text = options.read_file(str(path))
         try:
-            messages = json.loads(options.read_file(str(path)))
+            messages = json.loads(text)
         except (ValueError, RecursionError) as error:
-            if isinstance(error, BadRequest):
-                raise
             raise BadFile(path, f"not JSON ({error})") from None
         if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
             raise BadFile(path, 'must be a JSON list of messages, {"role": …, "content": …} each')
