@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from pronk.errors import BadFile, Unsupported
+from pronk.errors import BadFile, Unsupported, short
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
@@ -123,21 +123,21 @@ class ModelConfig:
         if quantization := raw.get("quantization_config"):
             method = quantization.get("quant_method") if isinstance(quantization, dict) else None
             raise Unsupported(
-                f"{path}: quantization_config ({_short(method)}) is not supported; use the weights that were not "
+                f"{path}: quantization_config ({short(method)}) is not supported; use the weights that were not "
                 "quantized, or a GGUF file"
             )
         config = {key: value for key, value in raw.items() if value is not None}  # null is a key's default
         for key, inert in _INERT.items():
             if config.pop(key, inert[0]) not in inert:
-                raise Unsupported(f"{path}: {key}={_short(raw[key])} is not supported; only {inert[0]!r} is")
+                raise Unsupported(f"{path}: {key}={short(raw[key])} is not supported; only {inert[0]!r} is")
         layer_types = config.pop("layer_types", [])
         if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-            raise Unsupported(f"{path}: layer_types={_short(layer_types)} are not supported; only full_attention is")
+            raise Unsupported(f"{path}: layer_types={short(layer_types)} are not supported; only full_attention is")
         try:
             known = _parse(config)
             if left := [k for k, v in config.items() if not _switched_off(k, v)]:
                 raise Unsupported(
-                    f"{_short(left[0])}={_short(config[left[0]])} may change the mathematics and is not "
+                    f"{short(left[0])}={short(config[left[0]])} may change the mathematics and is not "
                     "supported; delete the key if you know that it does not"
                 )
             return cls(**known)
@@ -192,7 +192,7 @@ def _check_architecture(config: Mapping[str, Any], path: str) -> None:
     if not names and model_type in ("llama", "mistral"):
         names = [f"{model_type.title()}ForCausalLM"]
     if len(names) != 1 or names[0] not in ARCHITECTURES:
-        found = _short(", ".join(names)) if names else "none"
+        found = short(", ".join(names)) if names else "none"
         raise Unsupported(f"{path}: architecture {found} is not supported; {' and '.join(ARCHITECTURES)} are")
     if names[0] == "MistralForCausalLM":
         for key in _REQUIRED_OF_MISTRAL:
@@ -206,19 +206,19 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     def integer(key: str, default: int | None = None) -> int:
         value = config.pop(key) if default is None else config.pop(key, default)
         if type(value) is not int:
-            raise ValueError(f"{key} must be a whole number, not {_short(value)}")
+            raise ValueError(f"{key} must be a whole number, not {short(value)}")
         return value
 
     def boolean(key: str) -> bool:
         value = config.pop(key, False)
         if not isinstance(value, bool):
-            raise ValueError(f"{key} must be true or false, not {_short(value)}")
+            raise ValueError(f"{key} must be true or false, not {short(value)}")
         return value
 
     def token(key: str) -> int | None:
         value = config.pop(key, -1)
         if type(value) is not int or not -1 <= value < 1 << 31:
-            raise ValueError(f"{key} must be a token id, not {_short(value)}")
+            raise ValueError(f"{key} must be a token id, not {short(value)}")
         return None if value == -1 else value
 
     heads, hidden = integer("num_attention_heads"), integer("hidden_size")
@@ -231,7 +231,7 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     before = config.pop("rope_scaling", {})
     rope = config.pop("rope_parameters", before)
     if not isinstance(rope, dict):
-        raise ValueError(f"rope_scaling must be an object, not {_short(rope)}")
+        raise ValueError(f"rope_scaling must be an object, not {short(rope)}")
     rope = {key: value for key, value in rope.items() if value is not None}
     theta = _number(config, "rope_theta", 10000.0)
     theta = _number(rope, "rope_theta", theta)
@@ -240,7 +240,7 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     eos = config.pop("eos_token_id", -1)
     eos = eos if isinstance(eos, list) else [] if eos == -1 else [eos]
     if any(type(i) is not int or not 0 <= i < 1 << 31 for i in eos):
-        raise ValueError(f"eos_token_id must be token ids, not {_short(eos)}")
+        raise ValueError(f"eos_token_id must be token ids, not {short(eos)}")
 
     return {
         "vocab_size": integer("vocab_size"),
@@ -266,7 +266,7 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
 def _number(source: dict[str, Any], key: str, default: float | None = None) -> float:
     value = source.pop(key) if default is None else source.pop(key, default)
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{key} must be a finite number, not {_short(value)}")
+        raise ValueError(f"{key} must be a finite number, not {short(value)}")
     return float(value)
 
 
@@ -274,18 +274,18 @@ def _parse_rope_scaling(rope: dict[str, Any], context: int) -> RopeScaling | Non
     old_name = rope.pop("type", "default")
     rope_type = rope.pop("rope_type", old_name)
     if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
-        raise Unsupported(f"rope_scaling type {_short(rope_type)} is not supported; linear, dynamic and llama3 are")
+        raise Unsupported(f"rope_scaling type {short(rope_type)} is not supported; linear, dynamic and llama3 are")
     if rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise Unsupported("rope_scaling partial_rotary_factor is not supported")
     original = rope.get("original_max_position_embeddings", context)
     if type(original) is not int or original < 1:
-        raise ValueError(f"original_max_position_embeddings must be a positive whole number, not {_short(original)}")
+        raise ValueError(f"original_max_position_embeddings must be a positive whole number, not {short(original)}")
     if rope_type != "llama3":
         rope.pop("original_max_position_embeddings", None)
         if rope_type == "dynamic" and original != context:  # transformers stretches from max_position_embeddings on
             raise Unsupported("rope_scaling dynamic with an original_max_position_embeddings of its own")
     if strange := rope.keys() - set(_ROPE_KEYS[rope_type]):
-        raise Unsupported(f"rope_scaling key {_short(min(strange))} is not supported in type {rope_type}")
+        raise Unsupported(f"rope_scaling key {short(min(strange))} is not supported in type {rope_type}")
     if missing := [key for key in _ROPE_KEYS[rope_type] if key not in rope]:
         raise ValueError(f"rope_scaling of type {rope_type} needs {missing[0]}")
     if rope_type == "default":
@@ -322,8 +322,3 @@ def _rope_scaling_to_dict(rope: RopeScaling) -> dict[str, Any]:
 
 def _switched_off(key: str, value: object) -> bool:
     return key in _IGNORED or key.startswith("_") or value is False or value in ({}, [])
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -5,6 +5,12 @@ from __future__ import annotations
 from os import PathLike
 
 
+def short(value: object) -> str:
+    """`value` as an error message can carry it: one line, printable, not long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class PronkError(Exception):
     """Any error that is the input's fault rather than pronk's; the command line prints it and exits 1."""
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from pronk import tokenizer_files
 from pronk.checkpoint import safetensors, strict_json, torch_zip, weight_file
-from pronk.checkpoint.strict_json import short
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
-from pronk.errors import BadFile
+from pronk.errors import BadFile, short
 from pronk.vocabulary import TokenizerSource
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from pronk import tokenizer_files
 from pronk.checkpoint import strict_json, weight_file
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
-from pronk.checkpoint.strict_json import short
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig, RopeScaling
-from pronk.errors import BadFile, Unsupported
+from pronk.errors import BadFile, Unsupported, short
 from pronk.vocabulary import TokenizerSource
 
 _SHARD = re.compile(r"consolidated\.([0-9]{2})\.pth")

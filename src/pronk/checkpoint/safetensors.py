@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint import strict_json
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.strict_json import short
 from pronk.checkpoint.tensors import LazyTensor, plain_dtype
-from pronk.errors import BadFile
+from pronk.errors import BadFile, short
 
 # Every type of the format, in bits an element; pronk reads those in PLAIN_DTYPES.
 _BITS = {

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pronk.errors import BadFile
+from pronk.errors import BadFile, short
 
 # Parsed JSON takes up to some 25 times its length in memory; the largest file of this kind in use takes 2 MB.
 MAX_BYTES = 4 << 20
@@ -67,12 +67,6 @@ def parse(data: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
         raise BadFile(path, "holds no JSON object", offset=offset)
     _check_depth(value, path)
     return value
-
-
-def short(value: object) -> str:
-    """`value` as an error message can carry it: one line, printable, not long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _check_depth(value: Any, path: Path) -> None:

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint import unpickle, zip_directory
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.strict_json import short
 from pronk.checkpoint.tensors import LazyTensor, plain_dtype
 from pronk.checkpoint.zip_directory import Entry
-from pronk.errors import BadFile
+from pronk.errors import BadFile, short
 
 # A number that torch before 1.6 pickled at the beginning of each file.
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"

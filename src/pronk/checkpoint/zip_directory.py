@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pronk.checkpoint.mapped import MappedFile
-from pronk.checkpoint.strict_json import short
-from pronk.errors import BadFile
+from pronk.errors import BadFile, short
 
 MAGIC = b"PK\x03\x04"
 
