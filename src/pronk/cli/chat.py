@@ -194,7 +194,7 @@ def _line_history() -> Iterator[None]:
     except ImportError:  # Windows; its console edits lines by itself
         yield
         return
-    from pronk.checkpoint.wheel import home
+    from pronk.checkpoint.local import home
 
     path = home() / "chat_history"
     with suppress(OSError):
