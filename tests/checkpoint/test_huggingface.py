@@ -17,6 +17,7 @@ from formats import Weights, as_torch, save_huggingface
 from tiny import random_weights, tiny_config
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from pronk import tokenizer
 from pronk.checkpoint import huggingface
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.config import ModelConfig, RopeScaling
@@ -362,6 +363,7 @@ class TestTokenizer:
         source = huggingface.read(folder).tokenizer
         assert source is not None
         assert source.settings == {"bos_token": "<b>", "pad_token": "<pad>", "add_bos_token": True}
+        assert tokenizer.find(folder) == source  # --tokenizer FOLDER once knew the second file alone
 
     def test_a_file_that_is_no_tokenizer(self, folder: Path) -> None:
         (folder / "tokenizer.model").write_bytes(b"\x00\x01\x02")
@@ -374,6 +376,7 @@ class TestTokenizer:
             (folder / name).write_text(content)
         source = huggingface.read(folder).tokenizer
         assert source is not None
+        assert tokenizer.find(folder) == source
         return source.chat_template
 
     def test_chat_templates(self, folder: Path) -> None:

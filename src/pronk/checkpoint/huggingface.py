@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pronk import tokenizer_files
-from pronk.checkpoint import safetensors, strict_json, torch_zip, weight_file
+from pronk import strict_json, tokenizer_source
+from pronk.checkpoint import safetensors, torch_zip, weight_file
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, short
@@ -27,7 +26,6 @@ _USUAL_NAMES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
-_MAX_TEMPLATE = 1 << 20
 
 
 def detect(path: Path) -> bool:
@@ -152,44 +150,11 @@ def _settle_head(config: ModelConfig, tensors: dict[str, LazyTensor]) -> ModelCo
     return replace(config, tie_word_embeddings=False)
 
 
-# The tokenizer
-
-
 def _tokenizer(folder: Path) -> TokenizerSource | None:
     path = next((p for name in ("tokenizer.json", "tokenizer.model") if (p := folder / name).is_file()), None)
     if path is None:
         return None
-    kind = tokenizer_files.identify(path)
-    if kind is None:
+    source = tokenizer_source.of_file(path)
+    if source is None:
         raise BadFile(path, "no tokenizer of a kind that pronk knows")
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter has the last word
-        if (folder / name).is_file():
-            settings |= strict_json.read(folder / name)
-    return TokenizerSource(kind, path, settings, _chat_template(folder, settings))
-
-
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """A file of its own comes before tokenizer_config.json's entry: transformers writes and reads them so."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        if file.stat().st_size > _MAX_TEMPLATE:
-            raise BadFile(file, f"more than {_MAX_TEMPLATE} bytes")
-        try:
-            return file.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise BadFile(file, "is not UTF-8", offset=error.start) from None
-    source, template = folder / "tokenizer_config.json", settings.get("chat_template")
-    if template is None and (folder / "chat_template.json").is_file():
-        source = folder / "chat_template.json"
-        template = strict_json.read(source).get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict) and _is_text(t.get("name"))}
-        template = named.get("default")
-    if template is not None and not _is_text(template):
-        raise BadFile(source, "must be a text, or a list of objects with name and template", field="chat_template")
-    return template
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return source

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import tokenizer_files
-from pronk.checkpoint import strict_json, weight_file
+from pronk import strict_json, tokenizer_files
+from pronk.checkpoint import weight_file
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig, RopeScaling

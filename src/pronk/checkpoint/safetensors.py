@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from pronk.checkpoint import strict_json
+from pronk import strict_json
 from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.tensors import LazyTensor, plain_dtype
 from pronk.errors import BadFile, short

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pronk import tokenizer_source
 from pronk.errors import BadFile, ModelNotFound
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer_files import identify, parse_json, read_whole
 from pronk.vocabulary import TokenizerSource
 
 __all__ = ["Tokenizer", "find", "load"]
@@ -53,20 +53,8 @@ def find(path: Path) -> TokenizerSource:
         raise ModelNotFound(f"no tokenizer at {path}: no such file or folder")
     candidates = [path / name for name in _USUAL_FILES] if path.is_dir() else [path]
     for file in candidates:
-        if kind := identify(file):
-            settings, template = _beside(file)
-            return TokenizerSource(kind, file, settings, template)
+        if source := tokenizer_source.of_file(file):
+            return source
     if path.is_dir():
         raise ModelNotFound(f"no tokenizer in {path}: it has no {', '.join(_USUAL_FILES[:-1])} or {_USUAL_FILES[-1]}")
     raise BadFile(path, "not a tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or tokenizer.bin (llama2.c)")
-
-
-def _beside(file: Path) -> tuple[dict[str, object], str | None]:
-    """tokenizer_config.json and the chat template of a Hugging Face folder."""
-    config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
-    settings = parse_json(config, read_whole(config)) if config.is_file() else {}
-    try:
-        text = read_whole(template).decode() if template.is_file() else None
-    except UnicodeDecodeError:
-        raise BadFile(template, "not UTF-8") from None
-    return settings, text or named.chat_template(config, settings)
