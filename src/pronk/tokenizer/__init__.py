@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pronk import tokenizer_source
 from pronk.errors import BadFile, ModelNotFound
-from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import Tokenizer
 from pronk.vocabulary import TokenizerSource
 
@@ -28,8 +27,6 @@ def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tok
         from pronk.tokenizer import gguf_vocab
 
         return gguf_vocab.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
-    if template is None:
-        template = named.chat_template(path, source.settings)
     if source.kind == "tokenizer.json":
         from pronk.tokenizer import hf_json
 

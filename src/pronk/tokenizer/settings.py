@@ -45,17 +45,6 @@ def added_tokens(path: Path, settings: Mapping[str, Any]) -> dict[int, tuple[str
     return found
 
 
-def chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """`chat_template`: one template, or a list of named ones of which "default" is meant."""
-    value = settings.get("chat_template")
-    if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
-        value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise BadFile(path, "must be a template", field="tokenizer_config chat_template")
-    return value
-
-
 def refuse_end_of_text(path: Path, settings: Mapping[str, Any]) -> None:
     """A tokenizer that ends every prompt leaves a model nothing to say; that it was meant is unlikely."""
     if flag(path, settings, "add_eos_token", False):
