@@ -223,3 +223,12 @@ def test_python_m_pronk() -> None:
 def test_a_closed_standard_input_is_an_empty_prompt(fake_pronk: list[str]) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", *fake_pronk, "generate", "-n", "1"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "word0 \n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_no_traceback(fake_pronk: list[str], closed: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *fake_pronk, "generate", "-n", "1", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ("" if closed == ">&-" else "word0 \n")
+    assert "Traceback" not in done.stderr

@@ -121,8 +121,10 @@ def main() -> None:
         warnings.simplefilter("ignore")
     if sys.stdin is None:  # closed, as for daemons
         sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - as long as the program
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):  # closed ones too, as by `>&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(encoding="utf-8", errors="backslashreplace")
     group(prog_name="pronk")
 
 
