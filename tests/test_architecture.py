@@ -14,7 +14,7 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
     (0, ("errors", "config", "rope", "vocabulary", "strict_json", "tokenizer_files", "tokenizer_source")),
-    (3, ("engine.scheduler", "engine.decode", "engine.beam")),
+    (3, ("engine.scheduler", "engine.beam")),
     (1, ("checkpoint", "tokenizer", "quantize", "engine")),
     (2, ("torch_engine", "cpu_engine")),
     (4, ("generation", "stopping", "streaming", "llm", "train")),

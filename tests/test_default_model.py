@@ -12,6 +12,7 @@ from peers import hugging_face
 import pronk
 from pronk.generation import Generation
 from pronk.llm import LLM
+from pronk.measure.verify import TEXT
 
 PROMPTS = [
     "The capital of France is",
@@ -33,8 +34,7 @@ def peer(llm: LLM) -> torch.nn.Module:
 
 
 def test_logits(llm: LLM, peer: torch.nn.Module) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
-    ids = llm.tokenizer.encode(text)[:300]
+    ids = llm.tokenizer.encode(TEXT * 4)[:300]
     with torch.inference_mode():
         expected = peer(torch.tensor([ids])).logits[0].numpy()
     worst = np.abs(llm.logits(ids) - expected).max()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pronk import checkpoint as checkpoints
 from pronk import tokenizer as tokenizers
 from pronk.checkpoint import hub
-from pronk.checkpoint.tensors import Checkpoint
+from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
 from pronk.engine.params import SamplingParams
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]  # text, or token ids taken as they are
 Truncate = Literal["left", "right"]
-Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in all
 Message = Mapping[str, Any]
 
 
@@ -56,7 +55,7 @@ def load(
     """
     begun = time.perf_counter()
     opened = checkpoints.open(hub.resolve(model or hub.DEFAULT_MODEL, revision=revision))
-    source = _tokenizer_source(Path(tokenizer)) if tokenizer else opened.tokenizer
+    source = find_tokenizer(Path(tokenizer)) if tokenizer else opened.tokenizer
     codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size) if source else None
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
@@ -64,7 +63,7 @@ def load(
     return LLM(str(model or hub.DEFAULT_MODEL), opened, codec, backend, load_s=time.perf_counter() - begun)
 
 
-def _tokenizer_source(path: Path) -> TokenizerSource | None:
+def find_tokenizer(path: Path) -> TokenizerSource | None:
     """A tokenizer file or folder, or any checkpoint that carries one."""
     try:
         return tokenizers.find(path)
@@ -128,7 +127,10 @@ class LLM:
         cache: bool = True,
         **sampling: Any,
     ) -> Generation | list[Generation]:
-        """One Generation; or a list, prompt by prompt, for several prompts or several samples of one."""
+        """One Generation; or a list, prompt by prompt, for several prompts or several samples of one.
+
+        An empty list is a prompt of no tokens, and begins like an empty text.
+        """
         several = _is_list_of_prompts(prompt)
         prompts: list[Prompt] = list(prompt) if several else [prompt]  # type: ignore[list-item, arg-type]
         generations = self._collect(prompts, _params(params, sampling), truncate, cache)

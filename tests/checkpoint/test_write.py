@@ -22,7 +22,7 @@ from tiny import in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
 from pronk import tokenizer_files
-from pronk.checkpoint import gguf, llama2c, stream, write
+from pronk.checkpoint import gguf, llama2c, write, writing
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.checkpoint.write import save
 from pronk.config import ModelConfig, RopeScaling
@@ -121,7 +121,7 @@ def test_pieces_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         {"to": "llama2c", "dtype": "int8", "group_size": 16},
     ]
     whole = [save(source, tmp_path / f"a{i}", **case) for i, case in enumerate(cases)]
-    monkeypatch.setattr(stream, "_PIECE", 100)
+    monkeypatch.setattr(writing, "_PIECE", 100)
     parts = [save(source, tmp_path / f"b{i}", **case) for i, case in enumerate(cases)]
     whole[0], parts[0] = whole[0] / "model.safetensors", parts[0] / "model.safetensors"
     assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in parts]

@@ -95,3 +95,12 @@ def test_misuse_is_refused() -> None:
     for device in ("tpu:0", "cuda:99", "meta"):
         with pytest.raises(BadRequest, match=device):
             TorchBackend.from_checkpoint(checkpoint, device=device)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int8"}, {"attn": "eager"}, {"threads": 0}, {"ctx_size": -4}, {"ctx_size": 1.5}]
+)
+def test_arguments_out_of_range_are_named(options: dict) -> None:
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    with pytest.raises(BadRequest, match=next(iter(options))):
+        TorchBackend.from_checkpoint(checkpoint, device="cpu", **options)

@@ -23,6 +23,10 @@ PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+# Called while tensors are gone through: the name of one, stored bytes done, stored bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
 @dataclass(frozen=True)
 class LazyTensor:
     """A tensor in a file: described without being read.

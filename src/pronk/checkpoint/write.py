@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pronk.checkpoint import write_gguf, write_llama2c, write_safetensors
-from pronk.checkpoint.stream import Progress, TensorStream
-from pronk.checkpoint.tensors import Checkpoint
+from pronk.checkpoint.tensors import Checkpoint, Progress
+from pronk.checkpoint.writing import TensorStream
 from pronk.errors import BadRequest, PronkError
 from pronk.vocabulary import Vocabulary
 

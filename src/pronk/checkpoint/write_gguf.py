@@ -25,8 +25,8 @@ from pronk.checkpoint.gguf_file import (
     UINT32,
 )
 from pronk.checkpoint.names import hf_to_gguf, rotary_heads, to_interleaved
-from pronk.checkpoint.stream import TensorStream, pieces, require_finite, write_array, write_numbers
 from pronk.checkpoint.tensors import PLAIN_DTYPES
+from pronk.checkpoint.writing import TensorStream, pieces, require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.errors import BadRequest, Unsupported
 from pronk.rope import frequency_factors, inverse_frequencies

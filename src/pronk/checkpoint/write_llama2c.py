@@ -9,7 +9,7 @@ import numpy as np
 
 from pronk.checkpoint.llama2c import HEADER_BYTES, MAGIC, RMS_NORM_EPS, ROPE_THETA, Header, slots
 from pronk.checkpoint.names import rotary_heads, to_interleaved
-from pronk.checkpoint.stream import TensorStream, pieces, require_finite, write_array, write_numbers
+from pronk.checkpoint.writing import TensorStream, pieces, require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.errors import Unsupported
 from pronk.rope import cos_sin, inverse_frequencies

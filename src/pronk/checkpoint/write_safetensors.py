@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pronk.checkpoint.stream import TensorStream, write_numbers
 from pronk.checkpoint.tensors import PLAIN_DTYPES
+from pronk.checkpoint.writing import TensorStream, write_numbers
 from pronk.vocabulary import TokenizerSource
 
 # Names under which each kind of tokenizer file is looked for, and what may stand beside it.

@@ -66,6 +66,9 @@ def command(
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     checkpoint = _open(src, tokenizer, revision)
     vocabulary, files = _tokenizer(checkpoint, to)
+    scaling = checkpoint.config.rope_scaling
+    if to == "safetensors" and scaling and scaling.rope_type == "factors":
+        console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
     with console.progress("writing") as advance:
         write.save(
             checkpoint,
@@ -94,11 +97,11 @@ def command(
 def _open(src: str, tokenizer: Path | None, revision: str | None) -> Checkpoint:
     """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
     from pronk import checkpoint
-    from pronk import tokenizer as tokenizers
     from pronk.checkpoint import hub
+    from pronk.llm import find_tokenizer
 
     opened = checkpoint.open(hub.resolve(src, revision=revision))
-    return replace(opened, tokenizer=tokenizers.find(tokenizer)) if tokenizer else opened
+    return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened
 
 
 def _tokenizer(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:

@@ -34,6 +34,9 @@ def command(model: str, revision: str | None, as_json: bool) -> None:
         console.write(_as_text(model, opened) + "\n")
 
 
+_F32 = 4  # bytes: what CPUs load weights as
+
+
 def _parameters(opened: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
 
@@ -44,7 +47,7 @@ def _config(opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
-    plan, source = opened.plan(), opened.tokenizer
+    plan, source = opened.plan(_F32), opened.tokenizer
     return {
         "model": model,
         "path": str(opened.path),
@@ -57,7 +60,8 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
         },
         "files": [str(file) for file in opened.files],
         "plan": {
-            "files": plan.files, "stored_bytes": plan.stored, "loaded_bytes": plan.loaded, "peak_bytes": plan.peak
+            "type": "f32", "files": plan.files, "stored_bytes": plan.stored,
+            "loaded_bytes": plan.loaded, "peak_bytes": plan.peak,
         },
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "type": t.dtype, "bytes": t.nbytes}
@@ -67,7 +71,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_text(model: str, opened: Checkpoint) -> str:
-    plan, source = opened.plan(), opened.tokenizer
+    plan, source = opened.plan(_F32), opened.tokenizer
     template = "chat template" if source and source.chat_template else "no chat template"
     head = [
         ("model", model),
@@ -77,7 +81,10 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("quantization", opened.quantization or "none"),
         ("tokenizer", f"{source.kind}, {template}" if source else "none"),
         ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
-        ("loading", f"{console.size(plan.loaded)} in memory, at most {console.size(plan.peak)} on the way"),
+        (
+            "loading",
+            f"{console.size(plan.loaded)} in f32, at most {console.size(plan.peak)} on the way; half in 16 bits",
+        ),
     ]
     config = [(key, json.dumps(value)) for key, value in _config(opened).items()]
     tensors = [(t.name, " x ".join(map(str, t.shape)), t.dtype, f"{t.nbytes:,}") for t in opened.tensors.values()]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
+Wants = Literal["last", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Run:
     token_ids: Sequence[int]
     start: int = 0  # position of the first token; those before it are in the KV cache
     blocks: Sequence[int] = ()  # KV blocks of the whole sequence, in order; empty on the cache-free path
-    logits: str = "last"  # which tokens want logits: "last", "all" or "none"
+    logits: Wants = "last"  # which tokens want logits
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.sampling import Float32, penalize
@@ -151,7 +151,7 @@ class _CachedModel:
             self._forward(beams, PREFILL_TOKENS, "none")
         return self._forward(beams, missing, "last")
 
-    def _forward(self, beams: list[_Beam], count: int, logits: str) -> Float32:
+    def _forward(self, beams: list[_Beam], count: int, logits: Wants) -> Float32:
         runs, copies = [], []
         for beam, table in zip(beams, self._tables, strict=True):
             make_room(self._pool, self._storage, table.blocks_needed(count), _NO_LIMIT)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.rng import check_seed, stream
@@ -187,7 +187,7 @@ class Scheduler:
             if not self._make_room_for(sequence, end - start):
                 continue
             copies += table.append(end - start)
-            logits = "none" if sequence.missing else "last"
+            logits: Wants = "none" if sequence.missing else "last"
             runs.append((sequence, Run(sequence.tokens[start:end], start, list(table.blocks), logits)))
             budget -= end - start
             if not budget:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import Batch, Run, Wants
 from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _batched(backend: Backend, ids: list[int]) -> Logits:
     texts = [ids[::-1], ids, ids[half:] + ids[:half]]
     logits = []
     for at, end in ((0, half), (half, len(ids))):
-        wants = ("none", "all", "none")
+        wants: tuple[Wants, ...] = ("none", "all", "none")
         runs = [Run(t[at:end], at, b, w) for t, b, w in zip(texts, tables, wants, strict=True)]
         logits.append(backend.forward(Batch.of(runs), kv))
     return np.concatenate(logits)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.torch_engine.batch import Run, TorchBatch
+from pronk.torch_engine.batch import Rows, TorchBatch
 from pronk.torch_engine.kv import LayerKV
 
 
@@ -26,7 +26,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
     return torch.cat(runs) if len(runs) > 1 else runs[0]
 
 
-def math(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+def math(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
     """softmax(q k^T / sqrt(D)) v, written out. q [S, H, D]; k, v [keys, K, D]; each K serves H / K query heads."""
     s, h, d = q.shape
     q = q.view(s, k.shape[1], -1, d)  # [S, K, G, D]
@@ -36,7 +36,7 @@ def math(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
     return torch.einsum("kgst,tkd->skgd", weights, v).reshape(s, h, d)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+def flash(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
     """The same through torch's fused kernel: no [S, keys] matrix is ever stored (arXiv 2205.14135)."""
     s, h, d = q.shape
     k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, K, keys, D]

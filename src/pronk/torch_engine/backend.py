@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
@@ -20,8 +20,6 @@ from pronk.torch_engine.model import AttentionMode, Llama
 from pronk.torch_engine.packed import pack
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in all
 
 
 class TorchBackend:
@@ -47,6 +45,7 @@ class TorchBackend:
 
         `threads` is torch's, and holds for the whole process.
         """
+        _check(dtype, attn, threads, ctx_size)
         if threads is not None:
             torch.set_num_threads(threads)
         where = pick_device(device)
@@ -80,6 +79,16 @@ class TorchBackend:
         assert kv is None or isinstance(kv, TorchKV)
         logits = self.model(TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None), kv)
         return logits.float().cpu().numpy()
+
+
+def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise BadRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if attn not in get_args(AttentionMode):
+        raise BadRequest(f"attn must be {' or '.join(get_args(AttentionMode))}, not {attn!r}")
+    for name, value in (("threads", threads), ("ctx_size", ctx_size)):
+        if value is not None and (type(value) is not int or not 1 <= value < 1 << 31):
+            raise BadRequest(f"{name} must be a whole number from 1, not {value!r}")
 
 
 def pick_device(name: str | None) -> torch.device:

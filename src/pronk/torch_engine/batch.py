@@ -13,7 +13,7 @@ from pronk.engine.batch import Batch
 
 
 @dataclass(frozen=True)
-class Run:
+class Rows:
     """Rows [begin, end) of a batch: the tokens at positions [start, start + end - begin) of one sequence."""
 
     begin: int
@@ -34,7 +34,7 @@ class TorchBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     logits_rows: Tensor  # [R] int64
-    runs: tuple[Run, ...]
+    runs: tuple[Rows, ...]
     slots: Tensor | None  # [T] int64: where in the KV storage each token's key and value go
     furthest: int  # the largest position
 
@@ -47,11 +47,11 @@ class TorchBatch:
             if block_size is None:
                 if start:
                     raise ValueError(f"run {n} starts at position {start}, but there is no cache to hold those before")
-                runs.append(Run(begin, end, 0, None))
+                runs.append(Rows(begin, end, 0, None))
                 continue
             slots = _slots(batch.blocks[n], block_size, start + end - begin)
             written.append(slots[start:])
-            runs.append(Run(begin, end, start, _as_slice_if_contiguous(slots, device)))
+            runs.append(Rows(begin, end, start, _as_slice_if_contiguous(slots, device)))
 
         def tensor(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array.astype(np.int64)).to(device, non_blocking=True)

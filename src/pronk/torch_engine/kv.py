@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.config import ModelConfig
-from pronk.torch_engine.batch import Run
+from pronk.torch_engine.batch import Rows
 
 
 class LayerKV:
@@ -19,7 +19,7 @@ class LayerKV:
         self.keys[slots] = keys
         self.values[slots] = values
 
-    def read(self, run: Run) -> tuple[Tensor, Tensor]:
+    def read(self, run: Rows) -> tuple[Tensor, Tensor]:
         """Keys and values of a run's whole sequence so far, [positions, K, D] each."""
         return self.keys[run.slots], self.values[run.slots]
 

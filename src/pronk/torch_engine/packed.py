@@ -1,7 +1,7 @@
 """Linear layers in oneDNN's own weight layout, for inference on CPUs.
 
-torch's plain product of few rows with a weight reads memory at half the speed this layout allows (bench/NOTES.md),
-and in decoding reading weights is all there is to do. The operators are those that torch.compile itself emits for frozen
+torch's plain product of one row with a weight reads memory at half the speed this layout allows (bench/NOTES.md), and
+in decoding reading weights is all there is to do. The operators are those that torch.compile itself emits for frozen
 weights; where a torch has none, plain layers stay.
 """
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, Progress
 from pronk.config import ModelConfig
 from pronk.errors import Unsupported
-
-# Called with a tensor's name, the stored bytes gone through before it, and those in all; at the end with "".
-Progress = Callable[[str, int, int], None]
 
 _PIECE = 1 << 20  # elements: conversions never hold more than this beside the tensor itself
 
