@@ -93,8 +93,8 @@ def test_a_mistyped_verb_is_no_prompt(run: Run, loaded: list[FakeLLM]) -> None:
 
 
 def test_underscores_in_option_names(run: Run, loaded: list[FakeLLM]) -> None:
-    assert run("generate", "--max_new_tokens", "2", "--top_k=7", "x").stdout == "word0 word1 \n"
-    assert loaded[0].calls[0]["params"].top_k == 7
+    assert run("generate", "--max_new_tokens", "2", "--presence_penalty=1.5", "x").stdout == "word0 word1 \n"
+    assert loaded[0].calls[0]["params"].presence_penalty == 1.5
     run("generate", "-n", "1", "--", "--top_k=7")
     assert loaded[1].calls[0]["prompt"] == "--top_k=7"
 

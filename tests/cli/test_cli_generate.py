@@ -35,8 +35,8 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "-m some/model --tokenizer tok.bin --revision v1 --device cuda:1 --dtype bf16 --attn math --threads 3 -c 99 "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
         "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
-        "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 --length-penalty 0.5 "
-        "--early-stopping never --logprobs 1 --no-cache --truncate left"
+        "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 "
+        "--logprobs 1 --no-cache --truncate left"
     )
     result = run("generate", *options.split(), "-p", "hello there")
     assert result.exit_code == 0, result.stderr
@@ -73,8 +73,8 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "ignore_eos": True,
         "n": 2,
         "num_beams": 1,
-        "length_penalty": 0.5,
-        "early_stopping": "never",
+        "length_penalty": 1.0,
+        "early_stopping": False,
         "num_return_sequences": 1,
         "logprobs": 1,
     }
@@ -167,12 +167,15 @@ def test_json_with_all_that_can_be_asked_for(run: Run, loaded: list[FakeLLM]) ->
 
 
 def test_beams_are_printed_when_done(run: Run, loaded: list[FakeLLM]) -> None:
-    result = run(*"generate -n 2 --num-beams 3 --num-return-sequences 2 hi".split())
+    options = "--num-beams 3 --num-return-sequences 2 --length-penalty 0.5 --early-stopping never"
+    result = run(*f"generate -n 2 {options} hi".split())
+    params = loaded[0].calls[0]["params"]
+    assert (params.length_penalty, params.early_stopping) == (0.5, "never")
     assert result.stdout == "word0 word1 \nword0 word1 \n"
     first, second, statistics = result.stderr.splitlines()
     assert first == "-- 1 of 2: 2 tokens, score -0.2500"
     assert second == "-- 2 of 2: 2 tokens, score -0.5000"
-    assert statistics.endswith("; 3 beams, seed 1234")
+    assert statistics.endswith("; 3 beams, length-penalty 0.5, seed 1234")
     result = run(*"generate -n 2 --num-beams 3 --json hi".split())
     assert json.loads(result.stdout)["score"] == -0.25
 

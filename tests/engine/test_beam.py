@@ -194,7 +194,7 @@ def test_enough_beams_find_the_best_of_all() -> None:
 
 
 def test_one_beam_is_greedy() -> None:
-    params = SamplingParams(max_new_tokens=12, early_stopping=True)
+    params = SamplingParams(max_new_tokens=12)
     greedy = alone([1, 2], params, vocab_size=VOCAB, ctx_size=1000, eos_ids=[7])
     (found,) = beam_search(MockBackend(VOCAB), [1, 2], params, [7])
     assert (list(found.tokens), found.finish_reason) == greedy

@@ -56,6 +56,11 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
         {"n": 2, "num_return_sequences": 3},
         {"rng": "xorshift", "seed": 0},
         {"rng": "numpy", "seed": 1 << 32},
+        {"length_penalty": 0.5},
+        {"early_stopping": True},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1, "temperature": 0.0},
     ],
 )
 def test_contradictions_are_refused_by_name(fields: dict[str, Any]) -> None:

@@ -58,8 +58,8 @@ def random_workload(seed: int) -> tuple[dict[str, Any], list[tuple[list[int], Sa
         prompt = rng.integers(0, VOCAB, int(rng.integers(1, 40))).tolist()
         params = SamplingParams(
             max_new_tokens=int(rng.integers(1, 40)),
-            temperature=float(rng.choice([0.0, 0.7, 1.5])),
-            top_k=int(rng.choice([0, 5])),
+            temperature=(temperature := float(rng.choice([0.0, 0.7, 1.5]))),
+            top_k=int(rng.choice([0, 5])) * (temperature > 0),
             repetition_penalty=float(rng.choice([1.0, 1.3])),
             presence_penalty=float(rng.choice([0.0, 0.5])),
             rng=str(rng.choice(["philox", "xorshift", "numpy"])),  # type: ignore[arg-type]

@@ -107,6 +107,9 @@ class SamplingParams:
             if self.n > 1 and self.num_return_sequences not in (1, self.n):
                 both = f"n={self.n} and num_return_sequences={self.num_return_sequences}"
                 raise BadRequest(f"{both} both say how many samples; give one of them")
+            self._refuse(("length_penalty", "early_stopping"), "means something in beam search only; give num_beams")
+            if self.temperature == 0:
+                self._refuse(("top_k", "top_p", "min_p"), "needs a temperature above 0; the default, 0, is greedy")
             return
         if self.num_return_sequences > self.num_beams:
             raise BadRequest(
@@ -114,9 +117,13 @@ class SamplingParams:
             )
         if self.n > 1:
             raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        for name in ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop"):
+        sampled = ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop")
+        self._refuse(sampled, f"contradicts num_beams={self.num_beams}")
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
             if getattr(self, name) != getattr(type(self), name):  # the default
-                raise BadRequest(f"{name}={getattr(self, name)!r} contradicts num_beams={self.num_beams}")
+                raise BadRequest(f"{name}={getattr(self, name)!r} {why}")
 
 
 def _is_number(value: object) -> bool:
