@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
@@ -53,9 +52,10 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_takes_under_a_third_of_a_second() -> None:
     seconds = []
     for _ in range(5):
-        begun = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "pronk", "--help"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - begun)
+        after = os.times()  # the processor's time, which a busy machine does not stretch
+        seconds.append(sum(after[2:4]) - sum(before[2:4]))
     assert min(seconds) < 0.3, seconds
 
 

@@ -326,7 +326,7 @@ def test_a_large_vocabulary_is_sampled_in_milliseconds() -> None:
     for fields, limit in (({}, 0.001), ({"temperature": 1.0, "top_k": 40, "top_p": 0.95}, 0.02)):
         params, times = SamplingParams(**fields), []
         for _ in range(10):
-            begin = time.perf_counter()
+            begin = time.process_time()
             sample(logits, params, [], [], 0.5)
-            times.append(time.perf_counter() - begin)
+            times.append(time.process_time() - begin)
         assert min(times) < limit  # about ten times what a laptop needs

@@ -186,7 +186,7 @@ def test_the_real_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.start()
     thread.join()
     ((took, message),) = problems
-    assert 1.5 < took < 3.0
+    assert 1.5 < took < 10  # wall time, and the machine may be busy
     assert "2 s" in message
     assert sys.gettrace() is before
 
