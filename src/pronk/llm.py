@@ -87,7 +87,7 @@ def _torch_backend(
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise PronkError("this engine needs torch; install it with: pip install 'pronk[torch]'") from None
+        raise PronkError("pronk needs torch to run a model; install it with: pip install 'torch>=2.10'") from None
     return TorchBackend.from_checkpoint(
         opened, device=device, dtype=dtype, attn=attn, threads=threads, ctx_size=ctx_size, progress=progress
     )

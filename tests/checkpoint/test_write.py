@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -565,3 +566,23 @@ def test_metadata_types_match_the_oracle(tmp_path: Path) -> None:
     known = {name.replace("{arch}", "llama") for name in names}
     assert written.keys() <= known, written.keys() - known
     assert written["llama.block_count"] == "UINT32"
+
+
+def test_a_lone_sentencepiece_file_needs_its_settings(tmp_path: Path) -> None:
+    """As Meta ships it. Copied alone, transformers read it without BOS and without the space before a text."""
+    checkpoint = in_memory(tiny_config(), {})
+    source = TokenizerSource("sentencepiece", tmp_path / "tokenizer.model")
+    assert write.needs_tokenizer_files(replace(checkpoint, tokenizer=source))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert not write.needs_tokenizer_files(replace(checkpoint, tokenizer=source))
+    assert not write.needs_tokenizer_files(checkpoint)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
+    """`--overwrite` once put a file in the place of /dev/full."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadRequest, match="not replaced"):
+        save(in_memory(tiny_config(), {}), pipe, to="gguf", dtype="f32", overwrite=True)
+    assert pipe.is_fifo()

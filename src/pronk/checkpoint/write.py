@@ -91,8 +91,13 @@ def save(
 
 
 def needs_tokenizer_files(checkpoint: Checkpoint) -> bool:
-    """Whether the tokenizer is none of Hugging Face's files, which could be copied."""
-    return checkpoint.tokenizer is not None and checkpoint.tokenizer.kind not in write_safetensors.TOKENIZER_NAMES
+    """Whether there are no files of Hugging Face's to copy. Meta's tokenizer.model is one, but transformers would read
+    it with other habits (no BOS, no space before the text) without the settings that belong to it."""
+    source = checkpoint.tokenizer
+    if source is None:
+        return False
+    alone = source.kind == "sentencepiece" and not source.path.with_name("tokenizer_config.json").is_file()
+    return alone or source.kind not in write_safetensors.TOKENIZER_NAMES
 
 
 def tokenizer_problem(
@@ -135,7 +140,9 @@ def _check_destination(checkpoint: Checkpoint, destination: Path, to: Format, ov
             raise BadRequest(f"{destination} is, or holds, the source {source}; save somewhere else")
     if destination.exists():
         if not overwrite:
-            raise BadRequest(f"{destination} exists; overwrite it, or give another name")
+            raise BadRequest(f"{destination} exists; overwrite it (--overwrite), or give another name")
+        if not destination.is_dir() and not destination.is_file():
+            raise BadRequest(f"{destination} is a device or a pipe, which is not replaced; give another name")
         if destination.is_dir() != (to == "safetensors"):
             raise BadRequest(f"{destination} is {'a folder' if destination.is_dir() else 'a file'}; give another name")
         if destination.is_dir() and (foreign := write_safetensors.foreign_files(destination)):

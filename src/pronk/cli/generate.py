@@ -125,7 +125,8 @@ def _stream(prompt: str | list[int], shown: str, how: dict[str, Any], llm: LLM) 
             if params.logprobs is not None and chunk.token is not None and chunk.logprob is not None:
                 logprobs.append(TokenLogprob(chunk.token, chunk.logprob, chunk.top))
     finally:
-        console.write("\n")
+        if chunk is not None:  # an error before the first token leaves stdout empty
+            console.write("\n")
     if logprobs:
         _print_logprobs(logprobs, llm)
     if chunk and chunk.stats:
