@@ -150,7 +150,7 @@ def refusal(source: str, kinds: type[PronkError] | tuple[type[PronkError], ...] 
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops(name: str) -> None:
     message = refusal(LOOPS[name], BadFile)
-    assert any(words in message for words in ("takes more than", "beyond", "too large", "size budget")), message
+    assert any(words in message for words in ("takes more than", "beyond", "too large", "size budget", "too deeply")), message
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -217,3 +217,24 @@ def test_random_damage() -> None:
 
     count = survives(1000, [(source.encode(), len(source)) for source in BUILTIN.values()], check)
     assert count >= 500
+
+
+DEEP = "{% set ns=namespace(t=()) %}{% for i in range(4000) %}{% set ns.t=" + "(" * 40 + "ns.t" + ",)" * 40
+STRIPPED = "{% set p=('b'*1000)*1000~'a' %}{% set s=p*4 %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DEEP + " %}{% endfor %}{{ [ns.t]|unique|list|length }}",
+        "{% set s='a'*1000 %}{% set s=s*1000 %}{% set p='ab'~('a'*1000)*500 %}{{ s.rsplit(p) }}",
+        "{% set s='a'*1000 %}{% set s=s*1000 %}{% set p='ab'~('a'*1000)*500 %}{{ s.rfind(p) }}",
+        STRIPPED + "{{ s.strip(p) }}",
+        STRIPPED + "{{ s|trim(p) }}",
+        "{{ '%(a)1000000000s' % {'a': 'x'} }}",
+        "{{ '%(a).1000000000f' % {'a': 1.0} }}",
+    ],
+)
+def test_one_call_cannot_outrun_the_budget(source: str) -> None:
+    """Found by attack: a hash that overflowed C's stack, searches in quadratic time, widths behind a name."""
+    refusal(source, (BadFile, BadRequest))

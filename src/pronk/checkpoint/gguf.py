@@ -146,7 +146,7 @@ def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]
             max_position_embeddings=integer("context_length"),
             rms_norm_eps=_shortest(number("attention.layer_norm_rms_epsilon")),
             rope_theta=_shortest(number("rope.freq_base", 10000.0)),
-            rope_scaling=_rope_scaling(file, llama, number, described.get(ROPE_FREQS)),
+            rope_scaling=_rope_scaling(file, llama, number, described.get(ROPE_FREQS), head_dim),
             attention_bias="blk.0.attn_q.bias" in described,
             mlp_bias="blk.0.ffn_gate.bias" in described,
             tie_word_embeddings="output.weight" not in described,
@@ -166,7 +166,7 @@ def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]
 
 
 def _rope_scaling(
-    file: GgufFile, llama: dict[str, Any], number: Any, factors: tuple[GgufFile, TensorInfo] | None
+    file: GgufFile, llama: dict[str, Any], number: Any, factors: tuple[GgufFile, TensorInfo] | None, head_dim: int
 ) -> RopeScaling | None:
     """Take the rope.scaling keys out of `llama`; as llama.cpp does, read a factor without a type as linear scaling."""
     kind = llama.pop("rope.scaling.type", "linear")
@@ -180,8 +180,8 @@ def _rope_scaling(
         factor = 1.0
     if factors is not None:
         part, info = factors
-        if info.dtype != "F32" or len(info.shape) != 1:
-            problem = f"must be F32 of one axis, not {info.dtype} of shape {info.shape}"
+        if info.dtype != "F32" or info.shape != (head_dim // 2,):
+            problem = f"must be F32 of shape ({head_dim // 2},), not {info.dtype} of shape {info.shape}"
             raise BadFile(part.path, problem, field=f"tensor {ROPE_FREQS!r}", offset=info.described_at)
         values = part.numbers(info) * np.float32(factor)
         return RopeScaling("factors", factors=tuple(values.tolist()))

@@ -23,6 +23,7 @@ from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.errors import BadFile, Unsupported
 
 MAGIC = b"GGUF"
+_MAX_ELEMENTS = 1 << 20  # of one array of metadata: several times the largest vocabulary
 DEFAULT_ALIGNMENT = 32
 
 # The numbers of metadata types, as numpy and struct spell them ("u4" and "I" are both a 32-bit unsigned integer).
@@ -179,12 +180,12 @@ class _Cursor:
     def array(self, field: str) -> list[Any]:
         at, kind = self.pos, self.number(UINT32, f"{field} element type")
         if kind == STRING:
-            return self.strings(self.count(8, f"{field} length"), field)
+            return self.strings(self.elements(8, field), field)
         if kind not in NUMBER_TYPES:
             what = "an array of arrays" if kind == ARRAY else f"unknown element type {kind}"
             raise BadFile(self.path, what, field=field, offset=at)
         numpy_name = NUMBER_TYPES[kind][0]
-        length = self.count(int(numpy_name[1]), f"{field} length")
+        length = self.elements(int(numpy_name[1]), field)
         numbers = np.frombuffer(self.data, self.order + numpy_name, length, self.pos) if length else np.empty(0)
         if kind == BOOL:
             if length and numbers.max() > 1:
@@ -194,6 +195,12 @@ class _Cursor:
         self.pos += length * int(numpy_name[1])
         values: list[Any] = numbers.tolist()
         return values
+
+    def elements(self, width: int, field: str) -> int:
+        at, length = self.pos, self.count(width, f"{field} length")
+        if length > _MAX_ELEMENTS:
+            raise BadFile(self.path, f"{length} elements; at most {_MAX_ELEMENTS} are read", field=field, offset=at)
+        return length
 
     def strings(self, count: int, field: str) -> list[str]:
         """As `count` calls of `string`, without their overhead: vocabularies have 100,000 of these."""

@@ -13,6 +13,7 @@ SECONDS = 2.0
 BYTES = 8 << 20  # created during a render, besides 16 times what it was given
 STEPS = 20_000_000  # nodes of the syntax tree run in loops
 INTEGER_BITS = 4096
+DEPTH = 200  # of containers in containers: Python's hash and repr recurse in C
 NODES = 1 << 20  # in one value, shared parts counted each time
 
 CONTAINERS = (list, tuple, dict, set, MappingView)
@@ -31,6 +32,7 @@ class Budget:
         self.left, self.steps = BYTES, STEPS
         # Containers never change in here, so each is weighed once; holding them keeps their ids from being reused.
         self._weights: dict[int, tuple[object, int, int]] = {}
+        self._depths: dict[int, int] = {}
         self.left += 16 * self.weigh(given)[1]
 
     def step(self, cost: int) -> str:
@@ -81,13 +83,17 @@ class Budget:
         if known := self._weights.get(id(value)):
             return known[1:]
         parts: Any = (part for item in value.items() for part in item) if isinstance(value, dict) else value
-        count, characters = 1, 2
+        count, characters, depth = 1, 2, 1
         for part in parts:
             inner = self.weigh(part)
+            depth = max(depth, 1 + self._depths.get(id(part), 0))
             count, characters = count + inner[0], characters + inner[1] + 4
             if count > NODES:
                 raise OverBudget("builds a value that is too large")
+        if depth > DEPTH:
+            raise OverBudget("builds a value that is nested too deeply")
         self._weights[id(value)] = value, count, characters
+        self._depths[id(value)] = depth
         return count, characters
 
     def text(self, value: Any) -> str:

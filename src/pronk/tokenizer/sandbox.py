@@ -48,7 +48,9 @@ unique upper""".split()
 _LAZY = ("map", "reject", "rejectattr", "select", "selectattr")
 _COPIES = ("string", "trim", "upper", "lower", "title", "capitalize", "escape", "e", "safe", "int", "float")
 _GLOBALS = ("range", "dict", "cycler", "joiner", "namespace")
-_WIDTH = re.compile(r"%[^%a-zA-Z]*[\d*]")
+_WIDTH = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*[\d*]")
+_BACKWARDS = ("rfind", "rindex", "rpartition", "rsplit")  # which Python does in quadratic time
+_STRIPS = ("strip", "lstrip", "rstrip")
 
 
 _budget: ContextVar[Budget] = ContextVar("budget")
@@ -136,6 +138,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and name in ("replace", "join"):
             args = (*map(budget.gather, args),)
             _measure(name, owner, args)
+        if isinstance(owner, str):
+            _check_search(name, owner, args)
         return budget.charge(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -168,6 +172,15 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> None:
         """Jinja would let `str.format` through, whose widths have no bound; `is_safe_attribute` refuses it."""
+
+
+def _check_search(name: str, text: str, args: tuple[Any, ...]) -> None:
+    """Refuse the searches that would take far longer than their operands are long."""
+    size = max((len(arg) for arg in args if isinstance(arg, str)), default=0)
+    if name in _BACKWARDS and size * len(text) > 1 << 24:
+        raise OverBudget(f"searches too long a text with {name}")
+    if name in _STRIPS and size > 64:
+        raise OverBudget(f"takes too many characters in {name}")
 
 
 class _GenerationTag(Extension):
@@ -260,6 +273,8 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             args = (*args[:first], value, *args[first + 1 :])
         if name in _COPIES:
             budget.reserve(budget.weigh(value)[1])
+        if name == "trim":
+            _check_search("strip", "", rest)
         elif name == "replace":
             args = (*args[:first], budget.text(value), *args[first + 1 :])
             _measure(name, args[first], tuple(map(budget.text, rest[:2])))

@@ -86,9 +86,9 @@ def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | No
         raise BadRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if attn not in get_args(AttentionMode):
         raise BadRequest(f"attn must be {' or '.join(get_args(AttentionMode))}, not {attn!r}")
-    for name, value in (("threads", threads), ("ctx_size", ctx_size)):
-        if value is not None and (type(value) is not int or not 1 <= value < 1 << 31):
-            raise BadRequest(f"{name} must be a whole number from 1, not {value!r}")
+    for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -38,15 +38,18 @@ class TorchKV:
 
     def resize(self, num_blocks: int) -> None:
         """Grow; blocks already there keep their content."""
-        extra = (num_blocks - self.num_blocks) * self.block_size
+
+        def grown(tensor: Tensor) -> Tensor:
+            # By what each lacks: where memory ran out on the way, some have grown already.
+            return torch.cat((tensor, tensor.new_empty(num_blocks * self.block_size - len(tensor), *tensor.shape[1:])))
+
         for layer in self.layers:
-            layer.keys = torch.cat((layer.keys, layer.keys.new_empty(extra, *layer.keys.shape[1:])))
-            layer.values = torch.cat((layer.values, layer.values.new_empty(extra, *layer.values.shape[1:])))
+            layer.keys, layer.values = grown(layer.keys), grown(layer.values)
         self.num_blocks = num_blocks
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         for layer in self.layers:
             for tensor in (layer.keys, layer.values):
-                blocks = tensor.unflatten(0, (self.num_blocks, self.block_size))
+                blocks = tensor.unflatten(0, (-1, self.block_size))
                 for source, destination in pairs:
                     blocks[destination] = blocks[source]
