@@ -191,3 +191,14 @@ def test_tensor_shapes_are_those_of_transformers() -> None:
         if config.tie_word_embeddings:
             del theirs["lm_head.weight"]
         assert {name: tuple(tensor.shape) for name, tensor in theirs.items()} == config.tensor_shapes()
+
+
+def test_two_statements_of_rope_must_agree() -> None:
+    """transformers prefers one and pronk the other: different logits, and not a word."""
+    raw = tiny_config().to_dict()
+    linear = {"rope_type": "linear", "factor": 4.0}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    with pytest.raises(BadFile, match="contradict"):
+        ModelConfig.from_dict(raw | {"rope_scaling": linear, "rope_parameters": plain})
+    both = ModelConfig.from_dict(raw | {"rope_scaling": linear, "rope_parameters": linear})
+    assert both.rope_scaling == RopeScaling("linear", 4.0)

@@ -195,6 +195,12 @@ def test_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
             llm.logits(ids)
 
 
+def test_ids_that_are_no_whole_numbers_are_refused(llm: LLM) -> None:
+    for ids in ([1, 2.7], [1, "a"], [None]):
+        with pytest.raises(BadRequest, match="whole numbers"):
+            llm.logits(ids)  # type: ignore[arg-type]
+
+
 def test_closing_a_stream_early_is_quiet(llm: LLM) -> None:
     stream = llm.stream("abc", max_new_tokens=50, ignore_eos=True)
     next(stream)

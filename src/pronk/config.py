@@ -230,6 +230,8 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     # transformers 5 writes rope_parameters; before it, rope_theta and rope_scaling stood side by side.
     before = config.pop("rope_scaling", {})
     rope = config.pop("rope_parameters", before)
+    if before and before != rope:
+        raise ValueError("rope_parameters and rope_scaling contradict each other; delete one of them")
     if not isinstance(rope, dict):
         raise ValueError(f"rope_scaling must be an object, not {short(rope)}")
     rope = {key: value for key, value in rope.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -270,7 +271,10 @@ class LLM:
         return own if own is not None else self.config.bos_token_id
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
-        ids = [int(i) for i in token_ids]
+        try:
+            ids = [operator.index(i) for i in token_ids]
+        except TypeError:
+            raise BadRequest("a prompt is a text, or token ids, which are whole numbers") from None
         if bad := [i for i in ids if not 0 <= i < self.config.vocab_size]:
             raise BadRequest(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}")
         return ids

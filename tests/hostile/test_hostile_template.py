@@ -150,7 +150,9 @@ def refusal(source: str, kinds: type[PronkError] | tuple[type[PronkError], ...] 
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops(name: str) -> None:
     message = refusal(LOOPS[name], BadFile)
-    assert any(words in message for words in ("takes more than", "beyond", "too large", "size budget", "too deeply")), message
+    assert any(words in message for words in ("takes more than", "beyond", "too large", "size budget", "too deeply")), (
+        message
+    )
 
 
 @pytest.mark.parametrize("name", SIZES)
