@@ -13,11 +13,12 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
 
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
-    (0, ("errors", "config", "rope", "vocabulary", "strict_json", "tokenizer_files", "tokenizer_source")),
+    (0, ("errors", "config", "rope_scaling", "rope", "paths", "vocabulary", "strict_json")),
+    (0, ("tokenizer_files", "tokenizer_json", "tokenizer_source")),
     (3, ("engine.scheduler", "engine.beam")),
     (1, ("checkpoint", "tokenizer", "quantize", "engine")),
     (2, ("torch_engine", "cpu_engine")),
-    (4, ("generation", "stopping", "streaming", "llm", "train")),
+    (4, ("generation", "stopping", "streaming", "prompts", "watched", "llm", "loading", "train")),
     (5, ("measure", "serve")),
     (6, ("cli",)),
     (7, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside

@@ -5,21 +5,21 @@ Every length in a file is checked against the bytes that are there before anythi
 
 from __future__ import annotations
 
-import json
+import codecs
 import math
 import os
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from pronk import tokenizer_json
 from pronk.errors import BadFile
-from pronk.vocabulary import TokenizerKind
+from pronk.vocabulary import MAX_VOCABULARY, TokenizerKind
 
-# Far above any tokenizer there is (the largest are some 35 MB), and little enough to read whole.
-MAX_FILE_BYTES = 1 << 27
-MAX_VOCABULARY = 1 << 24
+# Of every kind but tokenizer.json; the largest published ones take some 5 MB.
+MAX_FILE_BYTES = 8 << 20
+_MAX_FIELDS = 1 << 15  # in one protobuf message
 
 # Llama 3's file holds the mergeable tokens only; this many special ones follow them in every model that uses it.
 TIKTOKEN_SPECIAL_TOKENS = 256
@@ -35,7 +35,7 @@ def identify(path: Path) -> TokenizerKind | None:
     try:
         with path.open("rb") as file:
             head = file.read(1 << 14)
-            if head.lstrip()[:1] == b"{":
+            if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
                 # Hundreds of added tokens may stand before the model.
                 head += file.read(1 << 20)
                 return "tokenizer.json" if _JSON_MODEL.search(head) else None
@@ -54,11 +54,11 @@ def identify(path: Path) -> TokenizerKind | None:
 def vocabulary_size(path: Path) -> int:
     """How many token ids the file defines, special tokens included. Raises BadFile."""
     kind = identify(path)
-    data = read_whole(path)
     if kind == "tokenizer.json":
-        return _json_vocabulary_size(path, parse_json(path, data))
+        return tokenizer_json.vocabulary_size(path, read_whole(path, tokenizer_json.MAX_BYTES))
+    data = read_whole(path)
     if kind == "sentencepiece":
-        size = sum(1 for number, value in protobuf_fields(path, data) if number == 1)
+        size = sum(1 for number, _ in sentencepiece_fields(path, data) if number == 1)
     elif kind == "tiktoken":
         size = data.count(b"\n") + (not data.endswith(b"\n")) + TIKTOKEN_SPECIAL_TOKENS
     elif kind == "llama2c":
@@ -70,31 +70,18 @@ def vocabulary_size(path: Path) -> int:
     return size
 
 
-def read_whole(path: Path) -> bytes:
+def read_whole(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Raises BadFile where the file is absent, unreadable or absurdly large."""
     try:
         if path.exists() and not path.is_file():
             raise BadFile(path, "not a file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MAX_FILE_BYTES:
-                raise BadFile(path, f"larger than {MAX_FILE_BYTES >> 20} MB; no tokenizer is")
+            if size > most:
+                raise BadFile(path, f"larger than {most >> 20} MB; no tokenizer of this kind is")
             return file.read(size)
     except OSError as error:
         raise BadFile(path, error.strerror or str(error)) from None
-
-
-def parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    """The object in `data`. Raises BadFile."""
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise BadFile(path, "nested too deeply") from None
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise BadFile(path, f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadFile(path, "not a JSON object")
-    return value
 
 
 def llama2c_records(path: Path, data: bytes) -> Iterator[tuple[float, bytes]]:
@@ -104,11 +91,15 @@ def llama2c_records(path: Path, data: bytes) -> Iterator[tuple[float, bytes]]:
     offset, number = 4, 0
     while offset < len(data):
         field = f"token {number}"
+        if number == MAX_VOCABULARY:
+            raise BadFile(path, f"more than {MAX_VOCABULARY} tokens", field=field, offset=offset)
         if offset + 8 > len(data):
             raise BadFile(path, "truncated", field=field, offset=offset)
         score, length = struct.unpack_from("<fi", data, offset)
         if not math.isfinite(score):
             raise BadFile(path, f"score {score} is not finite", field=field, offset=offset)
+        if length == 0:
+            raise BadFile(path, "empty", field=field, offset=offset + 4)
         if not 0 <= length <= len(data) - offset - 8:
             raise BadFile(path, f"length {length} does not fit in the file", field=field, offset=offset + 4)
         yield score, data[offset + 8 : offset + 8 + length]
@@ -116,12 +107,22 @@ def llama2c_records(path: Path, data: bytes) -> Iterator[tuple[float, bytes]]:
         number += 1
 
 
-def protobuf_fields(path: Path, data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def sentencepiece_fields(path: Path, data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a whole ModelProto: its pieces, and the few that describe them."""
+    return protobuf_fields(path, data, MAX_VOCABULARY + _MAX_FIELDS)
+
+
+def protobuf_fields(path: Path, data: bytes, most: int = _MAX_FIELDS) -> Iterator[tuple[int, int | bytes]]:
     """(field number, value) in order; a value is an int (varint) or the bytes of a fixed or length-delimited field."""
-    offset = 0
+    offset = count = 0
     while offset < len(data):
         start = offset
-        tag, offset = _varint(path, data, offset)
+        count += 1
+        if count > most:
+            raise BadFile(path, f"a message of more than {most} fields", offset=start)
+        tag, offset = data[offset], offset + 1
+        if tag > 0x7F:
+            tag, offset = _varint(path, data, start)
         number, wire = tag >> 3, tag & 7
         if wire == 0:
             value, offset = _varint(path, data, offset)
@@ -187,18 +188,3 @@ def _starts_as_llama2c(head: bytes, *, whole: bool) -> bool:
         offset += 8 + length
         records += 1
     return records > 0 and (offset == len(head) if whole else offset + 8 + longest >= len(head))
-
-
-def _json_vocabulary_size(path: Path, tokenizer: dict[str, Any]) -> int:
-    model = tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    added = tokenizer.get("added_tokens") or []
-    if not isinstance(vocab, dict | list) or not isinstance(added, list):
-        raise BadFile(path, "no vocabulary", field="model.vocab")
-    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
-    ids += [token.get("id") if isinstance(token, dict) else None for token in added]
-    if not ids:
-        raise BadFile(path, "empty", field="model.vocab")
-    if any(type(i) is not int or not 0 <= i < MAX_VOCABULARY for i in ids):
-        raise BadFile(path, f"a token id that is no whole number under {MAX_VOCABULARY}", field="model.vocab")
-    return int(max(ids)) + 1

@@ -8,6 +8,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal
 
+# The largest published ones have some 262,000 tokens.
+MAX_VOCABULARY = 300_000
+
 TokenizerKind = Literal["tokenizer.json", "sentencepiece", "tiktoken", "llama2c", "gguf"]
 
 

@@ -6,11 +6,12 @@ import json
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import modestly, survives
+from mutations import modestly, soon, survives
 from tokenizer.kinds import (
     GPT2_WORDS,
     bpe_json,
@@ -22,11 +23,12 @@ from tokenizer.kinds import (
     tiktoken_lines,
 )
 
+from pronk import checkpoint
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, ModelNotFound, PronkError
 from pronk.tokenizer import chat, spm
 from pronk.tokenizer_files import identify, vocabulary_size
-from pronk.vocabulary import TokenizerKind, TokenizerSource
+from pronk.vocabulary import MAX_VOCABULARY, TokenizerKind, TokenizerSource, TokenType
 
 EXAMPLES = 1000
 HUGE = (1 << 63) - 1
@@ -256,8 +258,8 @@ def test_json_that_lies(tmp_path: Path) -> None:
     path = tmp_path / "t"
     for data in (b"", b"{", b"[]", b"\xff", b'{"model": {"vocab": 5}}', b'{"model": 1e999}'):
         refused(path, "tokenizer.json", data)
-    refused(path, "tokenizer.json", b"[" * 2_000_000, "nested")
-    refused(path, "tokenizer.json", b'{"model": {"vocab": ' + b'{"a":' * 1_000_000, "nested")
+    refused(path, "tokenizer.json", b"[" * 200_000, "nested")
+    refused(path, "tokenizer.json", b'{"model": {"vocab": ' + b'{"a":' * 40_000, "nested")
     nested = changed(normalizer=0).replace(b'"normalizer": 0', b'"normalizer": ' + b"[" * 900 + b"]" * 900)
     refused(path, "tokenizer.json", nested)
     refused(path, "tokenizer.json", changed(vocab={}))
@@ -279,6 +281,85 @@ def test_json_that_wants_memory(tmp_path: Path) -> None:
     path.write_bytes(changed(padding=padding, truncation=cut))
     with modestly():
         assert len(load(path, "tokenizer.json").encode("a b c d", bos=False)) > 3
+
+
+BOMBS: dict[str, tuple[TokenizerKind, bytes, bytes, int]] = {
+    "empty pieces": ("sentencepiece", b"", b"\n\0", 4_000_000),
+    "fields of two bytes": ("sentencepiece", b"", b"\x40\0", 4_000_000),
+    "fields within a piece": ("sentencepiece", b"\n\x80\x92\xf4\x01", b"\x40\0", 2_000_000),
+    "fields of the trainer": ("sentencepiece", b"\x12\x80\x92\xf4\x01", b"\x40\0", 2_000_000),
+    "trainers": ("sentencepiece", b"", b"\x12\4\x08\1\x08\1", 1_000_000),
+    "lists": ("tokenizer.json", b'{"model": {"vocab": [', b"[],", 6_000_000),
+    "objects": ("tokenizer.json", b'{"model": {"vocab": [', b"{},", 6_000_000),
+    "numbers": ("tokenizer.json", b'{"model": {"vocab": [', b"1,", 9_000_000),
+    "keys": ("tokenizer.json", b'{"model": {"vocab": {', b'"":0,', 4_000_000),
+    "keys within bounds": ("tokenizer.json", b'{"model": {"vocab": {', b'"":0,', 399_000),
+    "one wide character": ("tokenizer.json", b'{"model": {"vocab": {"\xf0\x9f\x98\x80', b"aaaaaaaa", 2_000_000),
+    "empty lines": ("tiktoken", b"YQ== 0\n", b"\n", 8_000_000),
+    "carriage returns": ("tiktoken", b"YQ== 0\n", b"\r", 8_000_000),
+    "empty records": ("llama2c", b"\7\0\0\0" + struct.pack("<fi", 0.0, 5) + b"<unk>", bytes(8), 1_000_000),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_many_small_parts(name: str, tmp_path: Path) -> None:
+    kind, head, part, count = BOMBS[name]
+    path = tmp_path / "t"
+    path.write_bytes(head + part * count)
+    for act in (
+        lambda: load(path, kind),
+        lambda: tokenizers.load(tokenizers.find(path)),
+        lambda: vocabulary_size(path),
+    ):
+        with soon(1.5), suppress(BadFile):
+            act()
+    with modestly(seconds=10.0, megabytes=150), pytest.raises(BadFile):
+        load(path, kind)
+
+
+def test_the_largest_vocabulary_is_refused_soon(tmp_path: Path) -> None:
+    """One token too many of every kind, after as many as are allowed; found only by reading them all."""
+    words = [b"%06d" % i for i in range(MAX_VOCABULARY + 1)]
+    files: dict[TokenizerKind, bytes] = {
+        "sentencepiece": b"".join(map(piece, words)),
+        "tiktoken": tiktoken_lines(words),
+        "llama2c": llama2c_file([(0.0, word) for word in words]),
+        "tokenizer.json": changed(vocab={word.decode(): i for i, word in enumerate(words)}),
+    }
+    for kind, data in files.items():
+        (tmp_path / "t").write_bytes(data)
+        with soon(3.0), pytest.raises(BadFile):
+            load(tmp_path / "t", kind)
+
+
+def test_files_beside_a_model_are_hardly_read(tmp_path: Path, data: Path) -> None:
+    """llama2.c's model names no tokenizer, so whatever lies beside it is looked at."""
+    model = tmp_path / "model.bin"
+    model.write_bytes((data / "stories260K" / "stories260K.bin").read_bytes())
+    bomb = b'{"model": {"vocab": [' + b"[]," * 300_000
+    for i in range(20):
+        (tmp_path / f"tok{i}.json").write_bytes(bomb if i % 2 else bomb * 7)
+    (tmp_path / "tokens.bin").write_bytes((data / "stories260K" / "tok512.bin").read_bytes())
+    with modestly(seconds=5.0, megabytes=100):
+        source = checkpoint.open(model).tokenizer
+    assert source is not None
+    assert source.path.name == "tokens.bin"
+
+
+def test_control_tokens_cost_no_more_than_others(tmp_path: Path) -> None:
+    """Once one alternation of all of them, which a text then tried at every character."""
+    vocabulary = small_vocabulary(tmp_path)
+    words = tuple(f"<control {i}>" for i in range(50_000))
+    many = replace(
+        vocabulary,
+        tokens=vocabulary.tokens + words,
+        types=vocabulary.types + (TokenType.CONTROL,) * len(words),
+        scores=vocabulary.scores + (0.0,) * len(words),
+    )
+    with soon(3.0):
+        tokenizer = spm.SpmTokenizer("gguf", tmp_path, many)
+        ids = tokenizer.encode("<" * 100_000 + words[-1], bos=False)
+    assert ids[-1] == tokenizer.vocab_size - 1
 
 
 def test_huge_files_are_not_read(tmp_path: Path) -> None:

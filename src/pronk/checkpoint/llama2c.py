@@ -31,7 +31,7 @@ RMS_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
 
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-_LARGEST_TOKENIZER = 32 << 20  # bytes
+_PROBED = 20 << 20  # bytes of files beside the model, read to see whether they are its tokenizer
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,14 @@ def _tokenizer_beside(path: Path, vocab_size: int) -> TokenizerSource | None:
         for file in path.parent.iterdir()
         if "tok" in file.name.lower() and file.suffix in (".bin", ".model", ".json") and file != path
     ]
+    left = _PROBED
     for file in sorted(candidates, key=lambda file: (not file.name.startswith("tokenizer"), file.name)):
         try:
-            kind = tokenizer_files.identify(file)
-            if kind is None or file.stat().st_size > _LARGEST_TOKENIZER:
+            kind, size = tokenizer_files.identify(file), file.stat().st_size
+            # Formats take 4 to some 130 bytes a token, more for few.
+            if kind is None or not 2 * vocab_size <= size <= min(left, 300 * vocab_size + (1 << 20)):
                 continue
+            left -= size
             if tokenizer_files.vocabulary_size(file) == vocab_size:
                 return TokenizerSource(kind, file)
         except (BadFile, OSError):

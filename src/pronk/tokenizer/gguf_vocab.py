@@ -10,8 +10,7 @@ from typing import Any
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer_files import MAX_VOCABULARY
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
 
 _MODELS = {"llama": "spm", "gpt2": "bpe"}
 _TYPES = {int(t): t for t in TokenType}
@@ -77,7 +76,7 @@ def _strings(path: Path, settings: Mapping[str, Any], name: str) -> tuple[str, .
     field = f"tokenizer.ggml.{name}"
     if not isinstance(values, list | tuple):
         raise BadFile(path, "required and absent", field=field)
-    if len(values) > MAX_VOCABULARY or not set(map(type, values)) <= {str}:
+    if len(values) > 2 * MAX_VOCABULARY or not set(map(type, values)) <= {str}:
         raise BadFile(path, "not a list of strings, or absurdly long", field=field)
     try:
         "".join(values).encode()

@@ -8,13 +8,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
+from pronk import tokenizer_json
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, end_ids
 from pronk.tokenizer.hf import HfTokenizer, panics_as, unvisible
 from pronk.tokenizer.spm import SPACE
-from pronk.tokenizer_files import MAX_VOCABULARY, parse_json, read_whole
+from pronk.tokenizer_files import read_whole
 from pronk.vocabulary import TokenType, Vocabulary
 
 # Where tokenizer_config.json does not name them.
@@ -30,9 +31,9 @@ def load(
     path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
 ) -> HfTokenizer:
     """`settings`: the object of tokenizer_config.json, or nothing. Raises BadFile or Unsupported."""
-    data = read_whole(path)
-    raw = parse_json(path, data)
-    tokens = _tokens(path, raw)
+    data = read_whole(path, tokenizer_json.MAX_BYTES)
+    raw = tokenizer_json.parse(path, data)
+    tokens = tokenizer_json.tokens(path, raw)
     added = {token["id"]: bool(token.get("special")) for token in raw.get("added_tokens") or ()}
     spell, strips = _decoder(path, raw.get("decoder"), tokens, frozenset(added))
     library = _library(path, data)
@@ -48,26 +49,6 @@ def load(
         chat_template=chat_template,
         model_vocab_size=model_vocab_size,
     )
-
-
-def _tokens(path: Path, raw: dict[str, Any]) -> dict[int, str]:
-    """id -> spelling; ids may have holes."""
-    model, added = raw.get("model"), raw.get("added_tokens") or []
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocab, list):  # Unigram: [spelling, score] by id
-        vocab = {entry[0] if isinstance(entry, list) and entry else None: i for i, entry in enumerate(vocab)}
-    if not isinstance(vocab, dict) or not isinstance(added, list):
-        raise BadFile(path, "no vocabulary", field="model.vocab")
-    pairs: list[tuple[Any, Any]] = list(vocab.items())
-    pairs += [(t.get("content"), t.get("id")) if isinstance(t, dict) else (None, None) for t in added]
-    tokens: dict[int, str] = {}
-    for spelling, token in pairs:
-        if not isinstance(spelling, str) or type(token) is not int or not 0 <= token < MAX_VOCABULARY:
-            raise BadFile(path, f"{str(spelling)[:40]!r} with id {str(token)[:20]}", field="model.vocab")
-        tokens[token] = spelling
-    if not tokens:
-        raise BadFile(path, "empty", field="model.vocab")
-    return tokens
 
 
 def _library(path: Path, data: bytes) -> Library:

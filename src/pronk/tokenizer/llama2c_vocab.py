@@ -8,7 +8,7 @@ from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer.base import Tokenizer
 from pronk.tokenizer.spm import SPACE, SpmTokenizer, guess_types
 from pronk.tokenizer.tiktoken_bpe import BEGIN, TiktokenTokenizer
-from pronk.tokenizer_files import MAX_VOCABULARY, TIKTOKEN_SPECIAL_TOKENS, llama2c_records, read_whole
+from pronk.tokenizer_files import TIKTOKEN_SPECIAL_TOKENS, llama2c_records, read_whole
 from pronk.vocabulary import Vocabulary
 
 # How its exporter spells the two; nothing in a text may look like them.
@@ -18,8 +18,8 @@ _SPELLED = {"\n<s>\n": "<s>", "\n</s>\n": "</s>"}
 def load(path: Path, *, chat_template: str | None, model_vocab_size: int | None) -> Tokenizer:
     """Raises BadFile or Unsupported."""
     records = list(llama2c_records(path, read_whole(path)))
-    if not records or len(records) > MAX_VOCABULARY:
-        raise BadFile(path, f"{len(records)} tokens")
+    if not records:
+        raise BadFile(path, "0 tokens")
     tokens = [token for _, token in records]
     if tokens[0] == b"<unk>":
         vocabulary = _spm(path, tokens, tuple(score for score, _ in records), chat_template)

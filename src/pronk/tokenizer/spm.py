@@ -11,6 +11,7 @@ import sentencepiece
 
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.special_split import SpecialSplit
 from pronk.vocabulary import TokenType, Vocabulary
 
 SPACE = "\u2581"
@@ -62,8 +63,7 @@ class SpmTokenizer(Tokenizer):
         )
         self.strips_first_space = v.add_space_prefix
         self._vocabulary, self._rules, self._special = v, rules, hidden
-        longest_first = sorted(hidden, key=len, reverse=True)
-        self._split_special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if hidden else None
+        self._split = SpecialSplit(hidden).split
         self._first = _processor(path, v, rules, v.add_space_prefix)
         self._inner = self._first if rules.space_after_special else _processor(path, v, rules, False)
 
@@ -77,14 +77,16 @@ class SpmTokenizer(Tokenizer):
         return self._vocabulary
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        if not (special and self._split_special):
+        if not special:
             return list(self._first.encode(text))
         ids: list[int] = []
-        for i, part in enumerate(self._split_special.split(text)):
-            if i % 2:
+        library = self._first
+        for is_special, part in self._split(text):
+            if is_special:
                 ids.append(self._special[part])
-            elif part:
-                ids += (self._first if i == 0 else self._inner).encode(part)
+            else:
+                ids += library.encode(part)
+            library = self._inner
         return ids
 
     def _token_bytes(self, token: int) -> bytes:

@@ -14,9 +14,11 @@ import numpy as np
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.spm import SPACE, SpmRules, SpmTokenizer
-from pronk.tokenizer_files import protobuf_fields, read_whole
+from pronk.tokenizer_files import protobuf_fields, read_whole, sentencepiece_fields
 from pronk.vocabulary import TokenType, Vocabulary
 
+_TYPES: dict[int | bytes, TokenType] = {int(t): t for t in TokenType}
+_PIECE_FIELDS = 4  # text, score, type, and one to spare
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
@@ -52,12 +54,14 @@ def parse(path: Path, data: bytes) -> tuple[Vocabulary, SpmRules]:
     types: list[TokenType] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
-    for number, value in protobuf_fields(path, data):
+    for number, value in sentencepiece_fields(path, data):
         if number == 1:
             token, score, token_type = _piece(path, len(tokens), _message(path, "piece", value))
             tokens.append(token)
             scores.append(score)
             types.append(token_type)
+        elif number in (2, 3) and (trainer if number == 2 else normalizer):
+            raise BadFile(path, "stands in the file twice", field="trainer_spec" if number == 2 else "normalizer_spec")
         elif number == 2:
             trainer = dict(protobuf_fields(path, _message(path, "trainer_spec", value)))
         elif number == 3:
@@ -102,18 +106,20 @@ def parse(path: Path, data: bytes) -> tuple[Vocabulary, SpmRules]:
 
 
 def _piece(path: Path, number: int, data: bytes) -> tuple[str, float, TokenType]:
-    fields = dict(protobuf_fields(path, data))
-    text, score, token_type = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, 1)
-    if not isinstance(text, bytes) or not isinstance(score, bytes) or len(score) != 4 or token_type not in range(1, 7):
+    fields = dict(protobuf_fields(path, data, _PIECE_FIELDS))
+    text, score, token_type = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), _TYPES.get(fields.get(3, 1))
+    if not isinstance(text, bytes) or not isinstance(score, bytes) or len(score) != 4 or token_type is None:
         raise BadFile(path, "not a piece's text, score and type", field=f"piece {number}")
     try:
         token = text.decode()
     except UnicodeDecodeError:
         raise BadFile(path, "not UTF-8", field=f"piece {number}") from None
+    if not token:
+        raise BadFile(path, "empty", field=f"piece {number}")
     (value,) = struct.unpack("<f", score)
     if not math.isfinite(value):
         raise BadFile(path, f"score {value} is not finite", field=f"piece {number}")
-    return token, value, TokenType(token_type)  # type: ignore[arg-type]
+    return token, value, token_type
 
 
 def _message(path: Path, name: str, value: int | bytes) -> bytes:

@@ -16,11 +16,12 @@ from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
 from pronk.tokenizer.hf import panics_as, visible
 from pronk.tokenizer.pre_tokenizers import LLAMA3
-from pronk.tokenizer_files import MAX_VOCABULARY, TIKTOKEN_SPECIAL_TOKENS, read_whole
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer_files import TIKTOKEN_SPECIAL_TOKENS, read_whole
+from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
 
 BEGIN = "<|begin_of_text|>"
 _END = "<|end_of_text|>"
+_LONGEST = 256  # bytes; Llama 3's longest token, of spaces, has 128
 _PAD = "<|finetune_right_pad_id|>"
 
 # The places of Llama 3.1 and later; Llama 3 had reserved tokens where these have pad, eom and python_tag.
@@ -49,15 +50,17 @@ def load(
 def parse(path: Path, data: bytes) -> list[bytes]:
     """The mergeable tokens by rank. One line each: base64, a space, the rank in decimal."""
     tokens: list[bytes] = []
-    for number, line in enumerate(data.splitlines()):
+    if data.count(b"\n") > MAX_VOCABULARY:
+        raise BadFile(path, f"more than {MAX_VOCABULARY} lines")
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
         field = f"line {number + 1}"
-        encoded, _, rank = line.partition(b" ")
+        encoded, _, rank = line.removesuffix(b"\r").partition(b" ")
         try:
             token = base64.b64decode(encoded, validate=True)
         except binascii.Error as error:
             raise BadFile(path, f"not base64: {error}", field=field) from None
-        if not token:
-            raise BadFile(path, "an empty token", field=field)
+        if not 0 < len(token) <= _LONGEST:
+            raise BadFile(path, f"a token of {len(token)} bytes, not 1 to {_LONGEST}", field=field)
         if rank != b"%d" % number:
             raise BadFile(path, f"rank {rank[:20].decode('latin-1')!r}, where {number} should stand", field=field)
         tokens.append(token)
