@@ -1,0 +1,123 @@
+// What an instruction set must offer; one table of functions for each, chosen once at run time (isa.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "matrix.h"
+
+namespace pronk {
+
+// What a matrix is multiplied with: T rows of K numbers, in the form its format wants.
+enum class Form : int {
+    f32,   // float
+    bf16,  // bfloat16, rounded to nearest even
+    int8,  // int8 with one scale a token: for int8
+    q8,    // int8 with a scale for each 32: for q8 and q4
+};
+
+Form form_of(Format format);
+
+// One form of the T rows. Rows are `stride` bytes apart; K is padded with zeros.
+struct Rows {
+    Form form = Form::f32;
+    uint8_t* data = nullptr;
+    size_t stride = 0;
+    float* scale = nullptr;  // int8: [T]; q8: [T][K/32]
+    int32_t* sum = nullptr;  // sums of the integers, shaped as `scale`
+    int groups = 0;          // K/32 for q8, 1 for int8
+
+    Rows at(int t) const {
+        Rows r = *this;
+        r.data += t * stride;
+        if (scale) r.scale += static_cast<size_t>(t) * groups, r.sum += static_cast<size_t>(t) * groups;
+        return r;
+    }
+};
+
+// What becomes of a product.
+enum class Then : int {
+    store,   // out[t][n] = y
+    add,     // out[t][n] += y
+    swiglu,  // out[t][m] = silu(gate) * up, of panels of 32 gate rows beside 32 up rows
+};
+
+struct Output {
+    float* data;
+    size_t stride;  // floats between tokens
+    Then then;
+    int cols;  // n under this are written
+};
+
+enum class KVType : int { f32, f16, bf16, int8 };
+
+constexpr int kKVBlock = 64;   // tokens in a block of the KV cache
+constexpr int kSpan = 256;     // keys whose scores are taken together, aligned to absolute positions
+
+// Keys and values of one head in one block, laid out as panels whose "rows" are keys, and head dimensions:
+//   keys    f32, f16 [D][64]; bf16 [D/2][64][2]; int8 [D][64], float scale[64]
+//   values  for each 64 of D: f32, f16 [64][64]; bf16 [32][64][2]; int8 [64][64]; then, int8 only, float scale[64]
+struct KVLayout {
+    KVType type;
+    int head_dim;
+    size_t keys_bytes, values_bytes;  // of one head in one block; multiples of 64
+};
+
+KVLayout kv_layout(KVType type, int head_dim);
+
+// Attention of a few query rows over one head's keys: row i sees keys [0, limit[i]).
+struct AttentionTask {
+    const float* const* q;    // [rows] pointers to D floats, rotated
+    float* const* out;        // [rows] pointers to D floats
+    const int32_t* limit;     // [rows], ascending
+    int rows;                 // at most Kernels::attention_rows
+    const uint8_t* kv;        // block 0 of this layer and head: its keys, then its values
+    size_t block_stride;      // bytes
+    const int32_t* blocks;    // block table of the sequence
+    float scale;              // 1 / sqrt(D)
+    float* scratch;           // attention_scratch(D) floats, 64-byte aligned
+};
+
+struct Kernels {
+    const char* name;
+    int attention_rows;
+
+    // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.
+    void (*matmul)(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out);
+
+    // x / sqrt(mean(x^2) + eps) * weight, [K]; sums in one order.
+    void (*rmsnorm)(const float* x, const float* weight, float eps, int size, float* out);
+
+    // One row of floats [K] into row t of `rows`; K is padded with zeros.
+    void (*convert)(const float* x, int size, const Rows& rows, int t);
+
+    // Rotate pairs (i, i + D/2) of each of `heads` vectors of D.
+    void (*rope)(float* x, int heads, int head_dim, const float* cos, const float* sin);
+
+    // Store one token's key and value of one head at `slot` (0..63) of a block; slot 0 also clears the block's values,
+    // since what an unused slot holds is multiplied with zero and must be finite.
+    void (*store_kv)(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value);
+
+    void (*attention)(const KVLayout& layout, const AttentionTask& task);
+};
+
+size_t attention_scratch(int head_dim);  // floats
+
+// The table for PRONK_ISA, or the best this processor can run. Throws std::runtime_error naming what can be chosen.
+const Kernels& kernels();
+const Kernels* kernels_named(const char* name);  // null where unknown, or where this processor cannot run it
+
+const Kernels* kernels_portable();
+#if defined(PRONK_X86)
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx2_vnni();
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_avx512_bf16();
+#elif defined(PRONK_ARM)
+const Kernels* kernels_neon();
+const Kernels* kernels_neon_dotprod();
+const Kernels* kernels_neon_i8mm();
+#endif
+
+}  // namespace pronk
