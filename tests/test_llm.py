@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 
 import pronk.tokenizer
@@ -143,8 +144,9 @@ def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
     streamed = list(llm.stream(ids, truncate="left", max_new_tokens=14, ignore_eos=True))
     assert [c.token for c in streamed] == left.tokens
     assert streamed[-1].truncated_tokens == 51
-    with pytest.raises(BadRequest, match="truncate"):
-        llm.generate(ids, truncate="middle")  # type: ignore[arg-type]
+    for prompt in (ids, "fits"):
+        with pytest.raises(BadRequest, match="truncate"):
+            llm.generate(prompt, truncate="middle")  # type: ignore[arg-type]
 
 
 def test_a_cut_needs_no_beginning_of_text() -> None:
@@ -161,6 +163,9 @@ def test_logits_are_the_same_through_the_cache(llm: LLM) -> None:
     assert free.dtype == np.float32
     for chunk in (None, 5, 100):
         assert np.abs(llm.logits(ids, cache=True, chunk=chunk) - free).max() < 2e-5
+    long = make(None, max_position_embeddings=200)
+    ids = list(range(3, 150))  # three blocks of the cache
+    assert np.abs(long.logits(ids, cache=True, chunk=9) - long.logits(ids)).max() < 2e-5
     with pytest.raises(ContextOverflow):
         llm.logits(list(range(65)))
 
@@ -196,9 +201,81 @@ def test_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
 
 
 def test_ids_that_are_no_whole_numbers_are_refused(llm: LLM) -> None:
-    for ids in ([1, 2.7], [1, "a"], [None]):
+    for ids in ([1, 2.7], [1, "a"], [None], "ab", b"ab", None, 3, {1: 2}, np.float32([1, 2]), np.int64(3)):
         with pytest.raises(BadRequest, match="whole numbers"):
             llm.logits(ids)  # type: ignore[arg-type]
+
+
+def test_logits_of_nothing_and_chunks_that_are_none(llm: LLM) -> None:
+    for options in ({}, {"cache": True}):
+        with pytest.raises(BadRequest, match="no tokens"):
+            llm.logits([], **options)
+    for chunk in (0, -1, 1.5, True):
+        with pytest.raises(BadRequest, match="chunk must be"):
+            llm.logits([5, 6], cache=True, chunk=chunk)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="chunk=5 is for the KV cache"):
+        llm.logits([5, 6], chunk=5)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [None], [[None]], [5, None], {"prompt": "a"}, {}, {5}, b"abc", iter("abc")]
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompt: object) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(BadRequest, match=r"a prompt|token ids"):
+            call(prompt)  # type: ignore[operator]
+
+
+def test_arrays_and_tensors_are_prompts(llm: LLM) -> None:
+    options = {"max_new_tokens": 4, "ignore_eos": True}
+    expected = one(llm.generate([5, 6], **options)).tokens
+    for ids in (np.array([5, 6]), torch.tensor([5, 6]), (5, 6), [torch.tensor(5), np.int16(6)]):
+        assert one(llm.generate(ids, **options)).tokens == expected
+    for rows in (np.array([[5, 6]]), torch.tensor([[5, 6]]), [np.array([5, 6])]):
+        several = llm.generate(rows, **options)
+        assert isinstance(several, list)
+        assert [found.tokens for found in several] == [expected]
+    with pytest.raises(BadRequest, match="whole numbers"):
+        llm.generate(torch.tensor([0.5]))
+
+
+@pytest.mark.parametrize("messages", ["hi", None, [], ["hi"], [{}], {"role": "user"}, [{"content": "hi"}]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(BadRequest, match="messages must be a list"):
+        llm.chat(messages, chat_template="llama3")  # type: ignore[arg-type]
+
+
+def test_params_are_sampling_params(llm: LLM) -> None:
+    for params in ({}, {"temperature": 1.0}, "greedy"):
+        with pytest.raises(BadRequest, match="params must be SamplingParams"):
+            llm.generate("abc", params=params)  # type: ignore[arg-type]
+
+
+def test_progress_counts_the_prompts_tokens(llm: LLM) -> None:
+    long = make(None, max_position_embeddings=2000)
+    told: list[tuple[str, int, int]] = []
+    for chunk in long.stream([7] * 1100, max_new_tokens=2, ignore_eos=True, progress=lambda *told_: told.append(told_)):
+        assert told[-1][1] == 1100, chunk  # all of it before the first token
+    assert told == [("reading the prompt", done, 1100) for done in (0, 512, 1024, 1100)]
+    told.clear()
+    llm.generate([[5] * 10, [6] * 20], n=2, temperature=1.0, max_new_tokens=2, progress=lambda *t: told.append(t))
+    assert told[0] == ("reading the prompt", 0, 30)
+    assert told[-1] == ("reading the prompt", 30, 30)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_progress_counts_the_steps_of_a_beam_search(llm: LLM, cache: bool) -> None:
+    told: list[tuple[str, int, int]] = []
+    options = {"num_beams": 2, "max_new_tokens": 4, "ignore_eos": True}
+    found = one(llm.generate([5, 6, 7], cache=cache, progress=lambda *t: told.append(t), **options))
+    assert found.tokens == one(llm.generate([5, 6, 7], **options)).tokens
+    assert told[:3] == [("reading the prompt", 0, 3), ("reading the prompt", 3, 3), ("beam search", 2, 4)]
+    assert told[-1] == ("beam search", 4, 4)
+
+
+def test_an_llm_tells_what_it_is(llm: LLM) -> None:
+    parameters = sum(int(np.prod(shape)) for shape in llm.config.tensor_shapes().values())
+    assert repr(llm) == f"<LLM tiny: {parameters:,} parameters, f32 on cpu, context of 64 tokens>"
 
 
 def test_closing_a_stream_early_is_quiet(llm: LLM) -> None:

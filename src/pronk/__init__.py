@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pronk.config import ModelConfig
     from pronk.engine.params import SamplingParams
-    from pronk.llm import LLM, load
+    from pronk.llm import LLM
+    from pronk.loading import load
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "load"]
 
 _HOMES = {
     "LLM": "pronk.llm",
-    "load": "pronk.llm",
+    "load": "pronk.loading",
     "ModelConfig": "pronk.config",
     "SamplingParams": "pronk.engine.params",
 }
@@ -25,3 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pronk' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,6 +11,12 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def os_problem(error: OSError) -> str:
+    """The file, if any, and what the system says of it, without its number."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return where + (error.strerror or str(error) or type(error).__name__)
+
+
 class PronkError(Exception):
     """Any error that is the input's fault rather than pronk's; the command line prints it and exits 1."""
 

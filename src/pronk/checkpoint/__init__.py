@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, LoadPlan
 from pronk.errors import BadFile, ModelNotFound
+from pronk.paths import expanded
 
 __all__ = ["Checkpoint", "LazyTensor", "LoadPlan", "open"]
 
@@ -20,7 +21,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     Raises ModelNotFound where there is nothing, or where a folder holds several models; BadFile for a file that is
     broken or of no known kind; Unsupported for a model that asks for what pronk does not have.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         if not path.exists():
             raise ModelNotFound(f"{path}: no such file or folder")

@@ -17,6 +17,7 @@ from pronk.checkpoint import download, wheel
 from pronk.checkpoint.repository import Repository
 from pronk.checkpoint.wheel import WheelModel
 from pronk.errors import BadRequest, ModelNotFound
+from pronk.paths import expanded
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -75,9 +76,9 @@ def cached() -> list[CachedModel]:
 
 def _existing(name: str | Path) -> Path | None:
     """The path that `name` is, if it is one. Raises ModelNotFound for what can only be a path and leads nowhere."""
-    path = os.path.expanduser(name)  # noqa: PTH111 - Path's raises where there is no such user
-    if path and os.path.exists(path):  # noqa: PTH110 - Path's raises for names that are too long
-        return Path(path)
+    path = expanded(name)
+    if str(name) and os.path.exists(path):  # noqa: PTH110 - Path's raises for names that are too long
+        return path
     looks_like_path = str(name).startswith((".", "~", os.sep)) or str(name).endswith(_FILE_SUFFIXES)
     if isinstance(name, Path) or (looks_like_path and ":" not in name):
         raise ModelNotFound(f"{name}: no such file or folder")

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pronk.paths import expanded
+
 _CHUNK = 1 << 20
 
 
 def home() -> Path:
     """`PRONK_HOME`, or pronk's folder in the user's cache directory."""
     if chosen := os.environ.get("PRONK_HOME"):
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     import platformdirs
 
     return platformdirs.user_cache_path("pronk", appauthor=False)

@@ -98,7 +98,7 @@ def _open(src: str, tokenizer: Path | None, revision: str | None) -> Checkpoint:
     """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
     from pronk import checkpoint
     from pronk.checkpoint import hub
-    from pronk.llm import find_tokenizer
+    from pronk.loading import find_tokenizer
 
     opened = checkpoint.open(hub.resolve(src, revision=revision))
     return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened

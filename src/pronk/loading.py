@@ -1,0 +1,109 @@
+"""load(): a name or a path made into an LLM. Checkpoint, tokenizer and backend are joined here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pronk import checkpoint as checkpoints
+from pronk import tokenizer as tokenizers
+from pronk.checkpoint import hub
+from pronk.checkpoint.tensors import Checkpoint, Progress
+from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, os_problem
+from pronk.llm import LLM
+from pronk.paths import expanded
+from pronk.vocabulary import TokenizerSource
+
+if TYPE_CHECKING:
+    from pronk.engine.backend import Backend
+    from pronk.tokenizer import Tokenizer
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    attn: Literal["flash", "math"] = "flash",
+    threads: int | None = None,
+    ctx_size: int | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> LLM:
+    """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
+
+    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `dtype`: "f32", "bf16" or "f16";
+    None is f32 on a CPU and the stored 16-bit type on a GPU. `ctx_size`: the most tokens a sequence may have, prompt
+    included (default: what the model was trained for). With `progress`, a download speaks on stderr as well. Raises
+    ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest.
+    """
+    begun = time.perf_counter()
+    model = hub.DEFAULT_MODEL if model is None else model
+    for name, value in (("model", model), ("tokenizer", tokenizer), ("device", device), ("revision", revision)):
+        _check_name(name, value)
+    opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
+    codec = _tokenizer(opened, tokenizer)
+    if progress:  # importing torch takes a moment of its own
+        progress("", 0, opened.plan().stored)
+    backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
+    return LLM(str(model), opened, codec, backend, load_s=time.perf_counter() - begun)
+
+
+def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:
+    """A tokenizer file or folder, or any checkpoint that carries one."""
+    path = expanded(path)
+    try:
+        return tokenizers.find(path)
+    except (BadFile, ModelNotFound):
+        if not path.exists():
+            raise
+        return checkpoints.open(path).tokenizer
+
+
+def _check_name(what: str, name: object) -> None:
+    """An empty one is a variable that was never set rather than a wish for the default."""
+    if name == "":
+        raise BadRequest(f"{what} is empty; name one, or leave it out for the default")
+    if name is not None and not isinstance(name, str | PathLike):
+        raise BadRequest(f"{what} must be a name or a path, not {type(name).__name__}")
+
+
+def _tokenizer(opened: Checkpoint, named: str | Path | None) -> Tokenizer | None:
+    try:
+        source = opened.tokenizer if named is None else find_tokenizer(named)
+        if source is None:
+            return None
+        codec = tokenizers.load(source, model_vocab_size=opened.config.vocab_size)
+    except OSError as error:
+        raise BadFile(named or opened.path, f"the tokenizer cannot be read: {os_problem(error)}") from None
+    # Tokens that only a program adds, as padding, may lie beyond the embedding; those that text is made of may not.
+    known = opened.config.vocab_size
+    if not all(codec.is_special(token) for token in range(known, codec.vocab_size)):
+        raise BadRequest(
+            f"{source.path}: a tokenizer of {codec.vocab_size} tokens is another model's: {opened.path} knows {known}; "
+            "name the model's own with --tokenizer FILE (tokenizer= in Python)"
+        )
+    return codec
+
+
+def _torch_backend(
+    opened: Checkpoint,
+    device: str | None,
+    dtype: str | None,
+    attn: Literal["flash", "math"],
+    threads: int | None,
+    ctx_size: int | None,
+    progress: Progress | None,
+) -> Backend:
+    try:
+        from pronk.torch_engine.backend import TorchBackend
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PronkError("pronk needs torch to run a model; install it with: pip install 'torch>=2.10'") from None
+    return TorchBackend.from_checkpoint(
+        opened, device=device, dtype=dtype, attn=attn, threads=threads, ctx_size=ctx_size, progress=progress
+    )

@@ -1,0 +1,49 @@
+"""WatchedBackend: tells of forward passes where a search keeps its progress to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.engine.batch import Batch
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.engine.backend import Backend, KVStorage
+
+READING, SEARCHING = "reading the prompt", "beam search"
+
+
+class WatchedBackend:
+    """A Backend that calls `tell` with each batch once it is computed."""
+
+    def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
+        self.config, self.ctx_size = backend.config, backend.ctx_size
+        self.device, self.dtype = backend.device, backend.dtype
+        self.new_kv, self.perturbed = backend.new_kv, backend.perturbed
+        self._forward, self._tell = backend.forward, tell
+
+    def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        logits = self._forward(batch, kv)
+        self._tell(batch)
+        return logits
+
+
+def beam_progress(progress: Progress, prompt_tokens: int, steps: int) -> Callable[[Batch], None]:
+    """For WatchedBackend: first the prompt's tokens, then the steps of the search, one a forward pass."""
+    read, step = 0, 1
+    progress(READING, read, prompt_tokens)
+
+    def tell(batch: Batch) -> None:
+        nonlocal read, step
+        if read < prompt_tokens:
+            read = min(read + len(batch.token_ids), prompt_tokens)
+            progress(READING, read, prompt_tokens)
+        else:
+            step += 1
+            progress(SEARCHING, step, steps)
+
+    return tell

@@ -1,0 +1,90 @@
+"""load(): names and paths that lead nowhere, and tokenizers that are another model's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tiny import byte_tokenizer
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk.checkpoint import hub
+from pronk.errors import BadRequest, ModelNotFound
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer", "device", "revision"])
+def test_an_empty_name_is_not_the_default(model: Path, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"{name} is empty"):
+        pronk.load(**{"model": model, name: ""})
+    with pytest.raises(BadRequest, match=f"{name} must be a name or a path, not int"):
+        pronk.load(**{"model": model, name: 3})
+
+
+def test_homes_of_nobody_are_paths_that_lead_nowhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "~no-such-user/model"
+    for options in ({"model": nobody}, {"model": Path(nobody)}, {"model": model, "tokenizer": nobody}):
+        with pytest.raises(ModelNotFound, match=nobody):
+            pronk.load(**options)
+    with pytest.raises(ModelNotFound, match=nobody):
+        pronk.checkpoint.open(nobody)
+    monkeypatch.setenv("PRONK_HOME", nobody)
+    assert all(found.path is None for found in hub.cached()[:1])
+
+
+def test_a_tokenizer_at_home(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model))
+    assert pronk.load(model, tokenizer="~/tokenizer.json", device="cpu").tokenizer.vocab_size == 259
+
+
+def widened(model: Path, folder: Path, piece: str, *, special: bool) -> Path:
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([piece])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(model: Path, tmp_path: Path) -> None:
+    foreign = widened(model, tmp_path, "word", special=False)
+    with pytest.raises(BadRequest, match="a tokenizer of 260 tokens is another model's") as raised:
+        pronk.load(model, tokenizer=foreign)
+    assert "\n" not in str(raised.value)
+
+
+def test_special_tokens_may_lie_beyond_the_embedding(model: Path, tmp_path: Path) -> None:
+    """As the padding token that fine-tuning often adds; it cannot be a prompt's."""
+    llm = pronk.load(model, tokenizer=widened(model, tmp_path, "<pad>", special=True), device="cpu")
+    assert llm.generate("hi", max_new_tokens=2).stats.new_tokens <= 2
+    with pytest.raises(BadRequest, match="259"):
+        llm.generate("hi<pad>", max_new_tokens=2)
+
+
+def test_another_kind_of_tokenizer_of_the_same_size(model: Path, tmp_path: Path) -> None:
+    assert pronk.load(model, tokenizer=byte_tokenizer(tmp_path / "t.bin"), device="cpu").tokenizer.vocab_size == 259
+
+
+def test_a_download_is_quiet_unless_progress_is_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def resolve(name: str, *, revision: str | None, progress: bool) -> Path:
+        asked.append(progress)
+        return model
+
+    monkeypatch.setattr(hub, "resolve", resolve)
+    pronk.load("owner/name", device="cpu")
+    pronk.load("owner/name", device="cpu", progress=lambda *_: None)
+    assert asked == [False, True]
+
+
+def test_the_public_names_are_listed() -> None:
+    script = "import pronk; print(*dir(pronk))"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["LLM", "ModelConfig", "SamplingParams", "__version__", "load"]
