@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels.h"
+
 namespace pronk {
 
 namespace {
@@ -19,6 +21,19 @@ bool format_from_name(const char* name, Format& format) {
             return true;
         }
     return false;
+}
+
+Form form_of(Format format) {
+    switch (format) {
+        case Format::f32:
+        case Format::f16: return Form::f32;
+        case Format::bf16: return Form::bf16;
+        case Format::int8: return Form::int8;
+        case Format::q8:
+        case Format::q4:
+        case Format::q4_0: break;
+    }
+    return Form::q8;
 }
 
 int padded_cols(Format format, int cols) {

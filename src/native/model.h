@@ -62,9 +62,10 @@ struct Batch {
 
 class Model {
 public:
-    Model(const Config& config, int threads);
+    Model(const Config& config, int threads, const Kernels& kernel = kernels());
 
     const Config config;
+    const Kernels& kernel;
     std::vector<Layer> layers;
     Matrix embed_tokens;
     Matrix lm_head;  // the same data where tied

@@ -1,0 +1,212 @@
+// Attention over paged keys and values (arXiv 2205.14135, 2309.06180): a few query rows against spans of 256 keys.
+// Part of kernels.inl.
+//
+// Spans lie at absolute positions and are merged in order, and a key that a row may not see adds an exact zero: so a
+// row's result does not depend on which other rows share the pass, nor on where a chunk began.
+
+constexpr int kRows = tile_tokens(1);  // query rows at once
+
+template <class Op>
+constexpr bool kPairs = Op::step == 2;
+
+size_t element_size(KVType type) { return type == KVType::f32 ? 4 : type == KVType::int8 ? 1 : 2; }
+
+int padded_dim(int head_dim) { return (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows; }
+
+uint16_t to_bf16(float x) {
+    uint16_t y[16];
+    S::store_bf16(y, S::set(x));
+    return y[0];
+}
+
+uint16_t to_f16(float x) {
+    uint16_t y[16];
+    S::store_f16(y, S::set(x));
+    return y[0];
+}
+
+// One number into column `slot` or row of a panel: element (k, row) of [K][64], or of [K/2][64][2].
+void put(KVType type, uint8_t* panel, int k, int row, float x, float inverse) {
+    switch (type) {
+        case KVType::f32: ((float*)panel)[k * kPanelRows + row] = x; break;
+        case KVType::f16: ((uint16_t*)panel)[k * kPanelRows + row] = to_f16(x); break;
+        case KVType::bf16: ((uint16_t*)panel)[k / 2 * 2 * kPanelRows + row * 2 + k % 2] = to_bf16(x); break;
+        case KVType::int8: ((int8_t*)panel)[k * kPanelRows + row] = (int8_t)std::nearbyint(x * inverse);
+    }
+}
+
+float inverse_scale(const float* x, int size, float* scale) {
+    float amax = 0;
+    for (int i = 0; i < size; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+    *scale = amax / 127;
+    const float inverse = amax > 0 ? 127 / amax : 0;
+    return std::isfinite(inverse) ? inverse : 0;
+}
+
+void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
+    const int d = layout.head_dim;
+    uint8_t *keys = block, *values = block + layout.keys_bytes;
+    if (slot == 0) std::memset(values, 0, layout.values_bytes);
+    float inverse = 0, value_inverse = 0;
+    if (layout.type == KVType::int8) {
+        inverse = inverse_scale(key, d, (float*)(keys + (size_t)d * kPanelRows) + slot);
+        float* value_scales = (float*)(values + (size_t)padded_dim(d) * kKVBlock);
+        value_inverse = inverse_scale(value, d, value_scales + slot);
+    }
+    if (layout.type == KVType::bf16 && d % 2) put(layout.type, keys, d, slot, 0, 0);  // the other half of a pair
+    const size_t group = (size_t)kKVBlock * kPanelRows * element_size(layout.type);
+    for (int i = 0; i < d; ++i) {
+        put(layout.type, keys, i, slot, key[i], inverse);
+        uint8_t* panel = values + i / kPanelRows * group;
+        put(layout.type, panel, slot, i % kPanelRows, value[i], value_inverse);
+    }
+}
+
+// Query rows or probabilities in the form that Op multiplies with; `count` is even for pairs.
+template <class Op>
+void to_form(const float* x, int count, float* out) {
+    if constexpr (kPairs<Op>) {
+        for (int i = 0; i < count; i += 16) S::store_bf16((uint16_t*)out + i, load_part(x + i, count - i));
+    } else if (x != out) {
+        std::memcpy(out, x, count * sizeof(float));
+    }
+}
+
+template <class Op, int T>
+void attend(const KVLayout& layout, const AttentionTask& task) {
+    constexpr int R = tile_vectors(T, 1);
+    const int d = layout.head_dim, dp = padded_dim(d);
+    const int q_steps = (d + Op::step - 1) / Op::step;
+    const size_t group_bytes = (size_t)kKVBlock / Op::step * kVectors * Op::vector;  // of values: 64 of D
+    float* scores = task.scratch;               // [T][kSpan]
+    float* form = scores + kRows * kSpan;       // [T][kSpan]: the probabilities as Op wants them
+    float* q = form + kRows * kSpan;            // [T][dp]
+    float* span = q + kRows * dp;               // [T][dp]: what this span gives
+    float* total = span + kRows * dp;           // [T][dp]: what all spans so far give
+    float largest[T], mass[T];
+
+    for (int t = 0; t < T; ++t) {
+        float scaled[kPanelRows];
+        for (int i = 0; i < d; i += kPanelRows) {
+            const int count = d - i < kPanelRows ? d - i : kPanelRows;
+            for (int j = 0; j < count; ++j) scaled[j] = task.q[t][i + j] * task.scale;
+            if (kPairs<Op> && count % 2) scaled[count] = 0;
+            to_form<Op>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / Op::step);
+        }
+        mass[t] = 0;
+    }
+
+    const int end = task.limit[T - 1];
+    for (int begin = 0; begin < end; begin += kSpan) {
+        const int keys = end - begin < kSpan ? end - begin : kSpan;
+        const int blocks = (keys + kKVBlock - 1) / kKVBlock;
+        const int32_t* table = task.blocks + begin / kKVBlock;
+        for (int b = 0; b < blocks; ++b) {
+            const uint8_t* panel = task.kv + table[b] * task.block_stride;
+            const float* scale = (const float*)(panel + (size_t)d * kPanelRows);  // int8 only
+            for (int v = 0; v < kVectors; v += R) {
+                F acc[T][R];
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
+                accumulate<Op, R, T>(panel + v * Op::vector, (const uint8_t*)q, dp * sizeof(float), q_steps, acc);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) {
+                        if constexpr (Op::vector == 16) acc[t][r] = S::mul(acc[t][r], S::load(scale + (v + r) * 16));
+                        S::store(scores + t * kSpan + b * kKVBlock + (v + r) * 16, acc[t][r]);
+                    }
+            }
+        }
+
+        float span_largest[T], span_mass[T];
+        for (int t = 0; t < T; ++t) {
+            float* row = scores + t * kSpan;
+            const int seen = task.limit[t] - begin < keys ? task.limit[t] - begin : keys;
+            for (int i = seen > 0 ? seen : 0; i < blocks * kKVBlock; ++i) row[i] = -INFINITY;
+            F most = S::set(-INFINITY);
+            for (int i = 0; i < blocks * kKVBlock; i += 16) most = S::max(most, S::load(row + i));
+            span_largest[t] = S::maximum(most);
+            const F shift = S::set(seen > 0 ? span_largest[t] : 0);
+            F sum = S::zero();
+            for (int i = 0; i < blocks * kKVBlock; i += 16) {
+                const F p = exp(S::sub(S::load(row + i), shift));
+                sum = S::add(sum, p);
+                S::store(row + i, p);
+            }
+            span_mass[t] = S::sum(sum);
+            if constexpr (Op::vector == 16) {
+                for (int b = 0; b < blocks; ++b) {
+                    const uint8_t* values = task.kv + table[b] * task.block_stride + layout.keys_bytes;
+                    const float* scale = (const float*)(values + (size_t)dp * kKVBlock);
+                    for (int i = 0; i < kKVBlock; i += 16)
+                        S::store(row + b * kKVBlock + i, S::mul(S::load(row + b * kKVBlock + i), S::load(scale + i)));
+                }
+            }
+            to_form<Op>(row, blocks * kKVBlock, kPairs<Op> ? form + t * kSpan : row);
+        }
+
+        const float* weights = kPairs<Op> ? form : scores;
+        for (int group = 0; group * kPanelRows < d; ++group)
+            for (int v = 0; v < kVectors; v += R) {
+                F acc[T][R];
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
+                for (int b = 0; b < blocks; ++b) {
+                    const uint8_t* panel = task.kv + table[b] * task.block_stride + layout.keys_bytes + group * group_bytes;
+                    accumulate<Op, R, T>(panel + v * Op::vector, (const uint8_t*)(weights + b * kKVBlock / Op::step),
+                                         kSpan * sizeof(float), kKVBlock / Op::step, acc);
+                }
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) S::store(span + t * dp + group * kPanelRows + (v + r) * 16, acc[t][r]);
+            }
+
+        for (int t = 0; t < T; ++t) {
+            if (task.limit[t] <= begin) continue;
+            float* sum = total + t * dp;
+            if (begin == 0) {
+                largest[t] = span_largest[t], mass[t] = span_mass[t];
+                std::memcpy(sum, span + t * dp, dp * sizeof(float));
+                continue;
+            }
+            const float most = largest[t] > span_largest[t] ? largest[t] : span_largest[t];
+            float shifts[16] = {largest[t] - most, span_largest[t] - most}, factors[16];
+            S::store(factors, exp(S::load(shifts)));
+            mass[t] = mass[t] * factors[0] + span_mass[t] * factors[1];
+            largest[t] = most;
+            for (int i = 0; i < dp; i += 16)
+                S::store(sum + i, S::fma(S::load(span + t * dp + i), S::set(factors[1]),
+                                         S::mul(S::load(sum + i), S::set(factors[0]))));
+        }
+    }
+    for (int t = 0; t < T; ++t)
+        for (int i = 0; i < d; i += 16)
+            store_part(task.out[t] + i, S::div(S::load(total + t * dp + i), S::set(mass[t])), d - i);
+}
+
+template <class Op>
+void attend_as(const KVLayout& layout, const AttentionTask& task) {
+    switch (task.rows) {
+        case 1: return attend<Op, 1>(layout, task);
+        case 2: return attend<Op, 2>(layout, task);
+        case 3: return attend<Op, 3>(layout, task);
+        case 4: if constexpr (kRows >= 4) return attend<Op, 4>(layout, task); break;
+        case 5: if constexpr (kRows >= 5) return attend<Op, 5>(layout, task); break;
+        default: if constexpr (kRows >= 6) return attend<Op, 6>(layout, task);
+    }
+}
+
+void attention(const KVLayout& layout, const AttentionTask& task) {
+    switch (layout.type) {
+        case KVType::f32: return attend_as<OpF32>(layout, task);
+        case KVType::f16: return attend_as<OpF16>(layout, task);
+        case KVType::bf16: return attend_as<OpBF16>(layout, task);
+        case KVType::int8: return attend_as<OpSigned8>(layout, task);
+    }
+}

@@ -1,0 +1,408 @@
+// The kernels, written once over `Simd` and compiled for each instruction set.
+//
+// Everything sits in an unnamed namespace: each translation unit must keep its own copy, for the linker would otherwise
+// merge code made for different processors. Every sum runs in an order that knows nothing of how many tokens, threads
+// or neighbours there are; the tile templates below differ in how many outputs they hold, never in how one is summed.
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels.h"
+
+namespace {
+
+using namespace pronk;
+using S = Simd;
+using F = S::F;
+using I = S::I;
+
+constexpr int kVectors = kPanelRows / 16;  // vectors of 16 rows in a panel
+
+int32_t word(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+
+float number(const void* p) {
+    float x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+
+// -- formats without groups: how one step of k reads weights, and what it does with them -----------------------------
+
+// `vector` bytes hold 16 rows of a step, `step` columns are in it; activations take four bytes a step in every format.
+struct OpF32 {
+    static constexpr int vector = 64, step = 1;
+    using Acc = F;
+    using W = F;
+    using X = F;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load((const float*)p); }
+    PRONK_INLINE X broadcast(const uint8_t* p) { return S::set(number(p)); }
+    PRONK_INLINE Acc dot(Acc acc, W w, X x) { return S::fma(w, x, acc); }
+};
+
+struct OpF16 : OpF32 {
+    static constexpr int vector = 32;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_f16(p); }
+};
+
+struct OpSigned8 : OpF32 {  // int8 keys and values
+    static constexpr int vector = 16;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_int8(p); }
+};
+
+struct OpBF16 {
+    static constexpr int vector = 64, step = 2;
+    using Acc = F;
+    using W = S::Pairs;
+    using X = I;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_pairs(p); }
+    PRONK_INLINE X broadcast(const uint8_t* p) { return S::set_int(word(p)); }
+    PRONK_INLINE Acc dot(Acc acc, W w, X x) { return S::dot2(acc, w, x); }
+};
+
+struct OpInt8 {
+    static constexpr int vector = 64, step = 4;
+    using Acc = I;
+    using W = S::Bytes;
+    using X = I;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_bytes(p); }
+    PRONK_INLINE X broadcast(const uint8_t* p) { return S::set_int(word(p)); }
+    PRONK_INLINE Acc dot(Acc acc, W w, X x) { return S::dot4(acc, w, x); }
+};
+
+// How many vectors of rows a register tile for T tokens can have: accumulators, one vector each, and a broadcast.
+constexpr int tile_vectors(int tokens, int accumulators) {
+    for (int r = kVectors; r > 1; r /= 2)
+        if ((r * tokens * accumulators + r) * S::registers_per_vector + 1 <= S::registers) return r;
+    return 1;
+}
+
+constexpr int tile_tokens(int accumulators) {
+    int t = 6;
+    while (t > 1 && (t * accumulators + 1) * S::registers_per_vector + 1 > S::registers) --t;
+    return t;
+}
+
+// A decode step reads each weight once, from memory: ask for it this many bytes ahead.
+constexpr int kAhead = 2048;
+
+// acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
+template <class Op, int R, int T>
+PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {
+#pragma GCC unroll 2
+    for (int s = 0; s < steps; ++s, w += kVectors * Op::vector, x += 4) {
+        typename Op::W weights[R];
+        if constexpr (T <= 2) {
+            for (int line = 0; line < R * Op::vector; line += 64) __builtin_prefetch(w + kAhead + line);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) weights[r] = Op::weights(w + r * Op::vector);
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t) {
+            const typename Op::X broadcast = Op::broadcast(x + t * stride);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) acc[t][r] = Op::dot(acc[t][r], weights[r], broadcast);
+        }
+    }
+}
+
+template <class Op, int T, int R>
+void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
+    typename Op::Acc acc[T][R];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            if constexpr (std::is_same_v<Op, OpInt8>)
+                acc[t][r] = S::set_int(-128 * x.sum[t]);  // weights are stored as w + 128
+            else
+                acc[t][r] = S::zero();
+        }
+    const int cols = padded_cols(w.format, w.cols);
+    accumulate<Op, R, T>(panel + first * Op::vector, x.data, x.stride, cols / Op::step, acc);
+    const float* scale = (const float*)(panel + (size_t)cols * kPanelRows) + first * 16;  // int8 only
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            if constexpr (std::is_same_v<Op, OpInt8>)
+                S::store(out + t * kPanelRows + r * 16,
+                         S::mul(S::mul(S::to_float(acc[t][r]), S::set(x.scale[t])), S::load(scale + r * 16)));
+            else
+                S::store(out + t * kPanelRows + r * 16, acc[t][r]);
+        }
+}
+
+// -- formats with a scale for each 32 weights: exact integer sums within a group, floats across groups ----------------
+
+template <Format kFormat, int T, int R>
+void grouped_tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
+    constexpr bool four_bits = kFormat != Format::q8;
+    constexpr int weight_bytes = four_bits ? 16 * kPanelRows : 32 * kPanelRows;
+    constexpr int group_bytes = weight_bytes + (kFormat == Format::q4 ? 4 : 2) * kPanelRows;
+    constexpr int offset = kFormat == Format::q8 ? 128 : kFormat == Format::q4_0 ? 8 : 0;  // of the stored integers
+    F acc[T][R];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
+    const uint8_t* p = panel + first * 64;
+    const int groups = (w.cols + kGroup - 1) / kGroup;
+    for (int g = 0; g < groups; ++g, p += group_bytes) {
+        I sum[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(offset ? -offset * x.sum[t * groups + g] : 0);
+        const uint8_t* xs = x.data + g * kGroup;
+#pragma GCC unroll 8
+        for (int j = 0; j < (four_bits ? 4 : 8); ++j) {
+            S::Bytes bytes[R];
+            if constexpr (T <= 2) {
+                for (int line = 0; line < R * 64; line += 64) __builtin_prefetch(p + kAhead + j * 256 + line);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) bytes[r] = S::load_bytes(p + j * 256 + r * 64);
+            if constexpr (four_bits) {
+                S::Bytes low[R];
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) low[r] = S::low_nibbles(bytes[r]);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t) {
+                    const I broadcast = S::set_int(word(xs + t * x.stride + 4 * j));
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], low[r], broadcast);
+                }
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) bytes[r] = S::high_nibbles(bytes[r]);
+            }
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const I broadcast = S::set_int(word(xs + t * x.stride + (four_bits ? 16 : 0) + 4 * j));
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], bytes[r], broadcast);
+            }
+        }
+        const uint8_t* scales = p - first * 64 + weight_bytes + first * 32;
+        if constexpr (T <= 2) __builtin_prefetch(scales + kAhead), __builtin_prefetch(scales + kAhead + 64);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const F scale = S::load_f16(scales + r * 32);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t)
+                acc[t][r] = S::fma(S::to_float(sum[t][r]), S::mul(scale, S::set(x.scale[t * groups + g])), acc[t][r]);
+            if constexpr (kFormat == Format::q4) {
+                const F minimum = S::load_f16(scales + 2 * kPanelRows + r * 32);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t) {
+                    const F x_sum = S::set(x.scale[t * groups + g] * (float)x.sum[t * groups + g]);
+                    acc[t][r] = S::fma(minimum, x_sum, acc[t][r]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) S::store(out + t * kPanelRows + r * 16, acc[t][r]);
+}
+
+// -- products ------------------------------------------------------------------------------------------------------
+
+F exp(F x) {  // within 2 units in the last place; exactly 0 under -87.3
+    const F low = S::set(-87.3f);
+    const F clamped = S::min(S::set(88.0f), S::max(low, x));  // in this order NaN passes
+    const I n = S::round(S::mul(clamped, S::set(1.44269504f)));
+    const F whole = S::to_float(n);
+    F r = S::fma(whole, S::set(-0.693145752f), clamped);
+    r = S::fma(whole, S::set(-1.42860677e-6f), r);
+    F p = S::set(1.0f / 720);
+    p = S::fma(p, r, S::set(1.0f / 120));
+    p = S::fma(p, r, S::set(1.0f / 24));
+    p = S::fma(p, r, S::set(1.0f / 6));
+    p = S::fma(p, r, S::set(0.5f));
+    p = S::fma(p, r, S::set(1.0f));
+    p = S::fma(p, r, S::set(1.0f));
+    return S::zero_where_less(S::mul(p, S::power_of_two(n)), x, low);
+}
+
+F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }
+
+// What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs.
+void finish(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
+    const float* bias = w.bias ? w.bias + panel * kPanelRows : nullptr;
+    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
+        float* row = out.data + t * out.stride;
+        for (int v = first; v < first + vectors; ++v) {
+            F value = S::load(y + v * 16);
+            if (bias) value = S::add(value, S::load(bias + v * 16));
+            int n = panel * kPanelRows + v * 16;
+            if (out.then == Then::swiglu) {
+                if (v >= kVectors / 2) break;
+                F up = S::load(y + (v + kVectors / 2) * 16);
+                if (bias) up = S::add(up, S::load(bias + (v + kVectors / 2) * 16));
+                value = S::mul(silu(value), up);
+                n = panel * kPanelRows / 2 + v * 16;
+            }
+            if (n + 16 <= out.cols) {
+                if (out.then == Then::add) value = S::add(S::load(row + n), value);
+                S::store(row + n, value);
+            } else {
+                float part[16];
+                S::store(part, value);
+                for (int i = 0; n + i < out.cols; ++i) row[n + i] = out.then == Then::add ? row[n + i] + part[i] : part[i];
+            }
+        }
+    }
+}
+
+template <Format kFormat, int T, int R>
+PRONK_INLINE void one_tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
+    if constexpr (kFormat == Format::f32) tile<OpF32, T, R>(w, panel, first, x, out);
+    if constexpr (kFormat == Format::f16) tile<OpF16, T, R>(w, panel, first, x, out);
+    if constexpr (kFormat == Format::bf16) tile<OpBF16, T, R>(w, panel, first, x, out);
+    if constexpr (kFormat == Format::int8) tile<OpInt8, T, R>(w, panel, first, x, out);
+    if constexpr (kFormat == Format::q8 || kFormat == Format::q4 || kFormat == Format::q4_0)
+        grouped_tile<kFormat, T, R>(w, panel, first, x, out);
+}
+
+constexpr int accumulators(Format format) {
+    return format == Format::q8 || format == Format::q4 || format == Format::q4_0 ? 2 : 1;
+}
+
+template <Format kFormat, int T>
+void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, float* out) {
+    constexpr int R = tile_vectors(T, accumulators(kFormat));
+    if constexpr (R == 4) {
+        if (vectors == 2) return one_tile<kFormat, T, 2>(w, panel, first, x, out + first * 16);
+    }
+    for (int v = first; v < first + vectors; v += R) one_tile<kFormat, T, R>(w, panel, v, x, out + v * 16);
+}
+
+template <Format kFormat>
+void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    constexpr int most = tile_tokens(accumulators(kFormat));
+    alignas(64) float y[most * kPanelRows];
+    while (begin < end) {
+        const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
+        const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
+        begin += vectors / (kVectors / 2);
+        const uint8_t* data = w.panel(panel);
+        for (int t = 0; t < tokens; t += most) {
+            const int count = tokens - t < most ? tokens - t : most;
+            const Rows rows = x.at(t);
+            switch (count) {
+                case 1: vectors_of_panel<kFormat, 1>(w, data, first, vectors, rows, y); break;
+                case 2: if constexpr (most >= 2) vectors_of_panel<kFormat, 2>(w, data, first, vectors, rows, y); break;
+                case 3: if constexpr (most >= 3) vectors_of_panel<kFormat, 3>(w, data, first, vectors, rows, y); break;
+                case 4: if constexpr (most >= 4) vectors_of_panel<kFormat, 4>(w, data, first, vectors, rows, y); break;
+                case 5: if constexpr (most >= 5) vectors_of_panel<kFormat, 5>(w, data, first, vectors, rows, y); break;
+                default: if constexpr (most >= 6) vectors_of_panel<kFormat, 6>(w, data, first, vectors, rows, y);
+            }
+            Output part = out;
+            part.data += t * out.stride;
+            finish(w, y, count, panel, first, vectors, part);
+        }
+    }
+}
+
+void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    switch (w.format) {
+        case Format::f32: return matmul_as<Format::f32>(w, x, tokens, begin, end, out);
+        case Format::f16: return matmul_as<Format::f16>(w, x, tokens, begin, end, out);
+        case Format::bf16: return matmul_as<Format::bf16>(w, x, tokens, begin, end, out);
+        case Format::int8: return matmul_as<Format::int8>(w, x, tokens, begin, end, out);
+        case Format::q8: return matmul_as<Format::q8>(w, x, tokens, begin, end, out);
+        case Format::q4: return matmul_as<Format::q4>(w, x, tokens, begin, end, out);
+        case Format::q4_0: return matmul_as<Format::q4_0>(w, x, tokens, begin, end, out);
+    }
+}
+
+// -- rows ------------------------------------------------------------------------------------------------------------
+
+F load_part(const float* p, int count) {  // what is not there reads as zero
+    if (count >= 16) return S::load(p);
+    float part[16] = {};
+    std::memcpy(part, p, count * sizeof(float));
+    return S::load(part);
+}
+
+void store_part(float* p, F x, int count) {
+    if (count >= 16) return S::store(p, x);
+    float part[16];
+    S::store(part, x);
+    std::memcpy(p, part, count * sizeof(float));
+}
+
+void rmsnorm(const float* x, const float* weight, float eps, int size, float* out) {
+    F squares = S::zero();
+    for (int i = 0; i < size; i += 16) {
+        const F v = load_part(x + i, size - i);
+        squares = S::fma(v, v, squares);
+    }
+    const F scale = S::set(1.0f / std::sqrt(S::sum(squares) / (float)size + eps));
+    for (int i = 0; i < size; i += 16)
+        store_part(out + i, S::mul(S::mul(load_part(x + i, size - i), scale), load_part(weight + i, size - i)), size - i);
+}
+
+// `size` floats to int8, `padded` of them (a multiple of 32); gives their scale, and their sum. What is not finite gives
+// a scale of NaN, for a wrong number must not look like a right one.
+float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) {
+    I largest = S::set_int(0);
+    for (int i = 0; i < size; i += 16) largest = S::max_int(largest, S::magnitude(load_part(x + i, size - i)));
+    const int32_t bits = S::maximum_int(largest);
+    const float amax = number(&bits);
+    const float scale = amax / 127, inverse = amax > 0 ? 127 / amax : 0;
+    I total = S::set_int(0);
+    const F factor = S::set(std::isfinite(inverse) ? inverse : 0);
+    for (int i = 0; i < padded; i += 16) {
+        const I q = i < size ? S::round(S::mul(load_part(x + i, size - i), factor)) : S::set_int(0);
+        total = S::add_int(total, q);
+        S::store_int8(out + i, q);
+    }
+    *sum = S::sum_int(total);
+    return bits >= 0x7f800000 ? NAN : std::isfinite(inverse) ? scale : 0;
+}
+
+void convert(const float* x, int size, const Rows& rows, int t) {
+    uint8_t* data = rows.data + t * rows.stride;
+    switch (rows.form) {
+        case Form::f32: std::memcpy(data, x, size * sizeof(float)); break;
+        case Form::bf16:
+            for (int i = 0; i < size; i += 16) S::store_bf16((uint16_t*)data + i, load_part(x + i, size - i));
+            break;
+        case Form::int8:
+            rows.scale[t] = quantize(x, size, (size + kGroup - 1) / kGroup * kGroup, (int8_t*)data, rows.sum + t);
+            break;
+        case Form::q8:
+            for (int g = 0; g < rows.groups; ++g) {
+                const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
+                const size_t index = (size_t)t * rows.groups + g;
+                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index);
+            }
+    }
+}
+
+void rope(float* x, int heads, int head_dim, const float* cos, const float* sin) {
+    const int half = head_dim / 2;
+    for (int h = 0; h < heads; ++h, x += head_dim)
+        for (int i = 0; i < half; ++i) {
+            const float a = x[i], b = x[i + half];
+            x[i] = a * cos[i] - b * sin[i];
+            x[i + half] = b * cos[i] + a * sin[i];
+        }
+}
+
+#include "attention.inl"
+
+}  // namespace
+
+#define PRONK_KERNELS(function, text)                                                                            \
+    const pronk::Kernels* pronk::function() {                                                                    \
+        static constexpr Kernels table{text, kRows, matmul, rmsnorm, convert, rope, store_kv, attention};        \
+        return &table;                                                                                           \
+    }

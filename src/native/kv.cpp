@@ -1,0 +1,45 @@
+#include <cstring>
+
+#include "model.h"
+
+namespace pronk {
+
+KVLayout kv_layout(KVType type, int head_dim) {
+    const size_t element = type == KVType::f32 ? 4 : type == KVType::int8 ? 1 : 2;
+    const size_t scales = type == KVType::int8 ? kKVBlock * sizeof(float) : 0;
+    const size_t pairs = type == KVType::bf16 ? 2 : 1;  // key dimensions come in pairs
+    const size_t dims = (head_dim + pairs - 1) / pairs * pairs;
+    const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
+    return {type, head_dim, dims * kKVBlock * element + scales, padded * kKVBlock * element + scales};
+}
+
+size_t attention_scratch(int head_dim) {
+    constexpr size_t rows = 6;
+    const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
+    return rows * (2 * kSpan + 3 * padded);
+}
+
+KV::KV(const Config& config, int layers, KVType type, int64_t num_blocks)
+    : layout(kv_layout(type, config.head_dim)),
+      layers_(layers),
+      heads_(config.num_key_value_heads),
+      head_bytes_(layout.keys_bytes + layout.values_bytes),
+      block_bytes_(head_bytes_ * heads_ * layers) {
+    resize(num_blocks);
+}
+
+void KV::resize(int64_t num_blocks) {
+    if (num_blocks <= num_blocks_) return;
+    Arena larger;
+    uint8_t* data = larger.allocate(num_blocks * block_bytes_);
+    if (num_blocks_) std::memcpy(data, at(0, 0), num_blocks_ * block_bytes_);
+    memory_ = std::move(larger), data_ = data, num_blocks_ = num_blocks;
+}
+
+void KV::copy(int64_t source, int64_t destination) {
+    if (source != destination) std::memcpy(data_ + destination * block_bytes_, data_ + source * block_bytes_, block_bytes_);
+}
+
+uint8_t* KV::at(int layer, int head) { return data_ + ((size_t)(layer % layers_) * heads_ + head) * head_bytes_; }
+
+}  // namespace pronk

@@ -1,0 +1,93 @@
+// 16 rows in a 512-bit register. Compiled three times: plain (Skylake), with VNNI (Ice Lake), with BF16 (Zen 4).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+#define PRONK_INLINE static inline __attribute__((always_inline))
+
+struct Simd {
+    using F = __m512;     // 16 floats
+    using I = __m512i;    // 16 int32
+    using Bytes = __m512i;  // [16 rows][4]
+    using Pairs = __m512i;  // [16 rows][2] bfloat16
+    static constexpr int registers = 32, registers_per_vector = 1;
+
+    PRONK_INLINE F zero() { return _mm512_setzero_ps(); }
+    PRONK_INLINE F set(float x) { return _mm512_set1_ps(x); }
+    PRONK_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+    PRONK_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    PRONK_INLINE F load_f16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+    PRONK_INLINE F load_int8(const void* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+    }
+    PRONK_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    PRONK_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+    PRONK_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    PRONK_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    PRONK_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+    PRONK_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+    PRONK_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), value);
+    }
+    PRONK_INLINE float sum(F x) { return _mm512_reduce_add_ps(x); }
+    PRONK_INLINE float maximum(F x) { return _mm512_reduce_max_ps(x); }
+
+    PRONK_INLINE I set_int(int32_t x) { return _mm512_set1_epi32(x); }
+    PRONK_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+    PRONK_INLINE I round(F x) { return _mm512_cvtps_epi32(x); }  // to nearest even
+    PRONK_INLINE F power_of_two(I n) {                           // 2^n of normal floats
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+    }
+    PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
+        return _mm512_and_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+    }
+    PRONK_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
+    PRONK_INLINE int32_t maximum_int(I x) { return _mm512_reduce_max_epi32(x); }
+    PRONK_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+    PRONK_INLINE int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
+    PRONK_INLINE void store_int8(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x)); }
+
+    PRONK_INLINE Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+    PRONK_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+    PRONK_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+    // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
+    PRONK_INLINE I dot4(I acc, Bytes w, I x) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, w, x);
+#else
+        // vpmaddubsw would saturate; sums of pairs of 16-bit products do not.
+        const I even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);
+        const I x_even = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8), x_odd = _mm512_srai_epi16(x, 8);
+        acc = _mm512_add_epi32(acc, _mm512_madd_epi16(even, x_even));
+        return _mm512_add_epi32(acc, _mm512_madd_epi16(odd, x_odd));
+#endif
+    }
+
+    PRONK_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
+    // acc[row] += w[row][0] x[0] + w[row][1] x[1]
+    PRONK_INLINE F dot2(F acc, Pairs w, I x) {
+#ifdef __AVX512BF16__
+        return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x);
+#else
+        const I high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+        acc = fma(_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), acc);
+        return fma(_mm512_castsi512_ps(_mm512_and_si512(w, high)), _mm512_castsi512_ps(_mm512_and_si512(x, high)), acc);
+#endif
+    }
+    PRONK_INLINE void store_f16(uint16_t* p, F x) {
+        _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+    PRONK_INLINE void store_bf16(uint16_t* p, F x) {  // to nearest even; NaN stays NaN
+        const I bits = _mm512_castps_si512(x), lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set_int(1));
+        I rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(lsb, set_int(0x7fff))), 16);
+        rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), set_int(0x7fc0));
+        _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+    }
+};
+
+}  // namespace
