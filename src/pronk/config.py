@@ -6,12 +6,13 @@ nobody here has heard of, unless its value switches it off.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
+from pronk import rope_scaling as rope_scalings
 from pronk.errors import BadFile, Unsupported, short
+from pronk.rope_scaling import LONGEST_CONTEXT, RopeScaling, number
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
@@ -24,7 +25,7 @@ _LIMITS = {
     "num_attention_heads": 1 << 14,
     "num_key_value_heads": 1 << 14,
     "head_dim": 1 << 14,
-    "max_position_embeddings": 1 << 30,
+    "max_position_embeddings": LONGEST_CONTEXT,
 }
 
 # Keys of a config.json that do not reach the logits of one forward pass; the last three lines are settings of
@@ -52,29 +53,6 @@ _INERT: dict[str, tuple[object, ...]] = {
 
 # Where MistralConfig's default is not LlamaConfig's, the key must be there.
 _REQUIRED_OF_MISTRAL = ("num_key_value_heads", "max_position_embeddings", "sliding_window")
-
-_ROPE_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "factors": ("factors",),
-}
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than those trained on.
-
-    `factors` divides each of the head_dim / 2 frequencies by a number of its own (GGUF's `rope_freqs.weight`).
-    """
-
-    rope_type: Literal["linear", "dynamic", "llama3", "factors"]
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
-    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +92,7 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")
         if self.rope_scaling:
-            _check_rope_scaling(self.rope_scaling, self.head_dim)
+            rope_scalings.check(self.rope_scaling, self.head_dim)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, path: str = "config.json") -> ModelConfig:
@@ -154,7 +132,7 @@ class ModelConfig:
         raw.update({f.name: getattr(self, f.name) for f in fields(self)})
         eos = raw.pop("eos_token_ids")
         raw["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
-        raw["rope_scaling"] = self.rope_scaling and _rope_scaling_to_dict(self.rope_scaling)
+        raw["rope_scaling"] = self.rope_scaling and rope_scalings.to_dict(self.rope_scaling)
         return raw
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -235,8 +213,8 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, dict):
         raise ValueError(f"rope_scaling must be an object, not {short(rope)}")
     rope = {key: value for key, value in rope.items() if value is not None}
-    theta = _number(config, "rope_theta", 10000.0)
-    theta = _number(rope, "rope_theta", theta)
+    theta = number(config, "rope_theta", 10000.0)
+    theta = number(rope, "rope_theta", theta)
     context = integer("max_position_embeddings", 2048)
 
     eos = config.pop("eos_token_id", -1)
@@ -253,9 +231,9 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": integer("num_key_value_heads", heads),
         "head_dim": integer("head_dim", hidden // heads),
         "max_position_embeddings": context,
-        "rms_norm_eps": _number(config, "rms_norm_eps", 1e-6),
+        "rms_norm_eps": number(config, "rms_norm_eps", 1e-6),
         "rope_theta": theta,
-        "rope_scaling": _parse_rope_scaling(rope, context),
+        "rope_scaling": rope_scalings.parse(rope, context),
         "attention_bias": boolean("attention_bias"),
         "mlp_bias": boolean("mlp_bias"),
         "tie_word_embeddings": boolean("tie_word_embeddings"),
@@ -263,63 +241,6 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
         "eos_token_ids": tuple(eos),
         "pad_token_id": token("pad_token_id"),
     }
-
-
-def _number(source: dict[str, Any], key: str, default: float | None = None) -> float:
-    value = source.pop(key) if default is None else source.pop(key, default)
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{key} must be a finite number, not {short(value)}")
-    return float(value)
-
-
-def _parse_rope_scaling(rope: dict[str, Any], context: int) -> RopeScaling | None:
-    old_name = rope.pop("type", "default")
-    rope_type = rope.pop("rope_type", old_name)
-    if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
-        raise Unsupported(f"rope_scaling type {short(rope_type)} is not supported; linear, dynamic and llama3 are")
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise Unsupported("rope_scaling partial_rotary_factor is not supported")
-    original = rope.get("original_max_position_embeddings", context)
-    if type(original) is not int or original < 1:
-        raise ValueError(f"original_max_position_embeddings must be a positive whole number, not {short(original)}")
-    if rope_type != "llama3":
-        rope.pop("original_max_position_embeddings", None)
-        if rope_type == "dynamic" and original != context:  # transformers stretches from max_position_embeddings on
-            raise Unsupported("rope_scaling dynamic with an original_max_position_embeddings of its own")
-    if strange := rope.keys() - set(_ROPE_KEYS[rope_type]):
-        raise Unsupported(f"rope_scaling key {short(min(strange))} is not supported in type {rope_type}")
-    if missing := [key for key in _ROPE_KEYS[rope_type] if key not in rope]:
-        raise ValueError(f"rope_scaling of type {rope_type} needs {missing[0]}")
-    if rope_type == "default":
-        return None
-    if rope_type == "factors":
-        factors = rope["factors"]
-        if not isinstance(factors, list | tuple) or any(type(f) not in (int, float) for f in factors):
-            raise ValueError("rope_scaling factors must be a list of numbers")
-        return RopeScaling("factors", factors=tuple(map(float, factors)))
-    factor = _number(rope, "factor")
-    if rope_type == "llama3":
-        low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
-        return RopeScaling("llama3", factor, low, high, original)
-    return RopeScaling("linear" if rope_type == "linear" else "dynamic", factor)
-
-
-def _check_rope_scaling(rope: RopeScaling, head_dim: int) -> None:
-    numbers = (rope.factor, rope.low_freq_factor, rope.high_freq_factor, *rope.factors)
-    if not all(0 < x <= 1e6 for x in numbers):
-        raise ValueError("rope_scaling factors must be positive numbers up to a million")
-    original = rope.original_max_position_embeddings
-    if rope.rope_type == "llama3" and not 1 <= (original or 0) <= _LIMITS["max_position_embeddings"]:
-        raise ValueError(f"rope_scaling original_max_position_embeddings is out of range: {original!r}")
-    if rope.rope_type == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
-        raise ValueError("rope_scaling low_freq_factor must lie under high_freq_factor")
-    if rope.rope_type == "factors" and len(rope.factors) != head_dim // 2:
-        raise ValueError(f"rope_scaling needs head_dim / 2 = {head_dim // 2} factors, not {len(rope.factors)}")
-
-
-def _rope_scaling_to_dict(rope: RopeScaling) -> dict[str, Any]:
-    keys = _ROPE_KEYS[rope.rope_type]
-    return {"rope_type": rope.rope_type} | {key: getattr(rope, key) for key in keys}
 
 
 def _switched_off(key: str, value: object) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.config import ModelConfig, RopeScaling
+from pronk.config import ModelConfig
+from pronk.rope_scaling import RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig, ctx_size: int | None = None) -> NDArray[np.float64]:

@@ -21,9 +21,10 @@ from pronk.checkpoint.gguf_file import MAGIC, GgufFile, TensorInfo, open_file
 from pronk.checkpoint.mapped import first_bytes
 from pronk.checkpoint.names import gguf_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors
-from pronk.config import ModelConfig, RopeScaling
+from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported
 from pronk.rope import by_name
+from pronk.rope_scaling import RopeScaling
 from pronk.vocabulary import TokenizerSource
 
 ROPE_FREQS = "rope_freqs.weight"

@@ -21,8 +21,9 @@ from pronk import strict_json, tokenizer_files
 from pronk.checkpoint import weight_file
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
-from pronk.config import ModelConfig, RopeScaling
+from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported, short
+from pronk.rope_scaling import RopeScaling
 from pronk.vocabulary import TokenizerSource
 
 _SHARD = re.compile(r"consolidated\.([0-9]{2})\.pth")
