@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from pronk.errors import BadFile, PronkError
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.hf_checks import check_added
 from pronk.vocabulary import TokenType, Vocabulary
 
 
@@ -71,7 +72,10 @@ class HfTokenizer(Tokenizer):
         # The library keeps this choice in the tokenizer, so another thread must not change it meanwhile.
         with self._lock, panics_as(PronkError("the tokenizers library failed on this text")):
             self._library.encode_special_tokens = not special
-            return list(self._library.encode(text, add_special_tokens=False).ids)
+            try:
+                return list(self._library.encode(text, add_special_tokens=False).ids)
+            except Exception as error:  # the library raises plain Exception, as for a character without a token
+                raise PronkError(f"the tokenizer cannot encode this text: {error}") from None
 
     def _token_bytes(self, token: int) -> bytes:
         return self._spell(token)
@@ -93,6 +97,7 @@ def library_of(path: Path, v: Vocabulary) -> Library:
     library = Library(model)
     library.pre_tokenizer = pre_tokenizers.build(v.pre)
     hidden, own = _ids_of(v, *_HIDDEN), _ids_of(v, TokenType.USER_DEFINED)
+    check_added(path, (v.tokens[i] for i in (*hidden, *own)))
     library.add_special_tokens([AddedToken(v.tokens[i], special=True, normalized=False) for i in hidden])
     library.add_tokens([AddedToken(v.tokens[i], special=False, normalized=False) for i in own])
     return library

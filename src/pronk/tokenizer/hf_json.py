@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from pronk import tokenizer_json
 from pronk.errors import BadFile, Unsupported
-from pronk.tokenizer import pre_tokenizers
+from pronk.tokenizer import hf_checks, pre_tokenizers
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, end_ids
 from pronk.tokenizer.hf import HfTokenizer, panics_as, unvisible
@@ -34,6 +34,7 @@ def load(
     data = read_whole(path, tokenizer_json.MAX_BYTES)
     raw = tokenizer_json.parse(path, data)
     tokens = tokenizer_json.tokens(path, raw)
+    hf_checks.check(path, raw)
     added = {token["id"]: bool(token.get("special")) for token in raw.get("added_tokens") or ()}
     spell, strips = _decoder(path, raw.get("decoder"), tokens, frozenset(added))
     library = _library(path, data)

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import settings as named
+from pronk.tokenizer.charsmap import check_charsmap
 from pronk.tokenizer.spm import SPACE, SpmRules, SpmTokenizer
 from pronk.tokenizer_files import protobuf_fields, read_whole, sentencepiece_fields
 from pronk.vocabulary import TokenType, Vocabulary
@@ -82,7 +81,7 @@ def parse(path: Path, data: bytes) -> tuple[Vocabulary, SpmRules]:
     charsmap = normalizer.get(2, b"")
     charsmap = charsmap if isinstance(charsmap, bytes) else b""
     if charsmap:
-        _check_charsmap(path, charsmap)
+        check_charsmap(path, charsmap)
 
     def special(number: int, default: int) -> int | None:
         value = _integer(path, trainer, number, default)
@@ -133,28 +132,6 @@ def _integer(path: Path, fields: Mapping[int, int | bytes], number: int, default
     if isinstance(value, bytes):
         raise BadFile(path, "bytes where a number should be", field=f"specification field {number}")
     return value
-
-
-def _check_charsmap(path: Path, charsmap: bytes) -> None:
-    """The library walks this double-array trie unchecked: every step from every unit must stay inside it.
-
-    uint32 size of the trie, uint32 units (darts-clone's layout), then the replacement strings, each closed by NUL.
-    """
-    field = "normalizer_spec.precompiled_charsmap"
-    size = struct.unpack_from("<I", charsmap)[0] if len(charsmap) >= 4 else 0
-    if size < 1024 or size % 1024 or size > len(charsmap) - 4:
-        raise BadFile(path, f"a trie of {size} bytes does not fit", field=field)
-    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
-    strings = charsmap[4 + size :]
-    # A unit's children lie at base ^ label; blocks hold 256 units, so the base alone decides whether they are inside.
-    base = np.arange(len(units)) ^ ((units >> 10) << ((units & (1 << 9)) >> 6))
-    is_node = units >> 31 == 0
-    is_node[0] = True  # the walk starts there without looking
-    if (base[is_node] >= len(units)).any() or strings[-1:] != b"\0":
-        raise BadFile(path, "a trie that leads outside itself", field=field)
-    values = units[base[is_node & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
-    if (values >= len(strings)).any():
-        raise BadFile(path, "a trie that leads outside its strings", field=field)
 
 
 def _with_added_tokens(path: Path, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
