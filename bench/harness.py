@@ -75,9 +75,15 @@ def commit() -> str:
         return "unknown"
 
 
-def save(program: str, results: dict[str, Any]) -> Path:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{program}.json"
+def steal_s() -> float:
+    """Seconds of processor time that the host gave to others since it started, all cores together."""
+    cpu = next((line.split() for line in _lines("/proc/stat") if line.startswith("cpu ")), [])
+    return int(cpu[8]) / os.sysconf("SC_CLK_TCK") if len(cpu) > 8 else 0.0
+
+
+def save(program: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{program}.json"
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     path.write_text(json.dumps({"program": program, "when": when, "commit": commit(), **results}, indent=1) + "\n")
     return path

@@ -1,0 +1,92 @@
+"""pronk, measured from outside: `LLM.stream` and `LLM.generate`, sampling, scheduler and text included."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from typing import Any
+
+import numpy as np
+from pipe import memory_mb, serve
+
+import pronk
+from pronk import checkpoint, tokenizer
+
+
+class Pronk:
+    def load(self, path: str, engine: str, quantize: str, threads: int) -> dict[str, Any]:
+        options: dict[str, Any] = {"threads": threads}
+        if engine == "torch":  # it has no block formats: what is not bf16 runs in f32
+            options |= {"device": "cpu", "dtype": "bf16" if quantize == "bf16" else "f32"}
+            if "engine" in inspect.signature(pronk.load).parameters:
+                options["engine"] = "torch"
+        else:
+            options |= {"engine": engine, "quantize": quantize}
+        self.llm = pronk.load(path, **options)
+        config = self.llm.config
+        return {
+            "name": f"pronk {pronk.__version__}",
+            "options": options,
+            "load_s": self.llm.load_s,
+            "vocab_size": config.vocab_size,
+            "kv_elements_a_token": 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
+            "memory_mb": memory_mb(),
+        }
+
+    def prepare(self, ctx: int, sequences: int) -> None:
+        """Nothing: every call makes the KV cache it needs, and that is part of what is timed."""
+
+    def prefill(self, ids: list[int]) -> float:
+        """Seconds from the call to the first token."""
+        begun = time.perf_counter()
+        for _ in self.llm.stream(ids, max_new_tokens=1, ignore_eos=True):
+            return time.perf_counter() - begun
+        raise RuntimeError("no token came")
+
+    def decode(self, ids: list[int], new: int) -> dict[str, Any]:
+        """The seconds from the first token to the last, and the tokens."""
+        first, last, tokens = 0.0, 0.0, []
+        for chunk in self.llm.stream(ids, max_new_tokens=new, ignore_eos=True):
+            last = time.perf_counter()
+            first = first or last
+            tokens.append(chunk.token)
+        assert len(tokens) == new
+        return {"seconds": last - first, "tokens": tokens}
+
+    def decode_batch(self, prompts: list[list[int]], new: int) -> float:
+        """Seconds from the first sequence's first token to the last one's last, when all have `new` tokens."""
+        done = self.llm.generate(prompts, max_new_tokens=new, ignore_eos=True)
+        assert all(len(one.tokens) == new for one in done)
+        stats = [one.stats for one in done]
+        ends = [s.ttft_s + (s.new_tokens - 1) / s.decode_tok_s for s in stats]
+        return max(ends) - min(s.ttft_s for s in stats)
+
+    def logits(self, ids: list[int], rows: list[int], out: str) -> None:
+        """Rows `rows[0]:rows[1]` of the logits, as a .npy file."""
+        np.save(out, self.llm.logits(ids)[slice(*rows)])
+
+    def memory(self) -> dict[str, float]:
+        return memory_mb()
+
+    def encode(self, path: str, text: str) -> list[int]:
+        """The tokens of a text; needs no loaded model."""
+        source = checkpoint.open(path).tokenizer
+        assert source, f"{path} has no tokenizer"
+        return tokenizer.load(source).encode(text, bos=False)
+
+    def stored_bytes(self, path: str) -> dict[str, int]:
+        """Of a file, without loading it: what one decoding step must read of it, and how many weights that is."""
+        opened = checkpoint.open(path)
+        tensors = dict(opened.tensors)
+        if not opened.config.tie_word_embeddings:
+            del tensors["model.embed_tokens.weight"]  # one row of it
+        return {
+            "read_bytes": sum(t.nbytes for t in tensors.values()),
+            "weights": sum(math.prod(t.shape) for t in tensors.values()),
+            "rows": sum(t.shape[0] for t in tensors.values() if len(t.shape) == 2),
+        }
+
+
+if __name__ == "__main__":
+    serve(Pronk())
