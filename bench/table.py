@@ -1,0 +1,141 @@
+"""README's tables, made from results/*.json: each stands between a line that names it and one that ends it.
+
+    python bench/table.py            # write them
+    python bench/table.py --check    # exit 1, and say which, where README has anything else
+
+A table whose results are absent is empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+
+NAMES = {
+    "smollm2-135m": "SmolLM2-135M",
+    "random-1.1b": "1.1B",
+    "ctranslate2": "CTranslate2",
+    "openvino": "OpenVINO GenAI",
+}
+_BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+
+
+def vs_transformers(results: dict[str, Any]) -> str:
+    lengths = {"prefill": results["settings"]["prefill_tokens"], "decode": 128}
+    rows = []
+    for dtype, measured in results["measured"].items():
+        for task, length in lengths.items():
+            rates, peer = measured[task]["tok_s"], measured[task]["peer"]
+            cells = (_rate(rates["pronk"]), _rate(rates[peer]), _ratio(measured[task]["ratio"]))
+            rows.append([f"{task} {length}, {dtype}", *cells])
+    peaks = [measured["peak_rss_mb"] for measured in results["measured"].values()]
+    memory = (" / ".join(f"{peak[side]:.0f}" for peak in peaks) + " MB" for side in ("pronk", "transformers"))
+    rows.append([f"peak memory, {' / '.join(results['measured'])}", *memory, ""])
+    return harness.table(("tokens/s (medians)", "pronk", "transformers", "ratio, the median of each round's"), rows)
+
+
+def vs_llama_cpp(results: dict[str, Any]) -> str:
+    sizes = results["settings"]["sizes"]
+    rows = []
+    for model, formats in results["measured"].items():
+        for name, measured in formats.items():
+            for task, taken in measured["tasks"].items():
+                what = f"{NAMES[model]}, {name} vs {measured['theirs']}, {_task(task, sizes)}"
+                read = taken.get("read", {})
+                shares = " / ".join(f"{read[side]['share_of_ceiling']:.0%}" for side in ("pronk", "llama.cpp") if read)
+                rows.append([what, *_beside(taken, "llama.cpp"), shares])
+    header = ("tokens/s (medians)", "pronk", "llama.cpp", "ratio", "goal", "peak memory, MB", "of the read ceiling")
+    return harness.table(header, rows)
+
+
+def vs_ctranslate2(results: dict[str, Any]) -> str:
+    sizes = results["settings"]["sizes"]
+    rows = [
+        [f"int8 vs {NAMES[peer]}, {_task(task, sizes)}", *_beside(taken, peer)]
+        for peer, measured in results["measured"].items()
+        for task, taken in measured["tasks"].items()
+    ]
+    return harness.table(("tokens/s (medians)", "pronk", "peer", "ratio", "goal", "peak memory, MB"), rows)
+
+
+def quality(results: dict[str, Any]) -> str:
+    rows = [
+        [name, f"{found['mean_kld']:.6f} ± {found['standard_error']:.6f}", f"{found['top1']:.1%}"]
+        for name, found in results["measured"].items()
+        if name != "reference"
+    ]
+    return harness.table(("against f32", "mean KL divergence", "top-1 agreement"), rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    function.__name__: function for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, quality)
+}
+
+
+def fill(text: str, results: Path) -> tuple[str, list[str]]:
+    """`text` with its tables as the results have them, and the names of those that differed."""
+    changed = []
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise SystemExit(f"there is no table named {name!r}; there are {', '.join(TABLES)}")
+        path = results / f"{name}.json"
+        table = TABLES[name](json.loads(path.read_text(encoding="utf-8"))) + "\n" if path.exists() else ""
+        new = match["begin"] + table + match["end"]
+        if new != match[0]:
+            changed.append(name)
+        return new
+
+    return _BLOCK.sub(block, text), changed
+
+
+def _beside(taken: dict[str, Any], peer: str) -> list[str]:
+    rates, memory = taken["tok_s"], taken["peak_rss_mb"]
+    goal = f"{taken['goal']:g}" if taken["goal"] else ""
+    cells = [_rate(rates["pronk"]), _rate(rates[peer]), _ratio(taken["ratio"]), goal]
+    return [*cells, f"{memory['pronk']:.0f} / {memory[peer]:.0f}"]
+
+
+def _task(task: str, sizes: dict[str, int]) -> str:
+    return {
+        "prefill": f"prefill {sizes['prefill']}",
+        "long": f"prefill {sizes['long']}",
+        "decode": f"decode {sizes['new']}",
+        "batch": f"decode {sizes['new']}, {sizes['sequences']} at once",
+    }[task]
+
+
+def _rate(values: dict[str, float]) -> str:
+    median = values["median"]
+    return f"{median:.0f}" if median >= 100 else f"{median:.1f}"
+
+
+def _ratio(values: dict[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--readme", type=Path, default=harness.ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    options = parser.parse_args()
+    text = options.readme.read_text(encoding="utf-8")
+    filled, changed = fill(text, options.results)
+    if options.check and changed:
+        sys.exit(f"{options.readme}: not as the results have it: {', '.join(changed)}; run python bench/table.py")
+    if changed and not options.check:
+        options.readme.write_text(filled, encoding="utf-8")
+        harness.say(f"{options.readme}: {', '.join(changed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What the figures rest on: turns, prompts, divergences, and README's tables, which are those of the results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pronk import checkpoint, tokenizer
+from pronk.config import ModelConfig
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a program of bench/ by its name."""
+    monkeypatch.syspath_prepend(str(BENCH))
+
+    def program(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return program
+
+
+def test_tables_are_those_of_the_results() -> None:
+    subprocess.run([sys.executable, str(BENCH / "table.py"), "--check"], check=True)
+
+
+def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- table: quality -->\n| by hand |\n<!-- end of table -->\nafter\n")
+    found = {"mean_kld": 0.001, "standard_error": 0.0001, "top1": 0.955}
+    (tmp_path / "quality.json").write_text(json.dumps({"measured": {"reference": found, "pronk q8": found}}))
+    command = [sys.executable, str(BENCH / "table.py"), "--readme", str(readme), "--results", str(tmp_path)]
+    checked = subprocess.run([*command, "--check"], capture_output=True, text=True)
+    assert checked.returncode == 1
+    assert "quality" in checked.stderr
+    subprocess.run(command, check=True, capture_output=True)
+    assert "| pronk q8    | 0.001000 ± 0.000100 |           95.5% |" in readme.read_text()
+    assert "by hand" not in readme.read_text()
+    subprocess.run([*command, "--check"], check=True)
+
+
+def test_nobody_always_goes_first(bench: Any) -> None:
+    turns: list[str] = []
+    sides = {name: (lambda name=name: turns.append(name) or float(len(turns))) for name in "AB"}
+    taken = bench("harness").interleave(sides, rounds=3)
+    assert "".join(turns) == "AB" + "AB" + "BA" + "AB"
+    assert taken == {"A": [3.0, 6.0, 7.0], "B": [4.0, 5.0, 8.0]}
+
+
+class FakeSide:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def prepare(self, **room: int) -> None: ...
+
+    def prefill(self, ids: list[int]) -> float:
+        self.seen.append(tuple(ids))
+        return 0.5
+
+    def decode_batch(self, prompts: list[list[int]], new: int) -> float:
+        self.seen.append(tuple(map(tuple, prompts)))
+        return 2.0
+
+    def memory(self) -> dict[str, float]:
+        return {"peak": 1.0}
+
+
+@pytest.mark.parametrize(("task", "rate"), [("prefill", 64 / 0.5), ("batch", 4 * 15 / 2.0)])
+def test_both_sides_get_the_same_prompts_and_never_one_twice(bench: Any, task: str, rate: float) -> None:
+    tasks, ours, theirs = bench("tasks"), FakeSide(), FakeSide()
+    found = tasks.measure(task, ours, theirs, "peer", 1000, tasks.QUICK, rounds=3)
+    assert ours.seen == theirs.seen
+    assert len(set(ours.seen)) == 4  # the warm-up is a round too
+    assert found["tok_s"]["pronk"]["median"] == rate
+    assert found["ratio"]["median"] == 1.0
+
+
+def test_a_side_answers_and_its_errors_arrive(bench: Any, tmp_path: Path) -> None:
+    pipe = bench("sides.pipe")
+    (tmp_path / "echo.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(BENCH / 'sides')!r})\nfrom pipe import serve\n"
+        "class Echo:\n    def double(self, number):\n        print('noise')\n        return 2 * number\nserve(Echo())\n"
+    )
+    with pipe.Side(str(tmp_path / "echo")) as side:
+        assert side.double(number=21) == 42
+        with pytest.raises(pipe.SideError, match="unsupported operand"):
+            side.double(number=None)
+        assert side.double(number=1) == 2
+
+
+def test_divergence_agreement_and_perplexity(bench: Any) -> None:
+    quality = bench("quality")
+    true, own = np.log([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]), np.log([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])
+    tally = quality.Tally()
+    tally.add(quality.log_softmax(true.astype(np.float32) + 7), quality.log_softmax(own.astype(np.float32)), [1, 2])
+    found = tally.summary()
+    by_hand = 0.5 * np.log(2) + 0.3 * np.log(0.6) + 0.2 * np.log(0.8)
+    assert found["mean_kld"] == pytest.approx(by_hand / 2, rel=1e-5)
+    assert found["top1"] == 0.5
+    assert found["perplexity"] == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)
+
+
+def test_windows_are_spread_over_the_text(bench: Any) -> None:
+    quality = bench("quality")
+    ids = list(range(512 * 10 + 1))
+    assert [window[0] for window in quality.windows(ids, 5)] == [0, 1024, 2048, 3072, 4096]
+    assert {len(window) for window in quality.windows(ids, 50)} == {513}
+    assert len(quality.windows(ids, 50)) == 10
+
+
+def test_random_models_are_models(bench: Any, tmp_path: Path) -> None:
+    random_model = bench("random_model")
+    config = ModelConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, bos_token_id=1, eos_token_ids=(2,),
+    )  # fmt: skip
+    for name in ("a.gguf", "b.gguf"):
+        random_model.write_random(tmp_path / name, config, seed=3)
+    assert (tmp_path / "a.gguf").read_bytes()[-4096:] == (tmp_path / "b.gguf").read_bytes()[-4096:]
+    opened = checkpoint.open(tmp_path / "a.gguf")
+    weights = opened.tensors["model.layers.0.self_attn.q_proj.weight"].read().astype(np.float32)
+    assert weights.std() == pytest.approx(0.02, rel=0.1)
+    assert opened.tokenizer
+    assert tokenizer.load(opened.tokenizer).decode([259, 260]).strip() == "w0 w1"
