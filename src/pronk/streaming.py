@@ -9,7 +9,7 @@ from pronk.generation import Chunk, Stopwatch
 from pronk.stopping import StopStrings
 
 if TYPE_CHECKING:
-    from pronk.engine.scheduler import Event
+    from pronk.engine.events import Event
     from pronk.tokenizer import Tokenizer
 
 

@@ -6,7 +6,7 @@ trips an assertion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -52,6 +52,12 @@ def alone(
     return tokens[len(prompt) :], "length"
 
 
+def habitual_logits(tokens: tuple[int, ...], vocab_size: int) -> NDArray[np.float32]:
+    """Those of a model that often repeats itself: the last token decides more than all that came before."""
+    whole = prefix_logits(tokens, vocab_size)
+    return prefix_logits(tokens[-1:], vocab_size) * np.float32(3) + whole * np.float32(0.5)
+
+
 class MockKV:
     """Tokens and their positions in place of keys and values."""
 
@@ -74,8 +80,14 @@ class MockKV:
 
 
 class MockBackend:
-    def __init__(self, vocab_size: int = 50, ctx_size: int = 1000, kv_type: type[MockKV] = MockKV) -> None:
-        self.config = tiny_config(vocab_size=vocab_size)
+    def __init__(
+        self,
+        vocab_size: int = 50,
+        ctx_size: int = 1000,
+        kv_type: type[MockKV] = MockKV,
+        logits: Callable[[tuple[int, ...], int], NDArray[np.float32]] = prefix_logits,
+    ) -> None:
+        self.config, self.logits = tiny_config(vocab_size=vocab_size), logits
         self.ctx_size = ctx_size
         self.kv_type = kv_type
         self.batches: list[Batch] = []
@@ -107,5 +119,5 @@ class MockBackend:
             for row in range(begin, end):
                 if row in wanted:
                     past = prefix[: int(batch.positions[row]) + 1]
-                    logits.append(prefix_logits(tuple(past.tolist()), self.config.vocab_size))
+                    logits.append(self.logits(tuple(past.tolist()), self.config.vocab_size))
         return np.stack(logits) if logits else np.zeros((0, self.config.vocab_size), np.float32)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mock_backend import MockKV
 
-from pronk.engine.kv_blocks import BlockPool, BlockTable, OutOfBlocks, make_room
+from pronk.engine.kv_blocks import BlockPool, BlockTable, OutOfBlocks
 
 
 class Tables(RuleBasedStateMachine):
@@ -152,22 +152,3 @@ def test_full_blocks_are_shared_and_never_copied() -> None:
     second = first.fork()
     assert first.append(1) == second.append(1) == []
     assert (first.blocks, second.blocks) == ([0, 1], [0, 2])
-
-
-def test_room_is_made_by_doubling_up_to_the_limit() -> None:
-    pool, storage, table = BlockPool(1, 2), MockKV(1, 2), None
-    sizes = []
-    table = BlockTable(pool)
-    while make_room(pool, storage, table.blocks_needed(1), max_blocks=7):
-        table.append(1)
-        sizes.append(storage.num_blocks)
-        assert storage.num_blocks == pool.num_blocks
-    assert sizes == [1] * 2 + [2] * 2 + [4] * 4 + [7] * 6
-    assert not make_room(pool, storage, 1, max_blocks=7)
-    assert make_room(pool, storage, 0, max_blocks=7)
-
-
-def test_room_for_more_than_double_is_made_at_once() -> None:
-    pool, storage = BlockPool(1, 2), MockKV(1, 2)
-    assert make_room(pool, storage, 5, max_blocks=100)
-    assert (pool.num_blocks, storage.num_blocks) == (5, 5)

@@ -41,7 +41,7 @@ def check(events: list[Event], expected: tuple[list[int], str]) -> None:
 
 
 def all_free(scheduler: Scheduler) -> bool:
-    return scheduler._pool.num_free == scheduler._pool.num_blocks
+    return scheduler._kv is None or scheduler._kv.pool.num_free == scheduler._kv.pool.num_blocks
 
 
 def random_workload(seed: int) -> tuple[dict[str, Any], list[tuple[list[int], SamplingParams, int]]]:
@@ -101,7 +101,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(seed: int, cached: boo
     assert not late
     if cached:
         assert max(len(batch.token_ids) for batch in backend.batches) <= limits["max_batch_tokens"]
-        assert scheduler._pool.num_blocks * limits["block_size"] <= (limits["max_kv_tokens"] or 10**9)
+        assert scheduler._kv.pool.num_blocks * limits["block_size"] <= (limits["max_kv_tokens"] or 10**9)
     assert max(len(batch.lengths) for batch in backend.batches) <= limits["max_sequences"]
     counters = scheduler.counters
     assert counters.steps == len(backend.batches)
@@ -153,7 +153,7 @@ def test_samples_share_the_prompt() -> None:
     scheduler = Scheduler(backend, block_size=4)
     scheduler.add(list(range(21)), SamplingParams(max_new_tokens=2, temperature=1.0, n=4), 1)
     scheduler.step()
-    assert scheduler._pool.num_blocks - scheduler._pool.num_free == 6
+    assert scheduler._kv.pool.num_blocks - scheduler._kv.pool.num_free == 6
     events = scheduler.step()
     # Five full blocks in common, and a sixth of each's own, of which three are copies.
     assert [len(batch.token_ids) for batch in backend.batches] == [21, 4]
@@ -320,7 +320,7 @@ def test_the_cache_does_not_grow_beyond_its_need() -> None:
     scheduler = Scheduler(backend, block_size=4)
     scheduler.add([1] * 100, SamplingParams(max_new_tokens=20), 0)
     run(scheduler)
-    assert scheduler._pool.num_blocks <= 2 * 30
+    assert scheduler._kv.pool.num_blocks <= 2 * 30
 
 
 def test_logprobs_come_with_every_token() -> None:

@@ -14,14 +14,12 @@ import numpy as np
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run, Wants
-from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
 from pronk.engine.params import FinishReason, SamplingParams
+from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sampling import Float32, penalize
 from pronk.errors import PronkError
 
-BLOCK_SIZE = 64
 PREFILL_TOKENS = 512  # of one forward pass
-_NO_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,9 @@ def beam_search(
     params: SamplingParams,
     eos_ids: Collection[int] = (),
     cached: bool = True,
+    kv: PrefixCache | None = None,
 ) -> list[Hypothesis]:
-    """The `num_return_sequences` best hypotheses, best first.
+    """The `num_return_sequences` best hypotheses, best first. `kv`: a cache whose texts are reused.
 
     Raises ContextOverflow, BadRequest, and PronkError where the logits are not numbers.
     """
@@ -60,7 +59,7 @@ def beam_search(
     max_new = min(params.max_new_tokens, backend.ctx_size - len(prompt))
     # Enough candidates that the beams can go on even if each of the best ends in every stop token there is.
     width = max(2, 1 + len(stop_ids)) * params.num_beams
-    model = _CachedModel(backend) if cached else _CacheFreeModel(backend)
+    model = _CachedModel(backend, kv or PrefixCache(backend), prompt) if cached else _CacheFreeModel(backend)
     beams, parents = [_Beam(prompt, np.float32(0))], [0]
     finished: list[Hypothesis] = []
     for length in range(1, max_new + 1):
@@ -85,6 +84,7 @@ def beam_search(
         if not going_on or _is_done(finished, going_on[0][1], length, max_new, params):
             break
         parents, beams = [parent for parent, _ in going_on], [beam for _, beam in going_on]
+    model.close()
     return finished[: params.num_return_sequences]
 
 
@@ -131,15 +131,17 @@ class _CacheFreeModel:
         """[beams, V], of what follows each beam."""
         return self._backend.forward(Batch.of(Run(beam.tokens) for beam in beams), None)
 
+    def close(self) -> None:
+        pass
+
 
 class _CachedModel:
-    """Every step computes each beam's missing tokens: the whole prompt at first, then one."""
+    """Every step computes each beam's missing tokens: what is new of the prompt at first, then one."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._pool = BlockPool(4, BLOCK_SIZE)
-        self._storage = backend.new_kv(4, BLOCK_SIZE)
-        self._tables = [BlockTable(self._pool)]
+    def __init__(self, backend: Backend, kv: PrefixCache, prompt: list[int]) -> None:
+        self._backend, self._kv, self._prompt = backend, kv, prompt
+        kv.settled = False  # until everything is given back
+        self._tables = [kv.match(prompt)]
 
     def logits(self, beams: list[_Beam], parents: list[int]) -> Float32:
         """[beams, V], of what follows each beam, which extends beam `parents[i]` of the call before."""
@@ -151,13 +153,21 @@ class _CachedModel:
             self._forward(beams, PREFILL_TOKENS, "none")
         return self._forward(beams, missing, "last")
 
+    def close(self) -> None:
+        """Give every block back; the cache may remember the prompt's."""
+        self._tables[0].truncate(len(self._prompt))
+        self._kv.keep(self._prompt, self._tables[0])
+        for table in self._tables:
+            table.free()
+        self._kv.settled = True
+
     def _forward(self, beams: list[_Beam], count: int, logits: Wants) -> Float32:
         runs, copies = [], []
         for beam, table in zip(beams, self._tables, strict=True):
-            make_room(self._pool, self._storage, table.blocks_needed(count), _NO_LIMIT)
+            self._kv.make_room(table.blocks_needed(count))
             start = table.length
             copies += table.append(count)
             runs.append(Run(beam.tokens[start : start + count], start, list(table.blocks), logits))
         if copies:
-            self._storage.copy(copies)
-        return self._backend.forward(Batch.of(runs), self._storage)
+            self._kv.storage.copy(copies)
+        return self._backend.forward(Batch.of(runs), self._kv.storage)

@@ -6,7 +6,7 @@ samples are tables that name the same blocks of a common past; a table writes in
 
 from __future__ import annotations
 
-from pronk.engine.backend import KVStorage
+from collections.abc import Sequence
 
 
 class OutOfBlocks(Exception):
@@ -72,6 +72,15 @@ class BlockTable:
         self.blocks: list[int] = []
         self.length = 0
 
+    @classmethod
+    def of(cls, pool: BlockPool, blocks: Sequence[int]) -> BlockTable:
+        """A table of full blocks that others name too."""
+        table = cls(pool)
+        for block in blocks:
+            pool.share(block)
+        table.blocks, table.length = list(blocks), len(blocks) * pool.block_size
+        return table
+
     def blocks_needed(self, count: int) -> int:
         """How many free blocks `append(count)` takes."""
         if count == 0:
@@ -123,19 +132,3 @@ class BlockTable:
     def _must_copy(self) -> bool:
         """Whether the next token goes into a block that another table names too."""
         return self.length % self.pool.block_size > 0 and self.pool.references(self.blocks[-1]) > 1
-
-
-def make_room(pool: BlockPool, storage: KVStorage, count: int, max_blocks: int) -> bool:
-    """Whether `count` blocks are free, after growing pool and storage to at most `max_blocks` if that helps.
-
-    The size doubles, so that a sequence of S tokens is moved O(log S) times.
-    """
-    short = count - pool.num_free
-    if short <= 0:
-        return True
-    if pool.num_blocks + short > max_blocks:
-        return False
-    size = min(max(2 * pool.num_blocks, pool.num_blocks + short), max_blocks)
-    storage.resize(size)
-    pool.grow(size - pool.num_blocks)
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pronk.engine.rng import RNGS, Rng, check_seed
 from pronk.errors import BadRequest, ContextOverflow
@@ -24,6 +24,7 @@ _INTEGERS = {"max_new_tokens": 1, "top_k": 0, "n": 1, "num_beams": 1, "num_retur
 _LARGEST = (1 << 31) - 1
 
 FinishReason = Literal["stop", "length"]
+Speculative = Literal["ngram"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    speculative: Speculative | None = None  # guess ahead, from the text so far; the tokens stay the same
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():
@@ -67,6 +69,8 @@ class SamplingParams:
             raise BadRequest(f"rng must be one of {', '.join(RNGS)}, not {self.rng!r}")
         if self.seed is not None:
             check_seed(self.rng, self.seed)
+        if self.speculative not in (None, *get_args(Speculative)):
+            raise BadRequest(f"speculative must be {' or '.join(get_args(Speculative))}, not {self.speculative!r}")
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
@@ -82,6 +86,11 @@ class SamplingParams:
     def samples(self) -> int:
         """How many sequences sampling returns."""
         return max(self.n, self.num_return_sequences)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the tokens so far weigh on the next one."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
@@ -117,7 +126,7 @@ class SamplingParams:
             )
         if self.n > 1:
             raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        sampled = ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop")
+        sampled = ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop", "speculative")
         self._refuse(sampled, f"contradicts num_beams={self.num_beams}")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

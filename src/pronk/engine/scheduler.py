@@ -1,57 +1,23 @@
-"""Continuous batching: which tokens of which sequences make the next forward pass.
-
-Every sequence is a list of tokens, of which the KV cache holds the first so many. What is missing is computed, in
-chunks, and once nothing is missing the logits give the next token. A fresh prompt, a decode step and a preempted
-sequence that must be computed again differ only in how much is missing. Without the cache all of it is, at every step.
+"""Continuous batching: requests in, tokens out, one forward pass at a time. What a pass computes: planner.py.
 
 Not safe to share between threads. Times nothing and knows no text.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run, Wants
-from pronk.engine.kv_blocks import BlockPool, BlockTable, make_room
+from pronk.engine.batch import Batch, Run
+from pronk.engine.events import Counters, Event
 from pronk.engine.params import FinishReason, SamplingParams
+from pronk.engine.planner import Planner
+from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import check_seed, stream
-from pronk.engine.sampling import Float32, Sampled, sample
+from pronk.engine.sampling import Float32, Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
-
-
-@dataclass(frozen=True)
-class Event:
-    """One token of one sample."""
-
-    request: int
-    sample: int  # 0..n-1
-    step: int  # 0 is the first generated token
-    token: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...]
-    finish_reason: FinishReason | None = None  # of the last token alone
-
-    @property
-    def is_stop_token(self) -> bool:
-        """Whether the token is the EOS or stop id that ended the sample, and so no part of the text."""
-        return self.finish_reason == "stop"
-
-
-@dataclass
-class Counters:
-    """What the forward passes did, in tokens."""
-
-    steps: int = 0
-    prefill_tokens: int = 0  # of prompts
-    decode_tokens: int = 0  # the newest token of a sequence
-    recomputed_tokens: int = 0  # computed before and not kept: after preemption, or for want of a cache
-    cached_tokens: int = 0  # prompt tokens that further samples of a request took from the first
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -61,6 +27,9 @@ class Scheduler:
     (None: enough for max_sequences of the full context), which grows on demand. A sequence holds at most
     min(ctx_size, max_kv_tokens) tokens and then ends with "length". Without the cache a forward pass holds at least one
     whole sequence, however long.
+
+    `kv`: a cache to use, whose texts are reused and which remembers those that are run; None makes one that remembers
+    nothing, in blocks of `block_size`.
     """
 
     def __init__(
@@ -70,9 +39,12 @@ class Scheduler:
         cached: bool = True,
         max_batch_tokens: int = 512,
         max_sequences: int = 64,
-        block_size: int = 64,
+        block_size: int = BLOCK_SIZE,
         max_kv_tokens: int | None = None,
+        kv: PrefixCache | None = None,
     ) -> None:
+        if kv is not None:
+            block_size = kv.pool.block_size
         blocks_of_context = -(-backend.ctx_size // block_size) if block_size > 0 else 0
         if max_kv_tokens is None:
             max_kv_tokens = max_sequences * blocks_of_context * block_size
@@ -85,20 +57,13 @@ class Scheduler:
                 raise BadRequest(f"{name} must be at least 1, not {value}")
         if max_kv_tokens < block_size:
             raise BadRequest(f"max_kv_tokens must be at least the block size, {block_size}, not {max_kv_tokens}")
+        max_blocks = max_kv_tokens // block_size
+        if kv is None and cached:
+            kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
         self.counters = Counters()
-        self._backend = backend
-        self._budget = max_batch_tokens
-        # One token for each sequence always fits, so that decoding never waits and prefill never starves.
-        self._max_sequences = min(max_sequences, max_batch_tokens)
-        self._max_blocks = max_kv_tokens // block_size
-        self._max_tokens = min(backend.ctx_size, self._max_blocks * block_size) if cached else backend.ctx_size
-        first_blocks = min(4, self._max_blocks)
-        self._pool = BlockPool(first_blocks, block_size)
-        self._storage = backend.new_kv(first_blocks, block_size) if cached else None
-        self._cached = cached
-        self._waiting: deque[Sequence] = deque()
-        # Oldest first. Sequences that still miss more than one token are at the end.
-        self._running: list[Sequence] = []
+        self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
+        self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
+        self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
         self._next_id = 0
 
     def add(self, prompt_ids: Iterable[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
@@ -117,46 +82,52 @@ class Scheduler:
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
         )
         self._next_id += 1
-        self._waiting.append(Sequence(request, list(range(params.samples)), tokens, BlockTable(self._pool)))
+        self._plan.add(request, tokens)
         return request.id
 
     def cancel(self, request: int, sample: int | None = None) -> None:
-        """Drop a request, or one sample of it, at once: no further event comes of it. Unknown ones are ignored."""
-        for sequence in [*self._running, *self._waiting]:
+        """Drop a request, or one sample of it: no further step gives an event of it. Unknown ones are ignored."""
+        for sequence in self._plan.sequences:
             if sequence.request.id == request:
                 sequence.samples = [i for i in sequence.samples if sample is not None and i != sample]
                 if not sequence.samples:
-                    self._drop(sequence)
+                    self._plan.drop(sequence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._plan.running or self._plan.waiting)
 
     def step(self) -> list[Event]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
-        Where it raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it again.
+        Where the pass raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it
+        again. An interrupt in the moment after it, while tokens are handed out, may lose some: then the scheduler is to
+        be closed.
         """
         try:
-            runs = self._plan() if self._cached else self._plan_without_cache()
-            if not runs:
-                return []
-            logits = self._backend.forward(Batch.of(run for _, run in runs), self._storage)
-            ready = [sequence for sequence, run in runs if run.logits == "last"]
-            drawn = [self._draw(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
-            self._count(runs)
-            advanced = [self._advance(sequence, tokens) for sequence, tokens in zip(ready, drawn, strict=True)]
+            with self._bookkeeping():
+                runs = self._plan.next()
+                if not runs:
+                    return []
+                batch = Batch.of(run for _, run in runs)
+            logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
+            drawn = self._draw(runs, logits)
+            with self._bookkeeping():
+                self._count(runs, drawn)
+                advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
         except BaseException:
-            for sequence in self._running:
-                sequence.table.free()
+            with self._bookkeeping():
+                for sequence in self._plan.running:
+                    sequence.table.free()
             raise
         return [event for events in advanced for event in events]
 
     def close(self) -> None:
-        """Cancel everything and let go of the cache."""
-        for sequence in [*self._running, *self._waiting]:
-            self._drop(sequence)
-        self._storage = None
+        """Cancel everything. A cache that was handed in is its owner's again."""
+        with self._bookkeeping():
+            for sequence in self._plan.sequences:
+                self._plan.drop(sequence)
+        self._closed = True
 
     def __enter__(self) -> Scheduler:
         return self
@@ -165,132 +136,85 @@ class Scheduler:
         self.close()
 
     def _check(self, tokens: list[int], params: SamplingParams, seed: int) -> None:
-        if self._cached and self._storage is None:
+        if self._closed:
             raise RuntimeError("the scheduler is closed")
         params.check_prompt(tokens, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
         if params.num_beams > 1:
             raise BadRequest(f"num_beams={params.num_beams} is not a matter of sampling; call beam_search")
-        if params.samples > self._max_sequences:
-            raise BadRequest(f"n={params.samples} samples exceed the {self._max_sequences} sequences run at once")
+        if params.speculative and not self._cached:
+            raise BadRequest(f"speculative={params.speculative!r} needs the KV cache; leave cache=False or it out")
+        if params.samples > self._plan.max_sequences:
+            raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
 
-    # -- which tokens next
+    @contextmanager
+    def _bookkeeping(self) -> Iterator[None]:
+        """Marks the cache as unsettled for good where what is done inside is left half done."""
+        settled = self._kv is None or self._kv.settled
+        if self._kv:
+            self._kv.settled = False
+        yield
+        if self._kv:
+            self._kv.settled = settled
 
-    def _plan(self) -> list[tuple[Sequence, Run]]:
-        assert self._storage is not None
-        runs: list[tuple[Sequence, Run]] = []
-        copies: list[tuple[int, int]] = []
-        budget = self._budget
-        for sequence in self._candidates():
-            table, start = sequence.table, sequence.table.length
-            end = start + min(sequence.missing, budget)
-            if not self._make_room_for(sequence, end - start):
-                continue
-            copies += table.append(end - start)
-            logits: Wants = "none" if sequence.missing else "last"
-            runs.append((sequence, Run(sequence.tokens[start:end], start, list(table.blocks), logits)))
-            budget -= end - start
-            if not budget:
-                break
-        if copies:
-            self._storage.copy(copies)
-        return runs
+    def _draw(self, runs: list[tuple[Sequence, Run]], logits: Float32) -> dict[Sequence, list[list[Sampled]]]:
+        """The next tokens of each sample of each sequence whose run gives logits. Changes nothing."""
+        drawn, at = {}, 0
+        for sequence, run in runs:
+            if run.logits != "none":
+                draft = run.token_ids[1:] if run.logits == "all" else ()
+                drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
+                at += 1 + len(draft)
+        return drawn
 
-    def _candidates(self) -> Iterator[Sequence]:
-        """Those under way, oldest first, then those that can be admitted."""
-        for sequence in list(self._running):
-            if sequence in self._running:  # not preempted meanwhile
-                yield sequence
-        while self._waiting and self._has_place(self._waiting[0]) and self._has_blocks(self._waiting[0]):
-            self._running.append(self._waiting.popleft())
-            yield self._running[-1]
-
-    def _make_room_for(self, sequence: Sequence, count: int) -> bool:
-        """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself."""
-        assert self._storage is not None
-        while not make_room(self._pool, self._storage, sequence.table.blocks_needed(count), self._max_blocks):
-            youngest = self._running.pop()
-            youngest.table.free()
-            self._waiting.appendleft(youngest)
-            self.counters.preemptions += 1
-            if youngest is sequence:
-                return False
-        return True
-
-    def _has_place(self, sequence: Sequence) -> bool:
-        return sum(len(s.samples) for s in [*self._running, sequence]) <= self._max_sequences
-
-    def _has_blocks(self, sequence: Sequence) -> bool:
-        """Whether all of it fits beside the others, with a block to spare for each; alone it always does."""
-        spare = sum(len(s.samples) for s in [*self._running, sequence])
-        wanted = sequence.table.blocks_needed(sequence.missing) + spare
-        return not self._running or wanted <= self._pool.num_free + self._max_blocks - self._pool.num_blocks
-
-    def _plan_without_cache(self) -> list[tuple[Sequence, Run]]:
-        while self._waiting and self._has_place(self._waiting[0]):
-            self._running.append(self._waiting.popleft())
-        runs: list[tuple[Sequence, Run]] = []
-        budget = self._budget
-        for sequence in sorted(self._running, key=lambda s: s.step):  # so that all advance alike
-            if runs and len(sequence.tokens) > budget:
-                break
-            runs.append((sequence, Run(list(sequence.tokens))))
-            budget -= len(sequence.tokens)
-        return runs
-
-    # -- what the logits give
-
-    def _draw(self, sequence: Sequence, logits: Float32) -> list[Sampled]:
-        """The next token of each sample, from one row of logits [V]. Changes nothing."""
-        params, streams = sequence.request.params, sequence.request.streams
-        generated = sequence.tokens[sequence.request.prompt_tokens :]
-        return [
-            sample(logits, params, sequence.tokens, generated, partial(streams[i].uniform, len(generated)))
-            for i in sequence.samples
-        ]
-
-    def _advance(self, sequence: Sequence, drawn: list[Sampled]) -> list[Event]:
-        """Give each sample its token and a sequence of its own, and let go of those that are finished."""
+    def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
+        """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
+        if self._kv and sequence.step == 0:
+            self._kv.keep(sequence.tokens, sequence.table)
         samples = sequence.samples
-        shared = sequence.table.length
-        self.counters.cached_tokens += shared * (len(samples) - 1)
+        self.counters.cached_tokens += sequence.table.length * (len(samples) - 1)
         branches = [sequence]
         sequence.samples = samples[:1]
         for i in samples[1:]:
             branches.append(
                 Sequence(sequence.request, [i], list(sequence.tokens), sequence.table.fork(), sequence.computed)
             )
-        # Beside the first one: they are of its age.
-        place = self._running.index(sequence) + 1
-        self._running[place:place] = branches[1:]
-        return [self._extend(branch, token) for branch, token in zip(branches, drawn, strict=True)]
+        if len(branches) > 1:  # beside the first one: they are of its age
+            place = self._plan.running.index(sequence) + 1
+            self._plan.running[place:place] = branches[1:]
+        return [event for branch, tokens in zip(branches, drawn, strict=True) for event in self._extend(branch, tokens)]
 
-    def _extend(self, sequence: Sequence, drawn: Sampled) -> Event:
-        request, step = sequence.request, sequence.step
-        sequence.tokens.append(drawn.token)
+    def _extend(self, sequence: Sequence, drawn: list[Sampled]) -> list[Event]:
+        request, first = sequence.request, sequence.step
+        sequence.tokens += [sampled.token for sampled in drawn]
+        if self._kv:
+            sequence.table.truncate(len(sequence.tokens) - 1)  # to what was confirmed of a draft
         reason: FinishReason | None = None
-        if drawn.token in request.stop_ids:
+        if drawn[-1].token in request.stop_ids:
             reason = "stop"
         elif len(sequence.tokens) >= request.max_tokens:
             reason = "length"
         if reason:
-            self._drop(sequence)
-        return Event(request.id, sequence.samples[0], step, drawn.token, drawn.logprob, drawn.top, reason)
+            self._plan.drop(sequence)
+        index = sequence.samples[0]
+        events = [Event(request.id, index, first + n, s.token, s.logprob, s.top) for n, s in enumerate(drawn[:-1])]
+        last = drawn[-1]
+        events.append(Event(request.id, index, sequence.step - 1, last.token, last.logprob, last.top, reason))
+        return events
 
-    def _drop(self, sequence: Sequence) -> None:
-        sequence.table.free()
-        if sequence in self._running:
-            self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-
-    def _count(self, runs: list[tuple[Sequence, Run]]) -> None:
+    def _count(self, runs: list[tuple[Sequence, Run]], drawn: dict[Sequence, list[list[Sampled]]]) -> None:
         self.counters.steps += 1
         for sequence, run in runs:
             end = run.start + len(run.token_ids)
+            if run.logits == "all":
+                drafted, accepted = len(run.token_ids) - 1, len(drawn[sequence][0]) - 1
+                self.counters.drafted_tokens += drafted
+                self.counters.accepted_tokens += accepted
+                sequence.drafter.observe(drafted, accepted, len(sequence.tokens) + accepted + 1)
+                end -= drafted - accepted
             new = max(0, end - max(run.start, sequence.computed))
             decoded = min(new, max(0, end - sequence.request.prompt_tokens))
             self.counters.decode_tokens += decoded
             self.counters.prefill_tokens += new - decoded
-            self.counters.recomputed_tokens += len(run.token_ids) - new
+            self.counters.recomputed_tokens += end - run.start - new
             sequence.computed = max(sequence.computed, end)

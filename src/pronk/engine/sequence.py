@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from functools import partial
 
 from pronk.engine.kv_blocks import BlockTable
+from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import Stream
+from pronk.engine.sampling import Float32, Sampled, sample
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Sequence:
     tokens: list[int]
     table: BlockTable
     computed: int = 0  # the most tokens ever computed
+    drafter: Drafter = field(default_factory=Drafter)
 
     @property
     def step(self) -> int:
@@ -38,3 +43,34 @@ class Sequence:
     def missing(self) -> int:
         """Tokens that are not in the cache."""
         return len(self.tokens) - self.table.length
+
+    def propose(self, limit: int) -> list[int]:
+        """A draft of what follows: at most `limit` tokens, and no more than can be accepted."""
+        if self.request.params.speculative is None or len(self.samples) > 1:
+            return []
+        return self.drafter.propose(self.tokens, min(limit, self.request.max_tokens - len(self.tokens) - 1))
+
+    def draw(self, logits: Float32, draft: Several[int] = ()) -> list[list[Sampled]]:
+        """The next tokens of each sample, from logits [1 + draft, V]. Changes nothing.
+
+        Row j is what follows j tokens of the draft, and counts only if those are the very tokens drawn: so a draft
+        changes how many tokens one pass gives, and never which.
+        """
+        return [self._draw(index, logits, draft) for index in self.samples]
+
+    def _draw(self, index: int, logits: Float32, draft: Several[int]) -> list[Sampled]:
+        request, step = self.request, self.step
+        penalizes = request.params.penalizes
+        history = list(self.tokens) if penalizes else []
+        generated = history[request.prompt_tokens :]
+        drawn: list[Sampled] = []
+        for row, guess in zip(logits, (*draft, None), strict=True):
+            uniform = partial(request.streams[index].uniform, step + len(drawn))
+            drawn.append(sample(row, request.params, history, generated, uniform))
+            token = drawn[-1].token
+            if token != guess or token in request.stop_ids:
+                break
+            if penalizes:
+                history.append(token)
+                generated.append(token)
+        return drawn

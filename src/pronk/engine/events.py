@@ -1,0 +1,39 @@
+"""What comes out of the scheduler: tokens, and an account of the work they took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pronk.engine.params import FinishReason
+
+
+@dataclass(frozen=True)
+class Event:
+    """One token of one sample."""
+
+    request: int
+    sample: int  # 0..n-1
+    step: int  # 0 is the first generated token
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    finish_reason: FinishReason | None = None  # of the last token alone
+
+    @property
+    def is_stop_token(self) -> bool:
+        """Whether the token is the EOS or stop id that ended the sample, and so no part of the text."""
+        return self.finish_reason == "stop"
+
+
+@dataclass
+class Counters:
+    """What the forward passes did, in tokens: prefill + decode + recomputed + drafted - accepted were computed."""
+
+    steps: int = 0
+    prefill_tokens: int = 0  # of prompts
+    decode_tokens: int = 0  # the newest token of a sequence, and after it the accepted ones of a draft
+    recomputed_tokens: int = 0  # computed before and not kept: after preemption, or for want of a cache
+    cached_tokens: int = 0  # of prompts, taken from earlier sequences or by further samples from the first
+    drafted_tokens: int = 0  # guessed ahead
+    accepted_tokens: int = 0  # guessed right: each saved a forward pass
+    preemptions: int = 0

@@ -1,0 +1,159 @@
+"""PrefixCache: a KV cache that remembers texts, so that a text which begins like an earlier one is not computed again.
+
+Full blocks of a text stay in the pool when their sequence ends. They are found by what they hold: a block's key is the
+identity of the block before it and its own tokens, all of them. So one look-up a block walks the longest known
+beginning of a text, and no hash is ever trusted in place of the tokens. Blocks that no sequence names are evicted, the
+least recently used first, when their room is needed.
+
+One scheduler or search uses a cache at a time. CacheKeeper keeps it from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pronk.engine.backend import Backend
+from pronk.engine.kv_blocks import BlockPool, BlockTable
+
+BLOCK_SIZE = 64
+_NO_LIMIT = 1 << 31
+
+
+class _Key(NamedTuple):
+    parent: int  # serial number of the block before; 0 for a text's first
+    tokens: tuple[int, ...]
+
+
+class _Kept(NamedTuple):
+    serial: int  # never used twice, unlike the block's number
+    block: int
+
+
+class PrefixCache:
+    """Pool and storage, and which blocks in them hold which text. `keep_tokens` 0: nothing is remembered.
+
+    Up to `keep_tokens` the storage grows before anything is evicted; beyond, only when there is nothing left to evict.
+    """
+
+    def __init__(
+        self, backend: Backend, block_size: int = BLOCK_SIZE, keep_tokens: int = 0, first_blocks: int = 4
+    ) -> None:
+        self._keep_blocks = -(-keep_tokens // block_size)
+        first_blocks = min(first_blocks, self._keep_blocks or first_blocks)
+        self.pool = BlockPool(first_blocks, block_size)
+        self.storage = backend.new_kv(first_blocks, block_size)
+        # False while references are being changed: whoever was interrupted then must not pass the cache on.
+        self.settled = True
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
+        self._keys: dict[int, _Key] = {}  # by block
+        self._next_serial = 1
+
+    @property
+    def oversized(self) -> bool:
+        """Whether the storage is larger than what may be kept."""
+        return self.pool.num_blocks > self._keep_blocks
+
+    def match(self, tokens: Sequence[int]) -> BlockTable:
+        """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
+        again, because its logits are wanted."""
+        keys, blocks, parent = [], [], 0
+        size = self.pool.block_size
+        for at in range(0, len(tokens) - size, size):
+            key = _Key(parent, tuple(tokens[at : at + size]))
+            if (kept := self._kept.get(key)) is None:
+                break
+            keys.append(key)
+            blocks.append(kept.block)
+            parent = kept.serial
+        self._touch(keys)
+        return BlockTable.of(self.pool, blocks)
+
+    def keep(self, tokens: Sequence[int], table: BlockTable) -> None:
+        """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`."""
+        if not self._keep_blocks:
+            return
+        keys, parent = [], 0
+        size = self.pool.block_size
+        for block, at in zip(table.blocks, range(0, table.length - size + 1, size), strict=False):
+            key = _Key(parent, tuple(tokens[at : at + size]))
+            if (kept := self._kept.get(key)) is None:
+                if block in self._keys:  # known after a block that was evicted since
+                    self._forget(self._keys[block])
+                kept = _Kept(self._next_serial, block)
+                self._next_serial += 1
+                self.pool.share(block)
+                self._kept[key], self._keys[block] = kept, key
+            keys.append(key)
+            parent = kept.serial
+        self._touch(keys)
+
+    def available(self, max_blocks: int) -> int:
+        """How many blocks `make_room` can give."""
+        in_use = self.pool.num_blocks - self.pool.num_free - len(self._idle())
+        return max_blocks - in_use
+
+    def make_room(self, count: int, max_blocks: int = _NO_LIMIT) -> bool:
+        """Whether `count` blocks are free, after growing to at most `max_blocks` or evicting if that helps.
+
+        The size doubles, so that a sequence of S tokens is moved O(log S) times.
+        """
+        short = count - self.pool.num_free
+        bound = min(self._keep_blocks, max_blocks)
+        if short > 0 and self.pool.num_blocks + short > bound:
+            short -= self._evict(short)
+            bound = max_blocks
+        if short <= 0:
+            return True
+        if self.pool.num_blocks + short > max_blocks:
+            return False
+        size = min(max(2 * self.pool.num_blocks, self.pool.num_blocks + short), bound)
+        self.storage.resize(size)
+        self.pool.grow(size - self.pool.num_blocks)
+        return True
+
+    def _idle(self) -> list[_Key]:
+        """Of blocks that no table names, least recently used first."""
+        return [key for key, kept in self._kept.items() if self.pool.references(kept.block) == 1]
+
+    def _evict(self, count: int) -> int:
+        victims = self._idle()[:count]
+        for key in victims:
+            self._forget(key)
+        return len(victims)
+
+    def _forget(self, key: _Key) -> None:
+        block = self._kept.pop(key).block
+        del self._keys[block]
+        self.pool.release(block)
+
+    def _touch(self, keys: list[_Key]) -> None:
+        """The end of a text first: without its beginning it could not be found, so it is to be evicted before it."""
+        for key in reversed(keys):
+            self._kept.move_to_end(key)
+
+
+class CacheKeeper:
+    """Keeps one PrefixCache between uses, of at most `keep_tokens`; 0 keeps none.
+
+    Whoever asks while it is in use gets an empty one: nothing is ever shared between two uses that overlap, be they
+    threads or interleaved streams. Of those that come back the last is kept.
+    """
+
+    def __init__(self, backend: Backend, keep_tokens: int) -> None:
+        self._backend, self._keep_tokens = backend, keep_tokens
+        self._idle: deque[PrefixCache] = deque(maxlen=1)  # its pop and append are atomic
+
+    @contextmanager
+    def lend(self) -> Iterator[PrefixCache]:
+        try:
+            cache = self._idle.pop()
+        except IndexError:
+            cache = PrefixCache(self._backend, BLOCK_SIZE, self._keep_tokens)
+        try:
+            yield cache
+        finally:
+            if cache.settled and not cache.oversized:
+                self._idle.append(cache)
