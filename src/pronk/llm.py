@@ -16,9 +16,10 @@ from pronk import prompts as given
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
+from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import effective_seed
-from pronk.engine.scheduler import Event, Scheduler
+from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
 from pronk.generation import Chunk, Generation, Stopwatch, TokenLogprob
 from pronk.prompts import Message, Prompt, Truncate
