@@ -17,8 +17,17 @@ def os_problem(error: OSError) -> str:
     return where + (error.strerror or str(error) or type(error).__name__)
 
 
+def one_line(text: str, most: int) -> str:
+    """`text` as a terminal may show it, whoever wrote it: what does not print escaped, too much of it cut."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
+
+
 class PronkError(Exception):
     """Any error that is the input's fault rather than pronk's; the command line prints it and exits 1."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message.replace("\n", " "), 2000))
 
 
 class BadFile(PronkError):
@@ -32,7 +41,9 @@ class BadFile(PronkError):
     ) -> None:
         self.path, self.problem, self.field, self.offset = str(path), problem, field, offset
         where = "".join((f": {field}" if field else "", f" at byte {offset}" if offset is not None else ""))
-        super().__init__(f"{self.path}{where}: {problem}")
+        super().__init__(
+            f"{one_line(self.path, 500)}{one_line(where, 200)}: {one_line(problem.replace('\n', ' '), 600)}"
+        )
 
 
 class Unsupported(PronkError):

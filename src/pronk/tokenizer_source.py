@@ -21,15 +21,24 @@ def of_file(path: Path) -> TokenizerSource | None:
         return None
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter has the last word
-        if path.with_name(name).is_file():
+        if present(path.with_name(name)):
             settings |= strict_json.read(path.with_name(name))
     return TokenizerSource(kind, path, settings, _chat_template(path.parent, settings))
+
+
+def present(path: Path) -> bool:
+    """Whether a file stands there. Raises BadFile for what only has its name: a pipe, a folder, a link to nothing."""
+    if path.is_file():
+        return True
+    if path.is_symlink() or path.exists():
+        raise BadFile(path, "is not a regular file, nor a link to one")
+    return False
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """A file of its own comes before tokenizer_config.json's entry: transformers writes and reads them so."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if present(file):
         if file.stat().st_size > _MAX_TEMPLATE:
             raise BadFile(file, f"more than {_MAX_TEMPLATE} bytes")
         try:
@@ -37,7 +46,7 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         except UnicodeDecodeError as error:
             raise BadFile(file, "is not UTF-8", offset=error.start) from None
     source, template = folder / "tokenizer_config.json", settings.get("chat_template")
-    if template is None and (folder / "chat_template.json").is_file():
+    if template is None and present(folder / "chat_template.json"):
         source = folder / "chat_template.json"
         template = strict_json.read(source).get("chat_template")
     if isinstance(template, list):  # several, by name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -269,7 +270,6 @@ def test_json_that_lies(tmp_path: Path) -> None:
     refused(path, "tokenizer.json", changed(merges=["a nothing"]), "out of vocabulary")
     refused(path, "tokenizer.json", changed(merges=[["a"]]))
     refused(path, "tokenizer.json", changed(merges=[5]))
-    refused(path, "tokenizer.json", changed(pre_tokenizer={"type": "Unheard"}))
 
 
 def test_json_that_wants_memory(tmp_path: Path) -> None:
@@ -408,3 +408,68 @@ def test_nothing_there(tmp_path: Path) -> None:
         tokenizers.find(tmp_path / "x")
     with pytest.raises(BadFile):
         load(tmp_path / "absent", "sentencepiece")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"])
+def test_what_is_no_file_is_not_absent(name: str, tmp_path: Path) -> None:
+    """A pipe that is opened waits for ever, and one that is passed over leaves another tokenizer in its place."""
+    (tmp_path / "tokenizer.json").write_bytes(changed())
+    path = tmp_path / name
+    if name == "tokenizer.model":
+        (tmp_path / "tokenizer.json").unlink()
+    path.unlink(missing_ok=True)
+    makers = (lambda: os.mkfifo(path), path.mkdir, lambda: path.symlink_to(path), lambda: path.symlink_to("absent"))
+    for make in makers:
+        make()
+        with pytest.raises(BadFile, match=rf"{name}: is not a regular file"):
+            tokenizers.find(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_special_tokens_that_the_vocabulary_lacks(tmp_path: Path) -> None:
+    spm_data = spm.model_proto(small_vocabulary(tmp_path), spm.SpmRules(), True)
+    for name, data in (("tokenizer.json", changed()), ("tokenizer.model", spm_data)):
+        (tmp_path / name).write_bytes(data)
+        for key in ("bos_token", "eos_token", *(["unk_token"] if data == changed() else [])):
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: {"content": "no\npe" * 1000}}))
+            with pytest.raises(BadFile, match=rf"tokenizer_config {key}: 'no\\npe.* not in the vocabulary") as caught:
+                tokenizers.load(tokenizers.find(tmp_path))
+            assert len(str(caught.value).removeprefix(str(tmp_path))) < 200
+        (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "nope", "bos_token": ""}')
+        assert tokenizers.load(tokenizers.find(tmp_path)).pad_id is None
+        (tmp_path / name).unlink()
+
+
+def test_a_byte_order_mark_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(b"\xef\xbb\xbf" + changed())
+    assert identify(path) == "tokenizer.json"
+    refused(path, "tokenizer.json", path.read_bytes(), "byte order mark")
+    refused(path, "tokenizer.json", changed().decode().encode("utf-16"), "UTF-8")
+
+
+def test_template_lists_with_odd_names(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(changed())
+    odd = [{"name": []}, {"name": {}}, {"name": None, "template": 1}, 5, None, [], {"template": "x"}]
+    for last, expected in (
+        ({"name": "default", "template": "own"}, "own"),
+        ({"name": "tool_use", "template": "x"}, None),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [*odd, last]}))
+        assert tokenizers.find(tmp_path).chat_template == expected
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": 5}]}))
+    with pytest.raises(BadFile, match="chat_template"):
+        tokenizers.find(tmp_path)
+
+
+def test_names_from_files_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    folder = tmp_path / "a\n\x1b[31m"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(changed(pre_tokenizer={"type": "\x1b[2J\n" * 2000}))
+    with pytest.raises(PronkError) as caught:
+        tokenizers.load(tokenizers.find(folder))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+    for error in (BadFile("p\n" * 3000, "x\r" * 3000, field="\x07" * 3000), PronkError("\u202e\ud800" * 5000)):
+        assert str(error).isprintable()
+        assert len(str(error)) < 2100

@@ -220,3 +220,21 @@ def test_one_template_in_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [expected] * 16
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "user"}, "content of message 1 .of 'user'. is missing"),
+        ({"role": "user", "content": None}, "must be text, not None"),
+        ({"role": "user", "content": 5}, "must be text, not 5"),
+        ({"role": "user", "content": ["a"]}, "must be text"),
+        ({"role": "assistant", "content": {"text": "a"}, "tool_calls": [1]}, "must be text"),
+        ({"role": 5, "content": "a"}, "message 1 must have a role that is text, not 5"),
+        ({"content": "a"}, "message 1 must have a role"),
+    ],
+)
+def test_messages_of_the_wrong_form(message: dict[str, Any], problem: str) -> None:
+    for name in chat.BUILTIN:
+        with pytest.raises(BadRequest, match=problem):
+            builtin(name, SPECIALS).render([TALK[0], message])

@@ -151,7 +151,8 @@ def _settle_head(config: ModelConfig, tensors: dict[str, LazyTensor]) -> ModelCo
 
 
 def _tokenizer(folder: Path) -> TokenizerSource | None:
-    path = next((p for name in ("tokenizer.json", "tokenizer.model") if (p := folder / name).is_file()), None)
+    paths = (folder / name for name in ("tokenizer.json", "tokenizer.model"))
+    path = next(filter(tokenizer_source.present, paths), None)
     if path is None:
         return None
     source = tokenizer_source.of_file(path)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import strict_json, tokenizer_files
+from pronk import strict_json, tokenizer_files, tokenizer_source
 from pronk.checkpoint import weight_file
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
@@ -244,7 +244,7 @@ def _join(files: list[Path], name: str, pieces: list[LazyTensor], config: ModelC
 def _tokenizer(folder: Path) -> TokenizerSource | None:
     """Llama 1 and 2 came as one folder a size, with the tokenizer they share in the folder above."""
     for path in (folder / "tokenizer.model", folder.absolute().parent / "tokenizer.model"):
-        if path.is_file():
+        if tokenizer_source.present(path):
             kind = tokenizer_files.identify(path)
             if kind is None:
                 raise BadFile(path, "no tokenizer of a kind that pronk knows")

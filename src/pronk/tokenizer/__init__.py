@@ -46,11 +46,11 @@ def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tok
 
 def find(path: Path) -> TokenizerSource:
     """The tokenizer that a file is, or that a folder holds. Raises ModelNotFound or BadFile."""
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         raise ModelNotFound(f"no tokenizer at {path}: no such file or folder")
     candidates = [path / name for name in _USUAL_FILES] if path.is_dir() else [path]
     for file in candidates:
-        if source := tokenizer_source.of_file(file):
+        if tokenizer_source.present(file) and (source := tokenizer_source.of_file(file)):
             return source
     if path.is_dir():
         raise ModelNotFound(f"no tokenizer in {path}: it has no {', '.join(_USUAL_FILES[:-1])} or {_USUAL_FILES[-1]}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
-from pronk.errors import BadFile, BadRequest, Unsupported
+from pronk.errors import BadFile, BadRequest, Unsupported, short
 from pronk.tokenizer.base import Tokenizer
 from pronk.tokenizer.budget import OverBudget
 from pronk.tokenizer.sandbox import BudgetedEnvironment
@@ -49,6 +49,10 @@ BUILTIN = {"llama2": _LLAMA2, "llama3": _LLAMA3}
 _LLAMA2_SIZES = (32000, 32016)
 
 
+# Whose content may be any JSON: templates for tools write it with tojson.
+_TOOL_ROLES = ("tool", "ipython")
+
+
 class ChatTemplate:
     """A Jinja template as Hugging Face's tokenizers carry them.
 
@@ -75,6 +79,8 @@ class ChatTemplate:
         Raises BadRequest where the template refuses the messages or fails on them, BadFile where it takes more than its
         budget of time or size.
         """
+        for number, message in enumerate(messages):
+            _check_message(number, message)
         given = {**self._specials, "tools": None, "documents": None, **variables}
         given |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
@@ -89,6 +95,17 @@ class ChatTemplate:
             raise BadRequest(f"{self.name}: {_one_line(error)}") from None
         except Exception as error:  # whatever an expression of the template can raise
             raise BadRequest(f"{self.name}: {type(error).__name__}: {_one_line(error)}") from None
+
+
+def _check_message(number: int, message: Mapping[str, Any]) -> None:
+    """Templates would write a missing content as nothing, and any other than text as Python shows it."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise BadRequest(f"message {number} must have a role that is text, not {short(role)}")
+    if isinstance(content, str) or role in _TOOL_ROLES or (content is None and message.get("tool_calls")):
+        return
+    problem = f"must be text, not {short(content)}" if "content" in message else "is missing"
+    raise BadRequest(f"the content of message {number} (of {short(role)}) {problem}")
 
 
 def builtin(name: str, specials: Mapping[str, str] | None = None) -> ChatTemplate:

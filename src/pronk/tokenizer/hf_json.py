@@ -114,10 +114,9 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], library: Library, h
     ids = {spelling: token for token, spelling in hidden.items()}
     found: dict[str, int | None] = {}
     for key, usual in _USUAL.items():
-        spelling = named.spelling(path, settings, key)
-        if spelling is None:
-            spelling = next((s for s in usual if s in ids), None) if key not in settings else None
-        found[key] = None if spelling is None else library.token_to_id(spelling)
+        found[key] = named.token_id(path, settings, key, library.token_to_id)
+        if key not in settings:
+            found[key] = next((ids[s] for s in usual if s in ids), None)
 
     with panics_as(BadFile(path, "fails on an empty text", field="post_processor")):
         always = library.encode("", add_special_tokens=True).ids

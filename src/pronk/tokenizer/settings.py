@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import BadFile, Unsupported
+from pronk.errors import BadFile, Unsupported, short
 
 
 def spelling(path: Path, settings: Mapping[str, Any], key: str) -> str | None:
@@ -17,6 +17,18 @@ def spelling(path: Path, settings: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BadFile(path, f"{str(value)[:60]!r} is no token", field=f"tokenizer_config {key}")
     return value
+
+
+def token_id(path: Path, settings: Mapping[str, Any], key: str, find: Callable[[str], int | None]) -> int | None:
+    """The id of the special token `key`, None where the settings name none. Raises BadFile for an unknown one."""
+    text = spelling(path, settings, key)
+    if not text:
+        return None
+    found = find(text)
+    # Padding never stands in a prompt, and many files name a token for it that was to be added when training began.
+    if found is None and key != "pad_token":
+        raise BadFile(path, f"{short(text)} is not in the vocabulary", field=f"tokenizer_config {key}")
+    return found
 
 
 def flag(path: Path, settings: Mapping[str, Any], key: str, default: bool) -> bool:

@@ -31,8 +31,8 @@ def load(
     named.refuse_end_of_text(path, settings)
 
     def token(key: str, default: int | None) -> int | None:
-        spelling = named.spelling(path, settings, key)
-        return default if spelling is None else ids.get(spelling, default)
+        found = named.token_id(path, settings, key, ids.get)
+        return default if found is None else found
 
     vocabulary = replace(
         vocabulary,
