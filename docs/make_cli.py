@@ -24,12 +24,12 @@ one newline that is not the model's. Option names may be spelled with `_` for `-
 |---|---|
 | 0 | done; also when the reader of stdout left early, as `head` does |
 | 1 | an error, said in one line that begins with `pronk:`; or `verify` found a bug |
-| 2 | wrong usage: an unknown option, a value out of range |
+| 2 | wrong usage: an unknown option, a value out of range; said in one line, and a second names the help |
 | 130 | interrupted with Ctrl-C; a second Ctrl-C does not wait for anything |
 
 On a terminal, control characters in generated text are shown as signs (`␛`), so that a model cannot give the terminal
-orders; files and pipes get the text as it is. `chat` keeps the lines you typed in `chat_history` in pronk's cache
-directory, readable by you alone.
+orders; files and pipes get the text as it is. `chat` keeps the lines you typed in `chat_history`, readable by you
+alone, in pronk's folder of the user's state directory (on Linux `~/.local/state/pronk`) or in `$PRONK_HOME`.
 
 Shell completion: `eval "$(_PRONK_COMPLETE=bash_source pronk)"`, likewise `zsh_source`, and `fish_source` for `source`.
 """

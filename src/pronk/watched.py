@@ -1,4 +1,4 @@
-"""WatchedBackend: tells of forward passes where a search keeps its progress to itself."""
+"""WatchedBackend: tells of forward passes, for the progress of work that is made of them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class WatchedBackend:
     def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
-        self.new_kv, self.perturbed = backend.new_kv, backend.perturbed
-        self._forward, self._tell = backend.forward, tell
+        self.new_kv = backend.new_kv
+        self._backend, self._tell = backend, tell
+
+    def perturbed(self) -> WatchedBackend:
+        return WatchedBackend(self._backend.perturbed(), self._tell)
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
-        logits = self._forward(batch, kv)
+        logits = self._backend.forward(batch, kv)
         self._tell(batch)
         return logits
 

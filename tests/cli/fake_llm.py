@@ -30,14 +30,20 @@ class FakeTokenizer:
 
 class FakeLLM:
     name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
-    config = SimpleNamespace(vocab_size=100)
+    config = SimpleNamespace(vocab_size=100, max_position_embeddings=CTX_SIZE)
 
     def __init__(self, **loading: Any) -> None:
         self.loading = loading
         self.calls: list[dict[str, Any]] = []
         self.tokenizer = FakeTokenizer()
 
-    def stream(self, prompt: str, *, params: Any, truncate: str | None = None, cache: bool = True) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: str, *, params: Any, progress: Any, truncate: str | None = None, cache: bool = True
+    ) -> Iterator[Chunk]:
+        if prompt == "long":
+            for done in (0, 32, 64, 96, 128):
+                progress("reading the prompt", done, 128)
+                time.sleep(0.5 if done < 128 else 0)
         self.calls.append({"prompt": prompt, "params": params, "truncate": truncate, "cache": cache})
         tokens, cut = len(prompt.split() if isinstance(prompt, str) else prompt), 0
         if tokens > CTX_SIZE:
@@ -79,6 +85,7 @@ class FakeLLM:
         return made if len(made) > 1 else made[0]
 
     def stream_chat(self, messages: Sequence[dict[str, str]], *, chat_template: Any, **how: Any) -> Iterator[Chunk]:
+        how.pop("progress")
         self.calls.append({"messages": [dict(m) for m in messages], "chat_template": chat_template})
         words = sum(len(m["content"].split()) for m in messages)
         if words > CTX_SIZE and how["truncate"] is None:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from fake_llm import FakeLLM
 
 Run = Callable[..., Result]
 ANSWER = {"role": "assistant", "content": "word0 word1 "}
-REPORT = "2 tokens at 40.0 tok/s; greedy, seed 1234; cut here, -n allows more\n"
+REPORT = "2 tokens at 40.0 tok/s; greedy; stopped after 2 tokens; -n allows more\n"
 
 
 def user(text: str) -> dict[str, str]:
@@ -75,7 +76,7 @@ def test_save_replaces_no_stranger(run: Run, loaded: list[FakeLLM], tmp_path: Pa
     problems = result.stderr.splitlines()
     assert problems[0] == f"pronk: {precious} exists; name another file, or delete it first"
     assert problems[1] == "pronk: /save needs a file name"
-    assert problems[2].startswith("pronk: [Errno 2]")
+    assert problems[2] == f"pronk: {tmp_path / 'no' / 'such' / 'folder'}: No such file or directory"
 
 
 @pytest.mark.parametrize(
@@ -117,11 +118,31 @@ def test_a_conversation_that_no_longer_fits(run: Run, loaded: list[FakeLLM]) -> 
     assert loaded[0].calls[3]["messages"] == [user("anew")]
 
 
+def test_an_answer_that_fills_the_context(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("chat", "-n", "60", input="one two three four\n")
+    assert result.stderr == "60 tokens at 40.0 tok/s; greedy; stopped, for the context of 64 tokens is full\n"
+
+
+def test_a_byte_order_mark_is_not_said(run: Run, loaded: list[FakeLLM], tmp_path: Path) -> None:
+    run("chat", "-n", "2", input=b"\xef\xbb\xbfhello\n\xef\xbb\xbfhello\n")
+    first, second = loaded[0].calls
+    assert first["messages"] == [user("hello")]
+    assert second["messages"][-1] == user("\ufeffhello")  # no mark there, but what was written
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([user("hi")]), encoding="utf-8-sig")
+    assert run("chat", "-n", "2", "-f", str(path), input="so?\n").exit_code == 0
+
+
+def test_where_there_is_no_home(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("chat", "-n", "2", input="/save ~no-such-user/talk.json\n")
+    assert result.stderr == "pronk: ~no-such-user/talk.json: No such file or directory\n"
+
+
 def test_an_error_in_an_answer_ends_no_conversation(run: Run, loaded: list[FakeLLM]) -> None:
     result = run("chat", "-n", "2", input="fail\nhello\n")
     assert result.exit_code == 1
     assert result.stdout == "word0 \nword0 word1 \n"
-    assert "pronk: model.bin at byte 3: broken in two lines\n" in result.stderr
+    assert "pronk: model.bin at byte 3: broken" in result.stderr
 
 
 def test_what_is_no_text_is_refused(run: Run, loaded: list[FakeLLM]) -> None:
@@ -142,11 +163,11 @@ def test_the_chat_template_is_passed_on(run: Run, loaded: list[FakeLLM]) -> None
 class Terminal:
     """pronk on a pseudo-terminal: type, and wait for what it shows."""
 
-    def __init__(self, command: list[str], home: Path) -> None:
+    def __init__(self, command: list[str], home: Path, **environment: str) -> None:
         import pty
 
         self.master, slave = pty.openpty()
-        env = {**os.environ, "PRONK_HOME": str(home), "TERM": "xterm", "INPUTRC": os.devnull}
+        env = {**os.environ, "PRONK_HOME": str(home), "TERM": "xterm", "INPUTRC": os.devnull, **environment}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, preexec_fn=_take_terminal
         )
@@ -190,8 +211,8 @@ def terminal(fake_pronk: list[str], tmp_path: Path) -> Iterator[Callable[..., Te
     pytest.importorskip("pty")
     opened: list[Terminal] = []
 
-    def start(*arguments: str) -> Terminal:
-        opened.append(Terminal([*fake_pronk, *arguments], tmp_path / "home"))
+    def start(*arguments: str, **environment: str) -> Terminal:
+        opened.append(Terminal([*fake_pronk, *arguments], tmp_path / "home", **environment))
         return opened[-1]
 
     yield start
@@ -242,6 +263,30 @@ def test_lines_can_be_edited_and_recalled_next_time(terminal: Callable[..., Term
     screen.type("\x1b[A\x1b[A\r")  # up, up
     screen.wait_for("hello")
     screen.wait_for("word1 ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the directory of XDG's standard")
+def test_history_is_the_users_state_and_no_cache(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    screen = terminal(
+        "chat", "-n", "2", PRONK_HOME="", XDG_STATE_HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "c")
+    )
+    screen.wait_for("> ")
+    screen.type("/exit\r")
+    assert screen.process.wait(timeout=10) == 0
+    assert (tmp_path / "pronk" / "chat_history").read_text().splitlines() == ["/exit"]
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_reading_a_long_prompt_is_shown(terminal: Callable[..., Terminal], kind: str) -> None:
+    screen = terminal("generate", "long", "-n", "2", TERM=kind)
+    before = screen.wait_for("64 of 128 tokens, 1 s left")
+    assert "reading the prompt" in before
+    assert "word" not in before
+    after = screen.wait_for("stopped after 2 tokens")
+    assert "word0 word1" in after
+    assert ("\x1b[" in before + after) == (kind == "xterm")
 
 
 def test_ctrl_c_while_loading_ends_a_chat_too(terminal: Callable[..., Terminal]) -> None:

@@ -16,18 +16,27 @@ from pronk.cli import console
 
 Run = Callable[..., Result]
 STATISTICS = "3 prompt tokens at 12.0 tok/s; 2 new at 40.0 tok/s; first after 0.25 s, loaded in 1.50 s; peak 512 MB; "
+STOPPED = "stopped after 2 tokens; -n allows more\n"
 
 
 def test_text_to_stdout_statistics_to_stderr(run: Run, loaded: list[FakeLLM]) -> None:
     result = run("generate", "-n", "2", "one two three")
     assert result.exit_code == 0
     assert result.stdout == "word0 word1 \n"
-    assert result.stderr == STATISTICS + "greedy, seed 1234\n"
+    assert result.stderr == STATISTICS + "greedy\n" + STOPPED
+
+
+def test_the_full_context_is_no_matter_of_n(run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "stopped, for the context of 64 tokens is full"
+    assert run("generate", "-n", "61", "one two three").stderr.splitlines()[-1] == full
+    monkeypatch.setattr(FakeLLM.config, "max_position_embeddings", 1024)
+    assert run("generate", "-n", "61", "one two three").stderr.splitlines()[-1] == full + "; -c allows up to 1024"
+    assert "stopped" in run("generate", "-n", "60", "one two three").stderr
 
 
 def test_the_effective_sampling_is_reported(run: Run, loaded: list[FakeLLM]) -> None:
     result = run(*"generate -n 2 --temp 0.8 --top-k 40 --top-p 0.95 --rng numpy -s 42".split(), "one two three")
-    assert result.stderr == STATISTICS + "temperature 0.8, top-k 40, top-p 0.95, seed 42 (numpy)\n"
+    assert result.stderr == STATISTICS + "temperature 0.8, top-k 40, top-p 0.95, seed 42 (numpy)\n" + STOPPED
 
 
 def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> None:
@@ -45,7 +54,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
     assert callable(progress)
     assert llm.loading == {
         "model": "some/model",
-        "tokenizer": Path("tok.bin"),
+        "tokenizer": "tok.bin",
         "revision": "v1",
         "device": "cuda:1",
         "dtype": "bf16",
@@ -94,6 +103,8 @@ def test_nothing_asked_for_is_nothing_passed(run: Run, loaded: list[FakeLLM]) ->
         ("a prompt\n", "a prompt"),
         ("a prompt\r\n", "a prompt"),
         ("two\n\n", "two\n"),
+        ("\ufeffa prompt\n", "a prompt"),
+        ("\ufeff\ufeffa", "\ufeffa"),
         ("", ""),
         ("ünï\0cödé", "ünï\0cödé"),
     ],
@@ -172,10 +183,11 @@ def test_beams_are_printed_when_done(run: Run, loaded: list[FakeLLM]) -> None:
     params = loaded[0].calls[0]["params"]
     assert (params.length_penalty, params.early_stopping) == (0.5, "never")
     assert result.stdout == "word0 word1 \nword0 word1 \n"
-    first, second, statistics = result.stderr.splitlines()
+    first, second, statistics, stopped = result.stderr.splitlines()
     assert first == "-- 1 of 2: 2 tokens, score -0.2500"
     assert second == "-- 2 of 2: 2 tokens, score -0.5000"
-    assert statistics.endswith("; 3 beams, length-penalty 0.5, seed 1234")
+    assert statistics.endswith("; 3 beams, length-penalty 0.5")
+    assert stopped == "2 of 2 stopped after 2 tokens; -n allows more"
     result = run(*"generate -n 2 --num-beams 3 --json hi".split())
     assert json.loads(result.stdout)["score"] == -0.25
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
-from tiny import tiny_config
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -37,8 +38,9 @@ def test_a_process_prints_the_text_and_nothing_but_it(model: str, llm: LLM) -> N
     command = [*PRONK, "generate", "-m", model, "-n", "30", "--device", "cpu", "Hello"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout.decode() == expected + "\n"
-    assert done.stderr.decode().count("\n") == 1
-    assert done.stderr.startswith(b"5 prompt tokens")
+    statistics, stopped = done.stderr.decode().splitlines()
+    assert statistics.startswith("5 prompt tokens")
+    assert stopped == "stopped after 30 tokens; -n allows more"
 
 
 def test_json_is_what_the_library_says(run: Run, model: str, llm: LLM) -> None:
@@ -159,6 +161,24 @@ def test_verify(run: Run, model: str, tmp_path: Path) -> None:
     assert [path["path"] for path in found["paths"]] == ["cached", "chunked", "batched"]
 
 
+def test_verify_says_how_much_of_a_text_it_took(run: Run, model: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 300)
+    result = run("verify", model, "--device", "cpu", "-f", str(text))
+    assert "the logits of the first 256 of 300 tokens (see -n) against" in result.stdout
+    found = json.loads(run("verify", model, "--device", "cpu", "-n", "300", "--json", "-f", str(text)).stdout)
+    assert (found["tokens"], found["text_tokens"]) == (300, 300)
+
+
+def test_tensors_are_listed_in_the_order_of_layers(run: Run, tmp_path: Path) -> None:
+    config = tiny_config(num_hidden_layers=12)
+    save_huggingface(tmp_path, config, random_weights(config))
+    tensors = json.loads(run("inspect", str(tmp_path), "--json").stdout)["tensors"]
+    layers = [int(t["name"].split(".")[2]) for t in tensors if ".layers." in t["name"]]
+    assert layers == sorted(layers)
+    assert max(layers) == 11
+
+
 def test_verify_exits_with_1_for_a_bug(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that forgets where a chunk begins."""
     honest = LLM.logits
@@ -221,7 +241,10 @@ def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_
     [
         (["--to", "safetensors", "--dtype", "q8_0"], 2),
         (["--to", "onnx"], 2),
-        (["--to", "gguf", "--version", "2"], 1),
+        (["--to", "gguf", "--version", "2"], 2),
+        (["--to", "gguf", "--group-size", "32"], 2),
+        (["--to", "llama2c", "--group-size", "32"], 2),
+        (["--to", "llama2c", "--version", "1", "--group-size", "32"], 2),
         (["--to", "llama2c", "--version", "2", "--group-size", "7"], 1),
         (["--to", "gguf", "--tokenizer", "/no/such/file"], 1),
     ],
@@ -232,6 +255,7 @@ def test_a_refused_conversion_leaves_nothing_behind(
 ) -> None:
     result = run("convert", model, str(tmp_path / "converted"), *more)
     assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.count("\n") == code
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,11 +1,13 @@
 """The `pronk` program. Text goes to stdout, everything else to stderr.
 
-Exit codes: 0; 1, an error of the input's, said in one line; 2, wrong usage; 130, interrupted. Each verb is a module of
-its own, imported when it is called, and imports what is heavy inside its function: `pronk --help` loads click alone.
+Exit codes: 0; 1, an error of the input's, said in one line; 2, wrong usage, in two; 130, interrupted. Each verb is a
+module of its own, imported when it is called, and imports what is heavy inside its function: `pronk --help` loads click
+alone.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import sys
@@ -18,7 +20,8 @@ from typing import Any
 import click
 
 from pronk import __version__
-from pronk.errors import PronkError
+from pronk.cli.failures import Failure, Misuse
+from pronk.errors import PronkError, os_problem, short
 
 # Verb -> its module in this package, in the order of --help.
 VERBS = {
@@ -31,16 +34,6 @@ VERBS = {
     "list": "list_models",
 }
 DEFAULT_VERB = "generate"
-
-
-class Failure(click.ClickException):
-    """Prints `pronk: …`, one line, and exits with 1."""
-
-    def __init__(self, message: object) -> None:
-        super().__init__(" ".join(str(message).split()))
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"pronk: {self.message}", err=True)
 
 
 class Verbs(click.Group):
@@ -58,11 +51,33 @@ class Verbs(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and _is_prompt(args[0]):
             args.insert(0, DEFAULT_VERB)
-        return super().parse_args(ctx, args)
+        called_for_help = not args  # which some versions of click raise
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if called_for_help:
+                raise
+            raise Misuse(error) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            close = difflib.get_close_matches(name, VERBS, n=1)
+            raise click.UsageError(
+                f"no verb {short(name)}; "
+                + (f"did you mean {close[0]}?" if close else f"there are {', '.join(VERBS)}")
+                + f" (a prompt of one word: pronk {DEFAULT_VERB} PROMPT)",
+                ctx,
+            )
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise Misuse(error) from None
         except PronkError as error:
             raise Failure(error) from error
         except BrokenPipeError:  # the reader of stdout has had enough, as in `| head`
@@ -70,7 +85,7 @@ class Verbs(click.Group):
             raise click.exceptions.Exit(0) from None
         except OSError as error:  # a full disk, a directory without permission
             _abandon_stdout()
-            raise Failure(error) from error
+            raise Failure(PronkError(os_problem(error))) from error
         except MemoryError:
             raise Failure("out of memory; a smaller --dtype or --ctx-size takes less") from None
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console, options, progress
 from pronk.cli.conversation import Conversation
-from pronk.errors import BadRequest, ContextOverflow, PronkError
+from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
+from pronk.paths import expanded
 
 if TYPE_CHECKING:
     from pronk.generation import Chunk
@@ -45,7 +47,7 @@ In the conversation:
 @options.model_option
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--chat-template", metavar="FILE|NAME", help="Jinja file, or llama2 or llama3; not the model's own.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), metavar="FILE", help="Go on from a saved conversation.")
+@click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Go on from a saved conversation.")
 @options.loading_options
 @options.sampling_options
 @options.generation_options
@@ -53,7 +55,7 @@ def command(
     model: str,
     system: str | None,
     chat_template: str | None,
-    file: Path | None,
+    file: str | None,
     no_cache: bool,
     truncate: str | None,
     **rest: Any,
@@ -62,7 +64,7 @@ def command(
 
     On a terminal with line editing and history; otherwise each line of standard input is a turn.
     """
-    conversation = Conversation.read(file) if file else Conversation()
+    conversation = Conversation.read(Path(file)) if file else Conversation()
     if system is not None:
         conversation.system = system
     llm, params = options.prepare(model, rest)
@@ -75,6 +77,7 @@ class Repl:
         self.llm, self.conversation, self.how = llm, conversation, how
         self.interactive = sys.stdin.isatty()
         self.failed = False
+        self.begun = False
 
     def run(self) -> None:
         """Until the end of input. Scripted turns go on after an error, and exit with 1 for it in the end."""
@@ -98,8 +101,10 @@ class Repl:
                         f"the conversation has {error.prompt_tokens} tokens and at most {error.limit} fit; "
                         "/reset starts anew, --ctx-size may make room, --truncate left forgets its beginning"
                     )
-                except (PronkError, OSError) as error:
+                except PronkError as error:
                     self.complain(" ".join(str(error).split()))
+                except OSError as error:
+                    self.complain(str(PronkError(os_problem(error))))
         if self.failed and not self.interactive:
             raise click.exceptions.Exit(1)
 
@@ -118,7 +123,10 @@ class Repl:
             except KeyboardInterrupt:
                 click.echo(err=True)
         raw = sys.stdin.buffer.readline()
-        return options.decode(raw, "standard input") if raw else None
+        line = options.decode(raw, "standard input")
+        if not self.begun:
+            self.begun, line = True, line.removeprefix(options.BOM)
+        return line if raw else None
 
     def obey(self, line: str) -> bool:
         """Carry out one line; False ends the conversation."""
@@ -146,7 +154,7 @@ class Repl:
         elif name == "/save":
             if not argument:
                 raise BadRequest("/save needs a file name")
-            conversation.save(Path(argument).expanduser())
+            conversation.save(expanded(argument))
             console.note(f"saved to {argument}")
         else:
             raise BadRequest(f"no command {name}; /help lists them, and // says a line that begins with /")
@@ -159,9 +167,10 @@ class Repl:
         pieces: list[str] = []
         chunk: Chunk | None = None
         try:
-            for chunk in self.llm.stream_chat(self.conversation.messages, **self.how):
-                pieces.append(chunk.text)
-                console.write(chunk.text)
+            with progress.shown(unit=progress.of_tokens) as advance:
+                for chunk in self.llm.stream_chat(self.conversation.messages, progress=advance, **self.how):
+                    pieces.append(chunk.text)
+                    console.write(chunk.text)
         finally:
             if chunk is None:
                 turns.pop()
@@ -170,11 +179,12 @@ class Repl:
                 console.write("\n")
         if chunk and chunk.stats:
             rate = chunk.stats.decode_tok_s
+            why = options.why_stopped(self.llm, [chunk])
             console.note(
                 f"{chunk.stats.new_tokens} tokens"
                 + ("" if rate is None else f" at {rate:.1f} tok/s")
                 + f"; {options.describe(self.how['params'], chunk.seed)}"
-                + ("; cut here, -n allows more" if chunk.finish_reason == "length" else "")
+                + (f"; {why}" if why else "")
             )
 
 
@@ -194,9 +204,7 @@ def _line_history() -> Iterator[None]:
     except ImportError:  # Windows; its console edits lines by itself
         yield
         return
-    from pronk.checkpoint.local import home
-
-    path = home() / "chat_history"
+    path = _history()
     with suppress(OSError):
         readline.read_history_file(path)
     try:
@@ -207,3 +215,14 @@ def _line_history() -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             readline.write_history_file(path)
+
+
+def _history() -> Path:
+    """What people typed is no cache, to be thrown away: it is in the user's directory for state, or in PRONK_HOME."""
+    if os.environ.get("PRONK_HOME"):
+        from pronk.checkpoint.local import home
+
+        return home() / "chat_history"
+    import platformdirs
+
+    return platformdirs.user_state_path("pronk", appauthor=False) / "chat_history"

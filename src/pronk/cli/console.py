@@ -1,21 +1,14 @@
-"""What the command line says: generated text on stdout, notes and progress bars on stderr."""
+"""What the command line says: generated text on stdout, notes on stderr."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-PATIENCE = 0.5  # seconds before a bar appears
 
 # A terminal obeys control characters; a model must not give it orders. Shown as the signs that Unicode has for them.
 _SHOWN = (
@@ -46,8 +39,13 @@ def _finite(value: object) -> object:
 
 
 def note(text: str) -> None:
-    """A line to stderr, dimmed on a terminal."""
-    click.secho(text, dim=True, err=True)
+    """A line to stderr, dimmed on a terminal that can."""
+    click.echo(text if is_dumb() else click.style(text, dim=True), err=True)
+
+
+def is_dumb() -> bool:
+    """Whether the terminal, if it is one, takes text alone."""
+    return os.environ.get("TERM") in ("dumb", "unknown")
 
 
 def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
@@ -68,46 +66,3 @@ def size(nbytes: float) -> str:
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
     return f"{nbytes:.0f} B"
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (name, done bytes, total bytes) that draws a bar on a terminal.
-
-    At once where nothing is done yet, for then the work has a long beginning; else when it has taken a moment.
-    """
-    bar: Progress | None = None
-    task: TaskID
-    begin: float | None = None
-
-    def advance(name: str, done: int, total: int) -> None:
-        nonlocal bar, task, begin
-        begin = begin or time.monotonic()
-        if bar is None:
-            if not sys.stderr.isatty() or (done and time.monotonic() - begin < PATIENCE):
-                return
-            bar = _bar()
-            bar.start()
-            task = bar.add_task(label, total=total)
-        bar.update(task, completed=done, total=total)
-
-    try:
-        yield advance
-    finally:
-        if bar is not None:
-            bar.stop()
-
-
-def _bar() -> Progress:
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    return rich_progress.Progress(
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-        rich_progress.TransferSpeedColumn(),
-        rich_progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )

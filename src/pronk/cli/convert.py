@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console, options, progress
 from pronk.errors import PronkError, Unsupported
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
-    from pronk.llm import LLM
     from pronk.vocabulary import Vocabulary
 
 # What both models read for the receipt: prose, numbers, code, accents and an emoji.
@@ -31,17 +30,17 @@ Examples:
 
 The receipt: both models, in f32, read one text; the largest difference of their logits is printed."""
 )
-@click.argument("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("src", type=options.NAME)
+@click.argument("dst", type=options.NAME)
 @click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="Format of DST.")
 @click.option(
     "--dtype",
     type=click.Choice(["f32", "bf16", "f16", "q8_0", "int8"]),
     help="Type to store.  [default: SRC's own; f32 where that is quantized, or unknown to the format]",
 )
-@click.option("--version", type=click.IntRange(0, 2), help="llama2c: version of the format.")
+@click.option("--version", type=click.IntRange(0, 2), metavar="0|1|2", help="llama2c: version of the format.")
 @click.option(
-    "--group-size", type=click.IntRange(min=1), default=64, show_default=True, help="llama2c 2: weights a scale."
+    "--group-size", type=click.IntRange(min=1), metavar="N", help="llama2c 2: weights a scale.  [default: 64]"
 )
 @options.tokenizer_option
 @options.revision_option
@@ -49,12 +48,12 @@ The receipt: both models, in f32, read one text; the largest difference of their
 @options.json_option
 def command(
     src: str,
-    dst: Path,
+    dst: str,
     to: Any,
     dtype: Any,
     version: int | None,
-    group_size: int,
-    tokenizer: Path | None,
+    group_size: int | None,
+    tokenizer: str | None,
     revision: str | None,
     overwrite: bool,
     as_json: bool,
@@ -64,19 +63,24 @@ def command(
 
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
+    if to != "llama2c" and version is not None:
+        raise click.UsageError(f"--version {version} is llama2c's; {to} has one version only")
+    in_groups = to == "llama2c" and (version == 2 or (version is None and dtype == "int8"))
+    if group_size is not None and not in_groups:
+        raise click.UsageError("--group-size is for --to llama2c --version 2 only")
     checkpoint = _open(src, tokenizer, revision)
     vocabulary, files = _tokenizer(checkpoint, to)
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
         console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
-    with console.progress("writing") as advance:
+    with progress.shown("writing") as advance:
         write.save(
             checkpoint,
-            dst,
+            Path(dst),
             to=to,
             dtype=dtype or _default_dtype(checkpoint, to, version),
             version=version,
-            group_size=group_size,
+            group_size=group_size or 64,
             vocabulary=vocabulary,
             tokenizer_files=files,
             overwrite=overwrite,
@@ -94,7 +98,7 @@ def command(
         console.write(_as_text(receipt) + "\n")
 
 
-def _open(src: str, tokenizer: Path | None, revision: str | None) -> Checkpoint:
+def _open(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
     """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
     from pronk import checkpoint
     from pronk.checkpoint import hub
@@ -130,29 +134,22 @@ def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
     return stored.pop() if len(stored) == 1 and stored <= {"f32", "bf16", "f16"} & set(DTYPES[to]) else "f32"
 
 
-def _receipt(src: str, dst: Path, tokenizer: Path | None, revision: str | None) -> dict[str, Any]:
+def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None) -> dict[str, Any]:
     import pronk
-    from pronk.measure.verify import compare
+    from pronk.measure.verify import compare, sample_ids
 
-    with console.progress("reading SRC") as advance:
+    with progress.shown("reading SRC") as advance:
         before = pronk.load(src, tokenizer=tokenizer, revision=revision, dtype="f32", progress=advance)
-    with console.progress("reading DST") as advance:
-        after = pronk.load(dst, dtype="f32", progress=advance)
+    with progress.shown("reading DST") as advance:
+        after = pronk.load(Path(dst), dtype="f32", progress=advance)
     return {
         "src": src,
-        "dst": str(dst),
+        "dst": dst,
         "format": after.checkpoint.format,
         "quantization": after.checkpoint.quantization,
         "bytes": sum(file.stat().st_size for file in after.checkpoint.files),
-        **compare(before, after, _token_ids(before)),
+        **compare(before, after, sample_ids(before, TEXT)[: before.ctx_size]),
     }
-
-
-def _token_ids(llm: LLM) -> list[int]:
-    """TEXT, as far as it fits; for a model without a tokenizer, ids spread over its vocabulary."""
-    if llm.has_tokenizer:
-        return llm.tokenizer.encode(TEXT)[: llm.ctx_size]
-    return [(7919 * n + 1) % llm.config.vocab_size for n in range(min(64, llm.ctx_size))]
 
 
 def _as_text(receipt: dict[str, Any]) -> str:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console, options, progress
 
 if TYPE_CHECKING:
     from pronk.engine.params import SamplingParams
-    from pronk.generation import Generation, Stats, TokenLogprob
+    from pronk.generation import Chunk, Generation, Stats, TokenLogprob
     from pronk.llm import LLM
 
 
@@ -42,7 +42,7 @@ terminal, control characters in the text are shown as signs; files and pipes get
 )
 @click.argument("prompt", required=False)
 @click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, as PROMPT.")
-@click.option("-f", "--file", metavar="FILE", help="Read the prompt from FILE; - is standard input.")
+@click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Read the prompt from FILE; - is standard input.")
 @click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
 @options.model_option
 @options.loading_options
@@ -90,14 +90,16 @@ def command(
     llm, params = options.prepare(model, rest)
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
     shown = "" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text)
-    if as_json:
-        found = llm.generate(text, **how)
-        console.write_json(_as_json(model, text, found if isinstance(found, list) else [found]))
-    elif params.num_beams > 1 or params.samples > 1:
-        several = llm.generate(text, **how)
-        _print_several(shown, several if isinstance(several, list) else [several], params, llm)
-    else:
+    if not as_json and params.num_beams == 1 and params.samples == 1:
         _stream(text, shown, how, llm)
+        return
+    with progress.shown(unit=progress.of_tokens) as advance:
+        found = llm.generate(text, progress=advance, **how)
+    several = found if isinstance(found, list) else [found]
+    if as_json:
+        console.write_json(_as_json(model, text, several))
+    else:
+        _print_several(shown, several, params, llm)
 
 
 def _prompt(argument: str | None, option: str | None, file: str | None, ids: list[int] | None) -> str | list[int]:
@@ -117,13 +119,13 @@ def _stream(prompt: str | list[int], shown: str, how: dict[str, Any], llm: LLM) 
 
     params, logprobs = how["params"], []
     chunk = None
-    stream = llm.stream(prompt, **how)
-    console.write(shown)
     try:
-        for chunk in stream:
-            console.write(chunk.text if llm.has_tokenizer or chunk.token is None else f"{chunk.token} ")
-            if params.logprobs is not None and chunk.token is not None and chunk.logprob is not None:
-                logprobs.append(TokenLogprob(chunk.token, chunk.logprob, chunk.top))
+        with progress.shown(unit=progress.of_tokens) as advance:
+            for chunk in llm.stream(prompt, progress=advance, **how):
+                console.write(shown + (chunk.text if llm.has_tokenizer or chunk.token is None else f"{chunk.token} "))
+                shown = ""
+                if params.logprobs is not None and chunk.token is not None and chunk.logprob is not None:
+                    logprobs.append(TokenLogprob(chunk.token, chunk.logprob, chunk.top))
     finally:
         if chunk is not None:  # an error before the first token leaves stdout empty
             console.write("\n")
@@ -131,6 +133,12 @@ def _stream(prompt: str | list[int], shown: str, how: dict[str, Any], llm: LLM) 
         _print_logprobs(logprobs, llm)
     if chunk and chunk.stats:
         console.note(_statistics(chunk.stats, chunk.truncated_tokens) + "; " + options.describe(params, chunk.seed))
+        _note_cut(llm, [chunk])
+
+
+def _note_cut(llm: LLM, ends: Sequence[Chunk | Generation]) -> None:
+    if why := options.why_stopped(llm, ends):
+        console.note(why)
 
 
 def _print_several(prompt: str, generations: Sequence[Generation], params: SamplingParams, llm: LLM) -> None:
@@ -143,6 +151,7 @@ def _print_several(prompt: str, generations: Sequence[Generation], params: Sampl
             _print_logprobs(generation.logprobs, llm)
     last = generations[-1]
     console.note(_statistics(last.stats, last.truncated_tokens) + "; " + options.describe(params, last.seed))
+    _note_cut(llm, generations)
 
 
 def _spaced(tokens: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.cli import console, options
 
 if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 
 
 @options.verb(
@@ -41,6 +41,15 @@ def _parameters(opened: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
 
 
+def _tensors(opened: Checkpoint) -> list[LazyTensor]:
+    """Layer 2 before layer 10, in whichever order the files have them."""
+
+    def natural(tensor: LazyTensor) -> list[tuple[bool, int, str]]:
+        return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in tensor.name.split(".")]
+
+    return sorted(opened.tensors.values(), key=natural)
+
+
 def _config(opened: Checkpoint) -> dict[str, Any]:
     foreign = ("architectures", "model_type", "hidden_act")  # the same for every model pronk reads
     return {key: value for key, value in opened.config.to_dict().items() if key not in foreign}
@@ -65,7 +74,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
         },
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "type": t.dtype, "bytes": t.nbytes}
-            for t in opened.tensors.values()
+            for t in _tensors(opened)
         ],
     }  # fmt: skip
 
@@ -87,6 +96,6 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ),
     ]
     config = [(key, json.dumps(value)) for key, value in _config(opened).items()]
-    tensors = [(t.name, " x ".join(map(str, t.shape)), t.dtype, f"{t.nbytes:,}") for t in opened.tensors.values()]
+    tensors = [(t.name, " x ".join(map(str, t.shape)), t.dtype, f"{t.nbytes:,}") for t in _tensors(opened)]
     tensors.insert(0, ("tensor", "shape", "type", "bytes"))
     return "\n\n".join([console.table(head), console.table(config), console.table(tensors, right=(3,))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +13,11 @@ from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
     from pronk.engine.params import SamplingParams
+    from pronk.generation import Chunk, Generation
     from pronk.llm import LLM
 
 DEFAULT_MODEL = "smollm2:135m"
+BOM = "\ufeff"  # which some editors put before UTF-8 text; it is no part of it
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,11 +33,27 @@ class Verb(click.Command):
             name, equals, value = argument.partition("=")
             if name not in names and (dashed := name.replace("_", "-")) in names:
                 args[n] = dashed + equals + value
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
+            raise
 
 
 def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
     return click.command(cls=Verb, epilog=epilog)
+
+
+class Name(click.types.StringParamType):
+    """Text that is not empty: an empty name is a variable that was never set, and no wish for the default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("must not be empty", param, ctx)
+        return value
+
+
+NAME = Name()
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -58,25 +76,28 @@ def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-model_argument = click.argument("model")
+model_argument = click.argument("model", type=NAME)
 model_option = click.option(
     "-m",
     "--model",
+    type=NAME,
     default=DEFAULT_MODEL,
     show_default=True,
     metavar="MODEL",
     help="Name, repository, file or directory.",
 )
-revision_option = click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hugging Face repository.")
+revision_option = click.option(
+    "--revision", type=NAME, metavar="REV", help="Branch, tag or commit of a Hugging Face repository."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 tokenizer_option = click.option(
-    "--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Tokenizer file or directory to use instead."
+    "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
 )
 
 loading_options = _together(
     tokenizer_option,
     revision_option,
-    click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: the best there is]"),
+    click.option("--device", type=NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: the best there is]"),
     click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Computing type.  [default: by device]"),
     click.option("--attn", type=click.Choice(["flash", "math"]), default="flash", show_default=True, help="Attention."),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"),
@@ -104,7 +125,8 @@ sampling_options = _together(
                  help="The same, once for each time."),
     click.option("--logit-bias", multiple=True, callback=_biases, metavar="ID=BIAS",
                  help="Add BIAS to the logit of token ID. Repeatable."),
-    click.option("-s", "--seed", type=int, metavar="N", help="Same seed, same text.  [default: a random one]"),
+    click.option("-s", "--seed", type=int, metavar="N",
+                 help="Same seed, same text; greedy decoding needs none.  [default: a random one]"),
     click.option("--rng", type=click.Choice(["philox", "xorshift", "numpy"]), default="philox", show_default=True,
                  help="Random numbers: pronk's own, llama2.c's or NumPy's legacy generator's."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. Repeatable."),
@@ -129,10 +151,10 @@ def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
 
 def load_model(model: str, loading: dict[str, Any]) -> LLM:
     import pronk
-    from pronk.cli import console
+    from pronk.cli import progress
 
     loading["ctx_size"] = loading["ctx_size"] or None
-    with console.progress("loading") as advance:
+    with progress.shown("loading", patience=0) as advance:  # importing torch takes a moment already
         return pronk.load(model, **loading, progress=advance)
 
 
@@ -147,7 +169,7 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
 
 
 def describe(params: SamplingParams, seed: int) -> str:
-    """The sampling that took place, in a few words: what differs from the defaults, and the seed."""
+    """The sampling that took place, in a few words: what differs from the defaults, and the seed if any was used."""
     from pronk.engine.params import SamplingParams
 
     plain = SamplingParams()
@@ -158,7 +180,22 @@ def describe(params: SamplingParams, seed: int) -> str:
             words.append(f"{name.replace('_', '-')} {value:g}")
     if params.logit_bias:
         words.append(f"{len(params.logit_bias)} logit biases")
-    return ", ".join([*words, f"seed {seed}" + (f" ({params.rng})" if params.rng != plain.rng else "")])
+    if params.temperature > 0:
+        words.append(f"seed {seed}" + (f" ({params.rng})" if params.rng != plain.rng else ""))
+    return ", ".join(words)
+
+
+def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation]) -> str | None:
+    """What cut sequences short, if anything did: their last chunks or wholes tell. Ends in what may let them go on."""
+    cut = [end.stats for end in ends if end.finish_reason == "length" and end.stats]
+    if not cut:
+        return None
+    some = f"{len(cut)} of {len(ends)} stopped" if len(ends) > 1 else "stopped"
+    if all(stats.prompt_tokens + stats.new_tokens < llm.ctx_size for stats in cut):
+        return f"{some} after {cut[0].new_tokens} tokens; -n allows more"
+    trained = llm.config.max_position_embeddings
+    more = f"; -c allows up to {trained}" if llm.ctx_size < trained else ""
+    return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"
 
 
 def read_file(path: str) -> str:
@@ -168,7 +205,7 @@ def read_file(path: str) -> str:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise BadRequest(f"{name}: {error.strerror or error}") from None
-    return decode(raw, name)
+    return decode(raw, name).removeprefix(BOM)
 
 
 def decode(raw: bytes, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console, options, progress
 
 
 @options.verb(
@@ -23,16 +23,24 @@ and exits with 1."""
 )
 @options.model_argument
 @click.option(
-    "-f", "--file", metavar="FILE", help="Text to verify with; - is standard input.  [default: a built-in one]"
+    "-f",
+    "--file",
+    type=options.NAME,
+    metavar="FILE",
+    help="Text to verify with; - is standard input.  [default: a built-in one]",
 )
+@click.option("-n", "--max-tokens", type=click.IntRange(min=2), default=256, show_default=True, metavar="N",
+              help="Take the first N tokens of the text.")  # fmt: skip
 @options.loading_options
 @options.json_option
-def command(model: str, file: str | None, as_json: bool, **loading: Any) -> None:
+def command(model: str, file: str | None, max_tokens: int, as_json: bool, **loading: Any) -> None:
     """Compare cached, cache-free, chunked and batched logits."""
     from pronk.measure.verify import verify
 
     text = None if file is None else options.read_file(file)
-    result = verify(options.load_model(model, loading), text)
+    llm = options.load_model(model, loading)
+    with progress.shown(unit=progress.of_tokens) as advance:
+        result = verify(llm, text, max_tokens, progress=advance)
     if as_json:
         console.write_json(result)
     else:
@@ -54,11 +62,12 @@ def _as_text(result: Mapping[str, Any]) -> str:
                 path["verdict"],
             )
         )
-    wrong = result["last_token_only"]
+    wrong, tokens, whole = result["last_token_only"], result["tokens"], result["text_tokens"]
+    text = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
     return "\n".join(
         [
             f"{result['model']}: {result['engine']} in {result['dtype']} on {result['device']}; "
-            f"the logits of {result['tokens']} tokens against those of one cache-free pass",
+            f"the logits of {text} against those of one cache-free pass",
             "",
             console.table(rows, right=(1, 2)),
             "",

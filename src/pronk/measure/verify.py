@@ -12,6 +12,7 @@ sums themselves round, more the longer they are: 1 to 3 times. Bugs move float32
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,11 @@ from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.errors import BadRequest
+from pronk.llm import BLOCK_SIZE
+from pronk.watched import WatchedBackend
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
     from pronk.engine.backend import Backend
     from pronk.llm import LLM
 
@@ -34,17 +38,25 @@ TEXT = (
 )
 _ALLOWED = {"f32": 10.0, "bf16": 2.0, "f16": 2.0}  # times the noise
 _CHUNK = 7  # odd on purpose: chunks end in the middle of KV blocks
-_BLOCK_SIZE = 16
+_IDS = 96  # of a model without a tokenizer; more than one KV block
 
 
-def verify(llm: LLM, text: str | None = None, max_tokens: int = 256) -> dict[str, Any]:
+def verify(
+    llm: LLM, text: str | None = None, max_tokens: int = 256, *, progress: Progress | None = None
+) -> dict[str, Any]:
     """Compare every path's logits with those of one cache-free forward pass. `text`: default a passage of prose.
 
-    A path's verdict is "identical" (to the bit), "rounding" or "bug"; the whole has the worst of them.
+    Its first `max_tokens` tokens are taken, or as many as fit into the context: "tokens" of "text_tokens". A path's
+    verdict is "identical" (to the bit), "rounding" or "bug"; the whole has the worst of them.
     """
-    ids = _token_ids(llm, text)[: min(max_tokens, llm.ctx_size)]
+    if text is not None:
+        _ = llm.tokenizer  # raises NoTokenizer
+    whole = sample_ids(llm, TEXT if text is None else text)
+    ids = whole[: min(max_tokens, llm.ctx_size)]
     if len(ids) < 2:
-        raise BadRequest(f"verification needs at least 2 tokens; the text has {len(ids)}")
+        raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
+    engine = type(llm.backend).__name__
+    llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
     noise = _worst_rms(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
     allowed = _ALLOWED[llm.backend.dtype] * noise
@@ -56,10 +68,11 @@ def verify(llm: LLM, text: str | None = None, max_tokens: int = 256) -> dict[str
     verdicts = [path["verdict"] for path in paths]
     return {
         "model": llm.name,
-        "engine": type(llm.backend).__name__,
+        "engine": engine,
         "device": llm.backend.device,
         "dtype": llm.backend.dtype,
         "tokens": len(ids),
+        "text_tokens": len(whole),
         "noise_floor": noise,
         "allowed": allowed,
         "paths": paths,
@@ -73,12 +86,26 @@ def compare(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
     return {"tokens": len(token_ids), **_difference(b.logits(token_ids), a.logits(token_ids))}
 
 
-def _token_ids(llm: LLM, text: str | None) -> list[int]:
+def sample_ids(llm: LLM, text: str) -> list[int]:
+    """The tokens of `text`; for a model without a tokenizer, ids spread over its vocabulary."""
     if llm.has_tokenizer:
-        return llm.tokenizer.encode(TEXT if text is None else text)
-    if text is not None:
-        return llm.tokenizer.encode(text)  # raises NoTokenizer
-    return [int(i) for i in np.random.default_rng(0).integers(0, llm.config.vocab_size, 64)]
+        return llm.tokenizer.encode(text)
+    return [(7919 * n + 1) % llm.config.vocab_size for n in range(_IDS)]
+
+
+def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
+    """The same, telling of its forward passes: eight times the text, for the batch is three texts."""
+    done = 0
+
+    def tell(batch: Batch) -> None:
+        nonlocal done
+        done += len(batch.token_ids)
+        progress("verifying", done, 8 * tokens)
+
+    watched = copy.copy(llm)
+    watched.backend = WatchedBackend(llm.backend, tell)
+    progress("verifying", 0, 8 * tokens)
+    return watched
 
 
 def _path(name: str, logits: Logits, free: Logits, allowed: float) -> dict[str, Any]:
@@ -105,8 +132,8 @@ def _worst_rms(logits: Logits, reference: Logits) -> float:
 
 def _batched(backend: Backend, ids: list[int]) -> Logits:
     """The text between two strangers, prefilled in one step and finished in a second, in blocks out of order."""
-    half, needed = len(ids) // 2, -(-len(ids) // _BLOCK_SIZE)
-    kv = backend.new_kv(3 * needed, _BLOCK_SIZE)
+    half, needed = len(ids) // 2, -(-len(ids) // BLOCK_SIZE)
+    kv = backend.new_kv(3 * needed, BLOCK_SIZE)
     tables = [tuple(range(n, 3 * needed, 3)) for n in range(3)]  # interleaved: every table has gaps
     texts = [ids[::-1], ids, ids[half:] + ids[:half]]
     logits = []

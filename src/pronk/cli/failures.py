@@ -1,0 +1,32 @@
+"""How pronk ends when it cannot do what it was asked: lines that begin with `pronk:`, and an exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class Failure(click.ClickException):
+    """Prints `pronk: …`, one line, and exits with 1."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(str(message).split()))
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pronk: {self.message}", err=True)
+
+
+class Misuse(Failure):
+    """Wrong usage: a second line names the help, and the exit code is 2."""
+
+    exit_code = 2
+
+    def __init__(self, error: click.UsageError) -> None:
+        message = error.format_message()
+        super().__init__(message[:1].lower() + message[1:].removesuffix("."))
+        self.where = error.ctx.command_path if error.ctx else "pronk"
+
+    def show(self, file: Any = None) -> None:
+        super().show(file)
+        click.echo(f"Try '{self.where} --help'.", err=True)
