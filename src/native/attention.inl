@@ -83,7 +83,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
     float* q = form + kRows * kSpan;            // [T][dp]
     float* span = q + kRows * dp;               // [T][dp]: what this span gives
     float* total = span + kRows * dp;           // [T][dp]: what all spans so far give
-    float largest[T], mass[T];
+    float largest[T] = {}, mass[T] = {};
 
     for (int t = 0; t < T; ++t) {
         float scaled[kPanelRows];
@@ -93,7 +93,6 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             if (kPairs<Op> && count % 2) scaled[count] = 0;
             to_form<Op>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / Op::step);
         }
-        mass[t] = 0;
     }
 
     const int end = task.limit[T - 1];

@@ -58,7 +58,9 @@ struct Simd {
     // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
     PRONK_INLINE I dot4(I acc, Bytes w, I x) {
 #ifdef __AVX512VNNI__
-        return _mm512_dpbusd_epi32(acc, w, x);
+        // Not the intrinsic: GCC 12 copies and spills accumulators around it.
+        asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+        return acc;
 #else
         // vpmaddubsw would saturate; sums of pairs of 16-bit products do not.
         const I even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);

@@ -1,0 +1,138 @@
+// 16 rows in two 256-bit registers. Compiled twice: plain (Haswell, Zen 1-3) and with AVX-VNNI (Alder Lake).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+#define PRONK_INLINE static inline __attribute__((always_inline))
+
+struct Simd {
+    struct F { __m256 a, b; };
+    struct I { __m256i a, b; };
+    using Bytes = I;  // [16 rows][4]
+    using Pairs = I;  // [16 rows][2] bfloat16
+    static constexpr int registers = 16, registers_per_vector = 2;
+
+    PRONK_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+    PRONK_INLINE F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+    PRONK_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+    PRONK_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+    PRONK_INLINE F load_f16(const void* p) {
+        const __m128i* h = (const __m128i*)p;
+        return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+    }
+    PRONK_INLINE F load_int8(const void* p) {
+        const __m128i x = _mm_loadu_si128((const __m128i*)p);
+        return to_float({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))});
+    }
+    PRONK_INLINE F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)}; }
+    PRONK_INLINE F add(F a, F b) { return {_mm256_add_ps(a.a, b.a), _mm256_add_ps(a.b, b.b)}; }
+    PRONK_INLINE F sub(F a, F b) { return {_mm256_sub_ps(a.a, b.a), _mm256_sub_ps(a.b, b.b)}; }
+    PRONK_INLINE F mul(F a, F b) { return {_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
+    PRONK_INLINE F div(F a, F b) { return {_mm256_div_ps(a.a, b.a), _mm256_div_ps(a.b, b.b)}; }
+    PRONK_INLINE F max(F a, F b) { return {_mm256_max_ps(a.a, b.a), _mm256_max_ps(a.b, b.b)}; }
+    PRONK_INLINE F min(F a, F b) { return {_mm256_min_ps(a.a, b.a), _mm256_min_ps(a.b, b.b)}; }
+    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
+        return {_mm256_and_ps(value.a, _mm256_cmp_ps(x.a, bound.a, _CMP_NLT_UQ)),
+                _mm256_and_ps(value.b, _mm256_cmp_ps(x.b, bound.b, _CMP_NLT_UQ))};
+    }
+    PRONK_INLINE float sum(F x) {
+        const __m256 s = _mm256_add_ps(x.a, x.b);
+        __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+        q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+        return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+    }
+    PRONK_INLINE float maximum(F x) {
+        const __m256 s = _mm256_max_ps(x.a, x.b);
+        __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+        q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+        return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+    }
+
+    PRONK_INLINE I set_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+    PRONK_INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+    PRONK_INLINE I round(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }  // to nearest even
+    PRONK_INLINE __m256 power(__m256i n) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+    }
+    PRONK_INLINE F power_of_two(I n) { return {power(n.a), power(n.b)}; }  // 2^n of normal floats
+    PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
+        const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+        return {_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
+    }
+    PRONK_INLINE I max_int(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+    PRONK_INLINE int32_t maximum_int(I x) {
+        const __m256i s = _mm256_max_epi32(x.a, x.b);
+        __m128i q = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+        q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+        return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+    }
+    PRONK_INLINE I add_int(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+    PRONK_INLINE int32_t sum_int(I x) {
+        const __m256i s = _mm256_add_epi32(x.a, x.b);
+        __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+        q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+        return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+    }
+    PRONK_INLINE void store_int8(int8_t* p, I x) {
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+        _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    }
+
+    PRONK_INLINE Bytes load_bytes(const void* p) {
+        const __m256i* q = (const __m256i*)p;
+        return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+    }
+    PRONK_INLINE Bytes low_nibbles(Bytes x) {
+        const __m256i mask = _mm256_set1_epi8(15);
+        return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+    }
+    PRONK_INLINE Bytes high_nibbles(Bytes x) {
+        return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
+    }
+    PRONK_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
+#ifdef __AVXVNNI__
+        asm("{vex} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+        return acc;
+#else
+        // vpmaddubsw would saturate; sums of pairs of 16-bit products do not.
+        const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
+        const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), x_odd = _mm256_srai_epi16(x, 8);
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, x_even));
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, x_odd));
+#endif
+    }
+    // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
+    PRONK_INLINE I dot4(I acc, Bytes w, I x) { return {dot(acc.a, w.a, x.a), dot(acc.b, w.b, x.b)}; }
+
+    PRONK_INLINE Pairs load_pairs(const void* p) { return load_bytes(p); }
+    PRONK_INLINE __m256 dot_pairs(__m256 acc, __m256i w, __m256i x) {
+        const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+        acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), acc);
+        return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc);
+    }
+    // acc[row] += w[row][0] x[0] + w[row][1] x[1]
+    PRONK_INLINE F dot2(F acc, Pairs w, I x) { return {dot_pairs(acc.a, w.a, x.a), dot_pairs(acc.b, w.b, x.b)}; }
+
+    PRONK_INLINE void store_f16(uint16_t* p, F x) {
+        _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+    }
+    PRONK_INLINE __m256i to_bf16(__m256 x) {  // to nearest even; NaN stays NaN
+        const __m256i bits = _mm256_castps_si256(x);
+        const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i bias = _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff));
+        const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+    }
+    PRONK_INLINE void store_bf16(uint16_t* p, F x) {
+        const __m256i words = _mm256_packus_epi32(to_bf16(x.a), to_bf16(x.b));
+        _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xd8));
+    }
+};
+
+}  // namespace

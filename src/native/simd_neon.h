@@ -1,0 +1,143 @@
+// 16 rows in four 128-bit registers. Compiled three times: plain ARMv8, with dotprod, and with i8mm and bf16.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+namespace {
+
+#define PRONK_INLINE static inline __attribute__((always_inline))
+
+struct Simd {
+    struct F { float32x4_t v[4]; };
+    struct I { int32x4_t v[4]; };
+    struct Bytes { uint8x16_t v[4]; };   // [16 rows][4]
+    struct Pairs { uint16x8_t v[4]; };   // [16 rows][2] bfloat16
+    static constexpr int registers = 32, registers_per_vector = 4;
+
+    template <class Body>
+    PRONK_INLINE F each(Body body) { return {{body(0), body(1), body(2), body(3)}}; }
+    template <class Body>
+    PRONK_INLINE I each_int(Body body) { return {{body(0), body(1), body(2), body(3)}}; }
+
+    PRONK_INLINE F zero() { return set(0); }
+    PRONK_INLINE F set(float x) { return each([=](int) { return vdupq_n_f32(x); }); }
+    PRONK_INLINE F load(const float* p) { return each([=](int i) { return vld1q_f32(p + 4 * i); }); }
+    PRONK_INLINE void store(float* p, F x) {
+        for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
+    }
+    PRONK_INLINE F load_f16(const void* p) {
+        return each([=](int i) {
+            return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t*)p + 8 * i)));
+        });
+    }
+    PRONK_INLINE F load_int8(const void* p) {
+        const int8x16_t x = vld1q_s8((const int8_t*)p);
+        const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
+        return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+    }
+    PRONK_INLINE F fma(F a, F b, F c) { return each([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); }); }
+    PRONK_INLINE F add(F a, F b) { return each([&](int i) { return vaddq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F sub(F a, F b) { return each([&](int i) { return vsubq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F mul(F a, F b) { return each([&](int i) { return vmulq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F div(F a, F b) { return each([&](int i) { return vdivq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F max(F a, F b) { return each([&](int i) { return vmaxq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F min(F a, F b) { return each([&](int i) { return vminq_f32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
+        return each([&](int i) {
+            return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value.v[i]), vcltq_f32(x.v[i], bound.v[i])));
+        });
+    }
+    PRONK_INLINE float sum(F x) {
+        return vaddvq_f32(vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3])));
+    }
+    PRONK_INLINE float maximum(F x) {
+        return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[2]), vmaxq_f32(x.v[1], x.v[3])));
+    }
+
+    PRONK_INLINE I set_int(int32_t x) { return each_int([=](int) { return vdupq_n_s32(x); }); }
+    PRONK_INLINE F to_float(I x) { return each([&](int i) { return vcvtq_f32_s32(x.v[i]); }); }
+    PRONK_INLINE I round(F x) { return each_int([&](int i) { return vcvtnq_s32_f32(x.v[i]); }); }  // to nearest even
+    PRONK_INLINE F power_of_two(I n) {  // 2^n of normal floats
+        return each([&](int i) {
+            return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n.v[i], vdupq_n_s32(127)), 23));
+        });
+    }
+    PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
+        return each_int([&](int i) { return vandq_s32(vreinterpretq_s32_f32(x.v[i]), vdupq_n_s32(0x7fffffff)); });
+    }
+    PRONK_INLINE I max_int(I a, I b) { return each_int([&](int i) { return vmaxq_s32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE int32_t maximum_int(I x) {
+        return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3])));
+    }
+    PRONK_INLINE I add_int(I a, I b) { return each_int([&](int i) { return vaddq_s32(a.v[i], b.v[i]); }); }
+    PRONK_INLINE int32_t sum_int(I x) {
+        return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));
+    }
+    PRONK_INLINE void store_int8(int8_t* p, I x) {
+        const int16x8_t low = vcombine_s16(vqmovn_s32(x.v[0]), vqmovn_s32(x.v[1]));
+        const int16x8_t high = vcombine_s16(vqmovn_s32(x.v[2]), vqmovn_s32(x.v[3]));
+        vst1q_s8(p, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
+    }
+
+    PRONK_INLINE Bytes load_bytes(const void* p) {
+        const uint8_t* q = (const uint8_t*)p;
+        return {{vld1q_u8(q), vld1q_u8(q + 16), vld1q_u8(q + 32), vld1q_u8(q + 48)}};
+    }
+    PRONK_INLINE Bytes low_nibbles(Bytes x) {
+        for (uint8x16_t& b : x.v) b = vandq_u8(b, vdupq_n_u8(15));
+        return x;
+    }
+    PRONK_INLINE Bytes high_nibbles(Bytes x) {
+        for (uint8x16_t& b : x.v) b = vshrq_n_u8(b, 4);
+        return x;
+    }
+    PRONK_INLINE int32x4_t dot(int32x4_t acc, uint8x16_t w, int8x16_t x) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        return vusdotq_s32(acc, w, x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+        // w x = (w - 128) x + 128 x, both signed
+        acc = vdotq_s32(acc, vreinterpretq_s8_u8(veorq_u8(w, vdupq_n_u8(128))), x);
+        return vaddq_s32(acc, vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), x), 7));
+#else
+        const int16x8_t w_low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(w)));
+        const int16x8_t w_high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(w)));
+        const int16x8_t x_low = vmovl_s8(vget_low_s8(x)), x_high = vmovl_s8(vget_high_s8(x));
+        const int32x4_t a = vmull_s16(vget_low_s16(w_low), vget_low_s16(x_low)), b = vmull_high_s16(w_low, x_low);
+        const int32x4_t c = vmull_s16(vget_low_s16(w_high), vget_low_s16(x_high)), d = vmull_high_s16(w_high, x_high);
+        return vaddq_s32(acc, vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)));
+#endif
+    }
+    // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
+    PRONK_INLINE I dot4(I acc, Bytes w, I x) {
+        return each_int([&](int i) { return dot(acc.v[i], w.v[i], vreinterpretq_s8_s32(x.v[i])); });
+    }
+
+    PRONK_INLINE Pairs load_pairs(const void* p) {
+        const uint16_t* q = (const uint16_t*)p;
+        return {{vld1q_u16(q), vld1q_u16(q + 8), vld1q_u16(q + 16), vld1q_u16(q + 24)}};
+    }
+    // acc[row] += w[row][0] x[0] + w[row][1] x[1]; not BFDOT, which rounds otherwise than the other sets do
+    PRONK_INLINE F dot2(F acc, Pairs w, I x) {
+        return each([&](int i) {
+            const uint32x4_t high = vdupq_n_u32(0xffff0000), u = vreinterpretq_u32_u16(w.v[i]), y = vreinterpretq_u32_s32(x.v[i]);
+            const float32x4_t a = vfmaq_f32(acc.v[i], vreinterpretq_f32_u32(vshlq_n_u32(u, 16)), vreinterpretq_f32_u32(vshlq_n_u32(y, 16)));
+            return vfmaq_f32(a, vreinterpretq_f32_u32(vandq_u32(u, high)), vreinterpretq_f32_u32(vandq_u32(y, high)));
+        });
+    }
+    PRONK_INLINE void store_f16(uint16_t* p, F x) {
+        for (int i = 0; i < 4; ++i) vst1_u8((uint8_t*)(p + 4 * i), vreinterpret_u8_f16(vcvt_f16_f32(x.v[i])));
+    }
+    PRONK_INLINE void store_bf16(uint16_t* p, F x) {  // to nearest even; NaN stays NaN
+        for (int i = 0; i < 4; ++i) {
+            const uint32x4_t bits = vreinterpretq_u32_f32(x.v[i]), lsb = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+            const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(bits, vaddq_u32(lsb, vdupq_n_u32(0x7fff))), 16);
+            const uint32x4_t number = vceqq_f32(x.v[i], x.v[i]);
+            vst1_u16(p + 4 * i, vmovn_u32(vbslq_u32(number, rounded, vdupq_n_u32(0x7fc0))));
+        }
+    }
+};
+
+}  // namespace

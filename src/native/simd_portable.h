@@ -1,0 +1,148 @@
+// 16 rows in an array: what every compiler can do, and the reference for the others.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace {
+
+#define PRONK_INLINE static inline
+
+struct Simd {
+    struct F { float v[16]; };
+    struct I { int32_t v[16]; };
+    struct Bytes { uint8_t v[64]; };   // [16 rows][4]
+    struct Pairs { uint16_t v[32]; };  // [16 rows][2] bfloat16
+    static constexpr int registers = 16, registers_per_vector = 4;
+
+    template <class Body>
+    PRONK_INLINE F each(Body body) {
+        F y;
+        for (int i = 0; i < 16; ++i) y.v[i] = body(i);
+        return y;
+    }
+    template <class Body>
+    PRONK_INLINE I each_int(Body body) {
+        I y;
+        for (int i = 0; i < 16; ++i) y.v[i] = body(i);
+        return y;
+    }
+
+    PRONK_INLINE F zero() { return set(0); }
+    PRONK_INLINE F set(float x) { return each([=](int) { return x; }); }
+    PRONK_INLINE F load(const float* p) {
+        F y;
+        std::memcpy(y.v, p, sizeof y.v);
+        return y;
+    }
+    PRONK_INLINE void store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
+    PRONK_INLINE F load_f16(const void* p) {
+        uint16_t h[16];
+        std::memcpy(h, p, sizeof h);
+        return each([&](int i) { return pronk::f16_to_f32(h[i]); });
+    }
+    PRONK_INLINE F load_int8(const void* p) { return each([=](int i) { return (float)((const int8_t*)p)[i]; }); }
+    // Rounded twice: a fused product would be a call into the C library here.
+    PRONK_INLINE F fma(F a, F b, F c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+    PRONK_INLINE F add(F a, F b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
+    PRONK_INLINE F sub(F a, F b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
+    PRONK_INLINE F mul(F a, F b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
+    PRONK_INLINE F div(F a, F b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
+    // As x86 has them: where either is NaN, the second.
+    PRONK_INLINE F max(F a, F b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+    PRONK_INLINE F min(F a, F b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+    PRONK_INLINE F zero_where_less(F value, F x, F bound) {
+        return each([&](int i) { return x.v[i] < bound.v[i] ? 0 : value.v[i]; });
+    }
+    PRONK_INLINE float sum(F x) {
+        for (int width = 8; width > 0; width /= 2)
+            for (int i = 0; i < width; ++i) x.v[i] += x.v[i + width];
+        return x.v[0];
+    }
+    PRONK_INLINE float maximum(F x) {
+        for (int i = 1; i < 16; ++i) x.v[0] = x.v[0] > x.v[i] ? x.v[0] : x.v[i];
+        return x.v[0];
+    }
+
+    PRONK_INLINE I set_int(int32_t x) { return each_int([=](int) { return x; }); }
+    PRONK_INLINE F to_float(I x) { return each([&](int i) { return (float)x.v[i]; }); }
+    PRONK_INLINE I round(F x) {  // to nearest even; what does not fit becomes the least integer, as on x86
+        return each_int([&](int i) {
+            return std::fabs(x.v[i]) < 2147483648.0f ? (int32_t)std::nearbyint(x.v[i]) : INT32_MIN;
+        });
+    }
+    PRONK_INLINE F power_of_two(I n) {
+        return each([&](int i) {
+            const uint32_t bits = (uint32_t)(n.v[i] + 127u) << 23;
+            float y;
+            std::memcpy(&y, &bits, 4);
+            return y;
+        });
+    }
+    PRONK_INLINE I magnitude(F x) {
+        I y;
+        std::memcpy(y.v, x.v, sizeof y.v);
+        for (int i = 0; i < 16; ++i) y.v[i] &= 0x7fffffff;
+        return y;
+    }
+    PRONK_INLINE I max_int(I a, I b) { return each_int([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+    PRONK_INLINE int32_t maximum_int(I x) {
+        for (int i = 1; i < 16; ++i) x.v[0] = x.v[0] > x.v[i] ? x.v[0] : x.v[i];
+        return x.v[0];
+    }
+    PRONK_INLINE I add_int(I a, I b) { return each_int([&](int i) { return a.v[i] + b.v[i]; }); }
+    PRONK_INLINE int32_t sum_int(I x) {
+        for (int i = 1; i < 16; ++i) x.v[0] += x.v[i];
+        return x.v[0];
+    }
+    PRONK_INLINE void store_int8(int8_t* p, I x) {
+        for (int i = 0; i < 16; ++i) p[i] = (int8_t)(x.v[i] > 127 ? 127 : x.v[i] < -128 ? -128 : x.v[i]);
+    }
+
+    PRONK_INLINE Bytes load_bytes(const void* p) {
+        Bytes y;
+        std::memcpy(y.v, p, sizeof y.v);
+        return y;
+    }
+    PRONK_INLINE Bytes low_nibbles(Bytes x) {
+        for (uint8_t& b : x.v) b &= 15;
+        return x;
+    }
+    PRONK_INLINE Bytes high_nibbles(Bytes x) {
+        for (uint8_t& b : x.v) b >>= 4;
+        return x;
+    }
+    PRONK_INLINE I dot4(I acc, Bytes w, I x) {
+        int8_t b[4];
+        std::memcpy(b, x.v, 4);  // the word is the same in all rows
+        return each_int([&](int i) {
+            const uint8_t* r = w.v + 4 * i;
+            return acc.v[i] + r[0] * b[0] + r[1] * b[1] + r[2] * b[2] + r[3] * b[3];
+        });
+    }
+
+    PRONK_INLINE Pairs load_pairs(const void* p) {
+        Pairs y;
+        std::memcpy(y.v, p, sizeof y.v);
+        return y;
+    }
+    PRONK_INLINE F dot2(F acc, Pairs w, I x) {
+        uint16_t b[2];
+        std::memcpy(b, x.v, 4);
+        const float low = pronk::bf16_to_f32(b[0]), high = pronk::bf16_to_f32(b[1]);
+        return each([&](int i) {
+            return acc.v[i] + pronk::bf16_to_f32(w.v[2 * i]) * low + pronk::bf16_to_f32(w.v[2 * i + 1]) * high;
+        });
+    }
+    PRONK_INLINE void store_f16(uint16_t* p, F x) {
+        for (int i = 0; i < 16; ++i) p[i] = pronk::f32_to_f16(x.v[i]);
+    }
+    PRONK_INLINE void store_bf16(uint16_t* p, F x) {
+        for (int i = 0; i < 16; ++i) p[i] = pronk::f32_to_bf16(x.v[i]);
+    }
+};
+
+}  // namespace
