@@ -41,9 +41,8 @@ class BadFile(PronkError):
     ) -> None:
         self.path, self.problem, self.field, self.offset = str(path), problem, field, offset
         where = "".join((f": {field}" if field else "", f" at byte {offset}" if offset is not None else ""))
-        super().__init__(
-            f"{one_line(self.path, 500)}{one_line(where, 200)}: {one_line(problem.replace('\n', ' '), 600)}"
-        )
+        what = one_line(problem.replace("\n", " "), 600)
+        super().__init__(f"{one_line(self.path, 500)}{one_line(where, 200)}: {what}")
 
 
 class Unsupported(PronkError):
