@@ -171,22 +171,30 @@ double read_gb_s(const std::vector<Region>& regions, const Point& point, double 
 // ---- arithmetic ----
 
 #if defined(__AVX512F__)
-// `step` on 12 independent accumulators (latency 6, one or two a cycle), `macs` multiply-adds each. They have names, not
-// indices, so that they stay in registers; the asm keeps rounds from being folded into one.
+constexpr int kRounds = 20000;
+
+// `step` on 12 independent accumulators (latency up to 6, one or two a cycle), kRounds times. They have names, not
+// indices, and no call is near them, or GCC keeps them on the stack; the asm keeps rounds from being folded into one.
+template <class Vector, class Step>
+[[gnu::noinline]] void registers_only(Vector zero, Step step) {
+    Vector a = zero, b = zero, c = zero, d = zero, e = zero, f = zero;
+    Vector g = zero, h = zero, i = zero, j = zero, k = zero, l = zero;
+    for (int round = 0; round < kRounds; ++round) {
+        a = step(a), b = step(b), c = step(c), d = step(d), e = step(e), f = step(f);
+        g = step(g), h = step(h), i = step(i), j = step(j), k = step(k), l = step(l);
+        asm volatile("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d), "+v"(e), "+v"(f));
+        asm volatile("" : "+v"(g), "+v"(h), "+v"(i), "+v"(j), "+v"(k), "+v"(l));
+    }
+}
+
+// `macs`: multiply-adds that one step makes.
 template <class Vector, class Step>
 double gmac_s(int threads, double seconds, double macs, Vector zero, Step step) {
     return together(threads, [&](int) {
-        Vector a = zero, b = zero, c = zero, d = zero, e = zero, f = zero;
-        Vector g = zero, h = zero, i = zero, j = zero, k = zero, l = zero;
         const auto begun = Clock::now();
         for (double done = 0;;) {
-            for (int round = 0; round < 20000; ++round) {
-                a = step(a), b = step(b), c = step(c), d = step(d), e = step(e), f = step(f);
-                g = step(g), h = step(h), i = step(i), j = step(j), k = step(k), l = step(l);
-                asm volatile("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d), "+v"(e), "+v"(f));
-                asm volatile("" : "+v"(g), "+v"(h), "+v"(i), "+v"(j), "+v"(k), "+v"(l));
-            }
-            done += 20000.0 * 12 * macs;
+            registers_only(zero, step);
+            done += 12.0 * kRounds * macs;
             if (const double passed = since(begun); passed >= seconds) return done / passed / 1e9;
         }
     });
