@@ -140,6 +140,8 @@ def test_underscores_in_option_names(run: Run, loaded: list[FakeLLM]) -> None:
         ["-n", "0"],
         ["--num-beams", "0"],
         ["--num-beams", "2", "--num-return-sequences", "3"],
+        ["--num-beams", "2", "--seed", "1"],
+        ["--num-beams", "2", "--rng", "numpy"],
         ["--threads", "0"],
         ["--dtype", "f64"],
         ["--rng", "dice"],

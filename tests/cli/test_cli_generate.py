@@ -45,7 +45,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
         "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
         "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 "
-        "--logprobs 1 --no-cache --truncate left"
+        "--logprobs 1 --speculative ngram --no-cache --truncate left"
     )
     result = run("generate", *options.split(), "-p", "hello there")
     assert result.exit_code == 0, result.stderr
@@ -86,6 +86,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "early_stopping": False,
         "num_return_sequences": 1,
         "logprobs": 1,
+        "speculative": "ngram",
     }
 
 

@@ -133,6 +133,8 @@ sampling_options = _together(
     click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, metavar="ID",
                  help="Stop at token ID. Repeatable."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
+    click.option("--speculative", type=click.Choice(["ngram"]),
+                 help="Guess ahead from what the text has said before: the same tokens, in fewer steps."),
 )  # fmt: skip
 
 generation_options = _together(

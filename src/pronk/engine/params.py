@@ -45,7 +45,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over generated tokens, as OpenAI counts
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
+    seed: int | None = None  # of the random numbers, which greedy decoding draws none of
     rng: Rng = "philox"
     n: int = 1
     num_beams: int = 1
@@ -126,8 +126,8 @@ class SamplingParams:
             )
         if self.n > 1:
             raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        sampled = ("temperature", "top_k", "top_p", "min_p", "logprobs", "stop", "speculative")
-        self._refuse(sampled, f"contradicts num_beams={self.num_beams}")
+        unheard = ("temperature", "top_k", "top_p", "min_p", "seed", "rng", "logprobs", "stop", "speculative")
+        self._refuse(unheard, f"contradicts num_beams={self.num_beams}")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
