@@ -157,8 +157,9 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                     for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
                 for (int b = 0; b < blocks; ++b) {
                     const uint8_t* panel = task.kv + table[b] * task.block_stride + layout.keys_bytes + group * group_bytes;
+                    const int seen = keys - b * kKVBlock < kKVBlock ? keys - b * kKVBlock : kKVBlock;
                     accumulate<Op, R, T>(panel + v * Op::vector, (const uint8_t*)(weights + b * kKVBlock / Op::step),
-                                         kSpan * sizeof(float), kKVBlock / Op::step, acc);
+                                         kSpan * sizeof(float), (seen + Op::step - 1) / Op::step, acc);
                 }
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t)

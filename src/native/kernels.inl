@@ -93,7 +93,6 @@ constexpr int kAhead = 2048;
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
 template <class Op, int R, int T>
 PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {
-#pragma GCC unroll 2
     for (int s = 0; s < steps; ++s, w += kVectors * Op::vector, x += 4) {
         typename Op::W weights[R];
         if constexpr (T <= 2) {
@@ -232,31 +231,44 @@ F exp(F x) {  // within 2 units in the last place; exactly 0 under -87.3
 
 F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }
 
+// 16 numbers of row `row` from column n on, of which those under `cols` exist.
+template <Then kThen>
+PRONK_INLINE void put_vector(float* row, int n, int cols, F value) {
+    if (n + 16 <= cols) {
+        if constexpr (kThen == Then::add) value = S::add(S::load(row + n), value);
+        return S::store(row + n, value);
+    }
+    float part[16];
+    S::store(part, value);
+    for (int i = 0; n + i < cols; ++i) row[n + i] = kThen == Then::add ? row[n + i] + part[i] : part[i];
+}
+
 // What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs.
-void finish(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
+template <Then kThen>
+void finish_as(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
     const float* bias = w.bias ? w.bias + panel * kPanelRows : nullptr;
+    const auto value = [&](int v) {
+        const F sum = S::load(y + v * 16);
+        return bias ? S::add(sum, S::load(bias + v * 16)) : sum;
+    };
     for (int t = 0; t < tokens; ++t, y += kPanelRows) {
         float* row = out.data + t * out.stride;
-        for (int v = first; v < first + vectors; ++v) {
-            F value = S::load(y + v * 16);
-            if (bias) value = S::add(value, S::load(bias + v * 16));
-            int n = panel * kPanelRows + v * 16;
-            if (out.then == Then::swiglu) {
-                if (v >= kVectors / 2) break;
-                F up = S::load(y + (v + kVectors / 2) * 16);
-                if (bias) up = S::add(up, S::load(bias + (v + kVectors / 2) * 16));
-                value = S::mul(silu(value), up);
-                n = panel * kPanelRows / 2 + v * 16;
-            }
-            if (n + 16 <= out.cols) {
-                if (out.then == Then::add) value = S::add(S::load(row + n), value);
-                S::store(row + n, value);
-            } else {
-                float part[16];
-                S::store(part, value);
-                for (int i = 0; n + i < out.cols; ++i) row[n + i] = out.then == Then::add ? row[n + i] + part[i] : part[i];
-            }
+        if constexpr (kThen == Then::swiglu) {
+            for (int v = 0; v < kVectors / 2; ++v)
+                put_vector<kThen>(row, panel * kPanelRows / 2 + v * 16, out.cols,
+                                  S::mul(silu(value(v)), value(v + kVectors / 2)));
+        } else {
+            for (int v = first; v < first + vectors; ++v)
+                put_vector<kThen>(row, panel * kPanelRows + v * 16, out.cols, value(v));
         }
+    }
+}
+
+void finish(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
+    switch (out.then) {
+        case Then::store: return finish_as<Then::store>(w, y, tokens, panel, first, vectors, out);
+        case Then::add: return finish_as<Then::add>(w, y, tokens, panel, first, vectors, out);
+        case Then::swiglu: return finish_as<Then::swiglu>(w, y, tokens, panel, first, vectors, out);
     }
 }
 
