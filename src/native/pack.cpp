@@ -1,0 +1,521 @@
+// Weights into panels, and back. The numerics are those of quantize.py, to the bit.
+//
+// No intrinsics: this is compiled once, for the oldest processors, and its inner loops are written for the vectorizer.
+// They take no branches, and what is summed is summed in one order on every processor.
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "half.h"
+#include "matrix.h"
+
+namespace pronk {
+
+namespace {
+
+constexpr int kTileRows = 16;                   // rows packed together, so that whole 64-byte lines are written
+constexpr int kChunk = 256;                     // columns packed together: what the first-level cache holds of 16 rows
+constexpr int kGroups = kChunk / kGroup;        // of a chunk
+constexpr int kPanelBytes = kPanelRows * 4;     // from one word of four bytes to the next of the same row
+constexpr int kQ8Bytes = kPanelRows * (kGroup + 2);
+constexpr int kQ4Codes = kPanelRows * kGroup / 2;
+
+using Floats = float[kTileRows][kChunk];
+
+// Source rows whose packed rows lie side by side in 16 rows of a panel.
+struct Tile {
+    const uint8_t* source;
+    size_t stride;
+    int rows;
+    uint8_t* panel;
+    int first;  // row of the panel
+};
+
+template <class T>
+T read(const uint8_t* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+template <class T>
+void write(uint8_t* p, T x) {
+    std::memcpy(p, &x, sizeof x);
+}
+
+// Words of every row, `row_bytes` apart, to where the panel has them: one line of 64 rows a word.
+template <class Word>
+void scatter(const Tile& tile, size_t offset, const void* words, size_t row_bytes, int count) {
+    const auto* from = static_cast<const uint8_t*>(words);
+    uint8_t* to = tile.panel + offset + tile.first * sizeof(Word);
+    for (int i = 0; i < count; ++i, to += kPanelRows * sizeof(Word))
+        for (int r = 0; r < tile.rows; ++r)
+            write(to + r * sizeof(Word), read<Word>(from + r * row_bytes + i * sizeof(Word)));
+}
+
+// -- sources -> floats ----------------------------------------------------------------------------------------------
+
+struct Q4K {  // eight groups of 32 share two scales of six-bit scales and minima
+    const uint8_t* block;
+    int scale(int group) const { return six_bits(group, block + 4); }
+    int minimum(int group) const { return six_bits(group, block + 8); }
+    float d() const { return f16_to_f32(read<uint16_t>(block)); }
+    float dmin() const { return f16_to_f32(read<uint16_t>(block + 2)); }
+    const uint8_t* codes(int group) const { return block + 16 + group / 2 * 32; }  // high halves where group is odd
+
+private:
+    int six_bits(int group, const uint8_t* p) const {
+        if (group < 4) return p[group] & 63;
+        const int low = block[12 + group - 4] >> (p == block + 4 ? 0 : 4) & 15;
+        return low | (p[group - 4] >> 2 & 48);
+    }
+};
+
+template <class T, class Convert>
+void convert(const uint8_t* row, int at, int count, float* out, Convert to_float) {
+    row += at * sizeof(T);
+    for (int i = 0; i < count; ++i) out[i] = to_float(read<T>(row + i * sizeof(T)));
+}
+
+// Columns [at, at + count) of a row; `at` is a multiple of a chunk, and a chunk is whole blocks.
+void load(Source source, const uint8_t* row, int at, int count, float* out) {
+    switch (source) {
+        case Source::f32: std::memcpy(out, row + at * sizeof(float), count * sizeof(float)); break;
+        case Source::f16: convert<uint16_t>(row, at, count, out, f16_to_f32); break;
+        case Source::bf16: convert<uint16_t>(row, at, count, out, bf16_to_f32); break;
+        case Source::q8_0:
+            for (int i = 0; i < count; i += 32) {
+                const uint8_t* block = row + (at + i) / 32 * 34;
+                const float d = f16_to_f32(read<uint16_t>(block));
+                for (int k = 0; k < 32; ++k) out[i + k] = d * static_cast<int8_t>(block[2 + k]);
+            }
+            break;
+        case Source::q4_0:
+            for (int i = 0; i < count; i += 32) {
+                const uint8_t* block = row + (at + i) / 32 * 18;
+                const float d = f16_to_f32(read<uint16_t>(block));
+                for (int k = 0; k < 16; ++k) {
+                    out[i + k] = d * ((block[2 + k] & 15) - 8);
+                    out[i + 16 + k] = d * ((block[2 + k] >> 4) - 8);
+                }
+            }
+            break;
+        case Source::q4_1:
+            for (int i = 0; i < count; i += 32) {
+                const uint8_t* block = row + (at + i) / 32 * 20;
+                const float d = f16_to_f32(read<uint16_t>(block)), m = f16_to_f32(read<uint16_t>(block + 2));
+                for (int k = 0; k < 16; ++k) {
+                    out[i + k] = d * (block[4 + k] & 15) + m;
+                    out[i + 16 + k] = d * (block[4 + k] >> 4) + m;
+                }
+            }
+            break;
+        case Source::q4_k:
+            for (int i = 0; i < count; i += 32) {
+                const Q4K block{row + (at + i) / 256 * 144};
+                const int group = (at + i) / 32 % 8, shift = group % 2 * 4;
+                const float d = block.d() * block.scale(group), m = block.dmin() * block.minimum(group);
+                for (int k = 0; k < 32; ++k) out[i + k] = d * (block.codes(group)[k] >> shift & 15) - m;
+            }
+            break;
+    }
+}
+
+bool all_finite(const float* x, int count) {
+    int32_t found = 0;
+    for (int i = 0; i < count; ++i) found |= (std::bit_cast<int32_t>(x[i]) & 0x7f800000) == 0x7f800000;
+    return !found;
+}
+
+float absolute_maximum(const float* x, int count) {
+    int32_t most = 0;  // of the bits, which are ordered as the numbers are
+    for (int i = 0; i < count; ++i) most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
+    return std::bit_cast<float>(most);
+}
+
+// -- floats -> codes ------------------------------------------------------------------------------------------------
+
+// To the nearest whole number, ties to even; |x| < 2^22.
+float nearest(float x) {
+    constexpr float magic = 0x1.8p23f;
+    return x + magic - magic;
+}
+
+float clamp(float x, float low, float high) {
+    x = x < low ? low : x;
+    return x < high ? x : high;
+}
+
+// w / scale as unsigned bytes around 128.
+void encode_bytes(const float* x, int count, float scale, uint8_t* out) {
+    if (scale == 0) {
+        std::memset(out, 128, count);
+        return;
+    }
+    for (int i = 0; i < count; ++i)
+        out[i] = static_cast<uint8_t>(static_cast<int32_t>(nearest(clamp(x[i] / scale, -127, 127))) + 128);
+}
+
+// The least float16 that is not under x >= 0.
+uint16_t f16_not_under(float x) {
+    const uint16_t half = f32_to_f16(x);
+    return f16_to_f32(half) < x ? half + 1 : half;
+}
+
+bool pack_f16(const Tile& tile, int at, int count, const Floats& x) {
+    uint16_t out[kTileRows][kChunk];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r)
+        for (int i = 0; i < count; ++i) {
+            out[r][i] = f32_to_f16(x[r][i]);
+            good &= f16_is_finite(out[r][i]);
+        }
+    scatter<uint16_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count);
+    return good;
+}
+
+bool pack_bf16(const Tile& tile, int at, int count, const Floats& x) {
+    uint16_t out[kTileRows][kChunk];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r)
+        for (int i = 0; i < count; ++i) {
+            out[r][i] = f32_to_bf16(x[r][i]);
+            good &= bf16_is_finite(out[r][i]);
+        }
+    scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count / 2);
+    return good;
+}
+
+void pack_int8(const Tile& tile, int at, int count, const Floats& x, const float* scales) {
+    uint8_t out[kTileRows][kChunk];
+    for (int r = 0; r < tile.rows; ++r) encode_bytes(x[r], count, scales[r], out[r]);
+    scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows, out, sizeof out[0], count / 4);
+}
+
+bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
+    uint8_t out[kTileRows][kChunk];
+    uint16_t scales[kTileRows][kGroups];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r)
+        for (int g = 0; g < count / kGroup; ++g) {
+            const float* group = x[r] + g * kGroup;
+            scales[r][g] = f16_not_under(absolute_maximum(group, kGroup) / 127);
+            good &= f16_is_finite(scales[r][g]);
+            encode_bytes(group, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
+        }
+    for (int g = 0; g < count / kGroup; ++g) {
+        const size_t offset = static_cast<size_t>(at / kGroup + g) * kQ8Bytes;
+        scatter<uint32_t>(tile, offset, out[0] + g * kGroup, sizeof out[0], kGroup / 4);
+        scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales[0] + g, sizeof scales[0], 1);
+    }
+    return good;
+}
+
+// Scale and minimum of groups of 32, a group a lane: of 16 ways to lay the grid 0..15 over the group, each put right by
+// least squares, the one that leaves the least squared error. Then the codes, with what float16 made of the two.
+constexpr int kLanes = 8;
+constexpr float kShrink[] = {0, -0.25f, 0.35f, 0.7f};  // steps cut from either end
+
+struct Fits {
+    float scale[kLanes], minimum[kLanes];
+};
+
+Fits fit(const float (&x)[kGroup][kLanes]) {
+    float low[kLanes], step[kLanes], inverse[kLanes], u[kGroup][kLanes];  // u: x, as 0..15 from least to most
+    float most[kLanes], sum_u[kLanes] = {};
+    for (int i = 0; i < kLanes; ++i) low[i] = most[i] = x[0][i];
+    for (int k = 1; k < kGroup; ++k)
+        for (int i = 0; i < kLanes; ++i) {
+            low[i] = x[k][i] < low[i] ? x[k][i] : low[i];
+            most[i] = x[k][i] > most[i] ? x[k][i] : most[i];
+        }
+    for (int i = 0; i < kLanes; ++i) {
+        step[i] = (most[i] - low[i]) / 15;
+        inverse[i] = step[i] < 0x1p-30f ? 0 : 1 / step[i];  // flat, for a scale in float16
+    }
+    for (int k = 0; k < kGroup; ++k)
+        for (int i = 0; i < kLanes; ++i) {
+            u[k][i] = (x[k][i] - low[i]) * inverse[i];
+            sum_u[i] += u[k][i];
+        }
+
+    Fits best = {};
+    float best_gain[kLanes] = {};
+    for (const float bottom : kShrink)
+        for (const float top : kShrink) {
+            const float a = 15 / (15 - bottom - top), b = -bottom * a;
+            float sum[kLanes] = {}, sum_squares[kLanes] = {}, sum_products[kLanes] = {};
+            for (int k = 0; k < kGroup; ++k)
+                for (int i = 0; i < kLanes; ++i) {
+                    const float code = nearest(clamp(u[k][i] * a + b, 0, 15));
+                    sum[i] += code;
+                    sum_squares[i] += code * code;
+                    sum_products[i] += code * u[k][i];
+                }
+            for (int i = 0; i < kLanes; ++i) {
+                const float variance = kGroup * sum_squares[i] - sum[i] * sum[i];
+                const float covariance = kGroup * sum_products[i] - sum[i] * sum_u[i];
+                const float scale = covariance / variance, gain = scale * covariance;  // NaN where the group is flat
+                const float minimum = (sum_u[i] - scale * sum[i]) / kGroup;
+                const bool better = gain > best_gain[i];
+                best_gain[i] = better ? gain : best_gain[i];
+                best.scale[i] = better ? scale : best.scale[i];
+                best.minimum[i] = better ? minimum : best.minimum[i];
+            }
+        }
+    for (int i = 0; i < kLanes; ++i) {
+        best.scale[i] *= step[i];
+        best.minimum[i] = best.minimum[i] * step[i] + low[i];
+    }
+    return best;
+}
+
+void write_q4(const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales,
+              const uint16_t* minima) {
+    const size_t offset = static_cast<size_t>(group) * (kQ4Codes + kPanelRows * (minima ? 4 : 2));
+    scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);
+    scatter<uint16_t>(tile, offset + kQ4Codes, scales, sizeof *scales, 1);
+    if (minima) scatter<uint16_t>(tile, offset + kQ4Codes + kPanelRows * 2, minima, sizeof *minima, 1);
+}
+
+bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
+    bool good = true;
+    for (int g = 0; g < count / kGroup; ++g) {
+        uint8_t codes[kTileRows][kGroup / 2];
+        uint16_t scales[kTileRows], minima[kTileRows];
+        for (int first = 0; first < tile.rows; first += kLanes) {
+            float lanes[kGroup][kLanes];
+            uint8_t code[kGroup][kLanes];
+            for (int k = 0; k < kGroup; ++k)
+                for (int i = 0; i < kLanes; ++i) lanes[k][i] = x[first + i][g * kGroup + k];
+            const Fits fits = fit(lanes);
+            float inverse[kLanes], minimum[kLanes];
+            for (int i = 0; i < kLanes; ++i) {
+                scales[first + i] = f32_to_f16(fits.scale[i]);
+                minima[first + i] = f32_to_f16(fits.minimum[i]);
+                good &= f16_is_finite(scales[first + i]) & f16_is_finite(minima[first + i]);
+                const float scale = f16_to_f32(scales[first + i]);
+                inverse[i] = scale > 0 ? 1 / scale : 0;
+                minimum[i] = f16_to_f32(minima[first + i]);
+            }
+            if (!good) return false;
+            for (int k = 0; k < kGroup; ++k)
+                for (int i = 0; i < kLanes; ++i)
+                    code[k][i] = static_cast<int32_t>(nearest(clamp((lanes[k][i] - minimum[i]) * inverse[i], 0, 15)));
+            for (int i = 0; i < kLanes; ++i)
+                for (int k = 0; k < kGroup / 2; ++k) codes[first + i][k] = code[k][i] | code[k + 16][i] << 4;
+        }
+        write_q4(tile, at / kGroup + g, codes, scales, minima);
+    }
+    return good;
+}
+
+// As ggml's reference: the weight furthest from zero becomes -8.
+bool pack_q4_0(const Tile& tile, int at, int count, const Floats& x) {
+    bool good = true;
+    for (int g = 0; g < count / kGroup; ++g) {
+        uint8_t codes[kTileRows][kGroup / 2];
+        uint16_t scales[kTileRows];
+        for (int r = 0; r < tile.rows; ++r) {
+            const float* group = x[r] + g * kGroup;
+            const float most = absolute_maximum(group, kGroup);
+            float extreme = 0;
+            for (int k = kGroup; k-- > 0;) extreme = group[k] == most || group[k] == -most ? group[k] : extreme;
+            const float scale = extreme / -8;
+            scales[r] = f32_to_f16(scale);
+            good &= f16_is_finite(scales[r]);
+            const float inverse = scales[r] & 0x7fff ? 1 / scale : 0;
+            uint8_t code[kGroup];
+            for (int k = 0; k < kGroup; ++k) code[k] = std::min(static_cast<int32_t>(group[k] * inverse + 8.5f), 15);
+            for (int k = 0; k < kGroup / 2; ++k) codes[r][k] = code[k] | code[k + 16] << 4;
+        }
+        write_q4(tile, at / kGroup + g, codes, scales, nullptr);
+    }
+    return good;
+}
+
+// -- blocks that a format holds as they are -------------------------------------------------------------------------
+
+bool is_direct(Source source, Format format) {
+    switch (source) {
+        case Source::q8_0: return format == Format::q8;
+        case Source::q4_0: return format == Format::q4 || format == Format::q4_0;
+        case Source::q4_1:
+        case Source::q4_k: return format == Format::q4;
+        default: return false;
+    }
+}
+
+bool pack_q8_0(const Tile& tile, int group) {
+    uint8_t codes[kTileRows][kGroup];
+    uint16_t scales[kTileRows];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r) {
+        const uint8_t* block = tile.source + r * tile.stride + group * size_t{34};
+        scales[r] = read<uint16_t>(block);
+        good &= f16_is_finite(scales[r]);
+        for (int k = 0; k < kGroup; ++k) codes[r][k] = block[2 + k] ^ 128;
+    }
+    scatter<uint32_t>(tile, static_cast<size_t>(group) * kQ8Bytes, codes, sizeof codes[0], kGroup / 4);
+    scatter<uint16_t>(tile, static_cast<size_t>(group) * kQ8Bytes + kPanelRows * kGroup, scales, sizeof *scales, 1);
+    return good;
+}
+
+// Four-bit blocks: the codes of Q4_0 and Q4_1 lie as a group's do.
+bool pack_nibbles(const Tile& tile, Source source, Format format, int group) {
+    uint8_t codes[kTileRows][kGroup / 2];
+    uint16_t scales[kTileRows], minima[kTileRows];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r) {
+        const uint8_t* row = tile.source + r * tile.stride;
+        if (source == Source::q4_k) {
+            const Q4K block{row + group / 8 * size_t{144}};
+            const int part = group % 8, shift = part % 2 * 4;
+            const uint8_t* from = block.codes(part);
+            for (int k = 0; k < kGroup / 2; ++k)
+                codes[r][k] = (from[k] >> shift & 15) | (from[k + 16] >> shift & 15) << 4;
+            scales[r] = f32_to_f16(block.d() * block.scale(part));
+            minima[r] = f32_to_f16(-(block.dmin() * block.minimum(part)));
+        } else {
+            const bool has_minimum = source == Source::q4_1;
+            const uint8_t* block = row + group * size_t{has_minimum ? 20u : 18u};
+            scales[r] = read<uint16_t>(block);
+            minima[r] = has_minimum ? read<uint16_t>(block + 2) : f32_to_f16(-8 * f16_to_f32(scales[r]));
+            std::memcpy(codes[r], block + (has_minimum ? 4 : 2), kGroup / 2);
+        }
+        good &= f16_is_finite(scales[r]) & (format == Format::q4_0 || f16_is_finite(minima[r]));
+    }
+    write_q4(tile, group, codes, scales, format == Format::q4 ? minima : nullptr);
+    return good;
+}
+
+// -- tiles ----------------------------------------------------------------------------------------------------------
+
+bool pack_direct(const Matrix& matrix, const Tile& tile, Source source) {
+    bool good = true;
+    for (int group = 0; group < padded_cols(matrix.format, matrix.cols) / kGroup; ++group)
+        good &= source == Source::q8_0 ? pack_q8_0(tile, group) : pack_nibbles(tile, source, matrix.format, group);
+    return good;
+}
+
+bool int8_scales(const Matrix& matrix, const Tile& tile, Source source, float (&scales)[kTileRows]) {
+    float x[kChunk];
+    for (int r = 0; r < tile.rows; ++r) {
+        float most = 0;
+        for (int at = 0; at < matrix.cols; at += kChunk) {
+            const int count = std::min(kChunk, matrix.cols - at);
+            load(source, tile.source + r * tile.stride, at, count, x);
+            if (!all_finite(x, count)) return false;
+            most = std::max(most, absolute_maximum(x, count));
+        }
+        scales[r] = most / 127;
+    }
+    scatter<float>(tile, static_cast<size_t>(padded_cols(Format::int8, matrix.cols)) * kPanelRows, scales, 4, 1);
+    return true;
+}
+
+bool pack_chunk(Format format, const Tile& tile, int at, int count, const Floats& x, const float* scales) {
+    switch (format) {
+        case Format::f32:
+            scatter<float>(tile, static_cast<size_t>(at) * kPanelRows * sizeof(float), x, sizeof x[0], count);
+            return true;
+        case Format::f16: return pack_f16(tile, at, count, x);
+        case Format::bf16: return pack_bf16(tile, at, count, x);
+        case Format::int8: pack_int8(tile, at, count, x, scales); return true;
+        case Format::q8: return pack_q8(tile, at, count, x);
+        case Format::q4: return pack_q4(tile, at, count, x);
+        case Format::q4_0: return pack_q4_0(tile, at, count, x);
+    }
+    return false;
+}
+
+bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
+    if (is_direct(source, matrix.format)) return pack_direct(matrix, tile, source);
+    float scales[kTileRows] = {};
+    if (matrix.format == Format::int8 && !int8_scales(matrix, tile, source, scales)) return false;
+    alignas(64) Floats x;
+    if (tile.rows < kTileRows) std::memset(x, 0, sizeof x);
+    const int padded = padded_cols(matrix.format, matrix.cols);
+    for (int at = 0; at < padded; at += kChunk) {
+        const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
+        for (int r = 0; r < tile.rows; ++r) {
+            load(source, tile.source + r * tile.stride, at, count, x[r]);
+            if (!all_finite(x[r], count)) return false;
+            // What pads a row must not change the grid of its last group.
+            std::fill(x[r] + count, x[r] + stored, matrix.format == Format::q4 ? x[r][count - 1] : 0);
+        }
+        if (!pack_chunk(matrix.format, tile, at, stored, x, scales)) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+bool pack_rows(const Matrix& matrix, const uint8_t* src, size_t src_stride, Source source, int64_t begin, int64_t end,
+               Placement placement) {
+    for (int64_t r = begin; r < end;) {
+        const int64_t row = placement.row(r);
+        const int first = static_cast<int>(row % kPanelRows), room = kTileRows - first % kTileRows;
+        int rows = 1;
+        while (rows < room && r + rows < end && placement.row(r + rows) == row + rows) ++rows;
+        const Tile tile{src + (r - begin) * src_stride, src_stride, rows,
+                        matrix.data + row / kPanelRows * matrix.panel_bytes, first};
+        if (!pack_tile(matrix, tile, source)) return false;
+        r += rows;
+    }
+    return true;
+}
+
+void pack_zero_rows(const Matrix& matrix, int64_t begin, int64_t end) {
+    const std::vector<float> zeros(matrix.cols);
+    const auto* src = reinterpret_cast<const uint8_t*>(zeros.data());
+    pack_rows(matrix, src, 0, Source::f32, begin, end, Placement{});
+}
+
+void unpack_row(const Matrix& matrix, int64_t row, float* out) {
+    const uint8_t* panel = matrix.data + row / kPanelRows * matrix.panel_bytes;
+    const size_t r = row % kPanelRows;
+    const int cols = matrix.cols;
+    const auto half = [&](const uint8_t* p) { return f16_to_f32(read<uint16_t>(p + r * 2)); };
+    switch (matrix.format) {
+        case Format::f32:
+            for (int k = 0; k < cols; ++k) out[k] = read<float>(panel + (k * size_t{kPanelRows} + r) * 4);
+            break;
+        case Format::f16:
+            for (int k = 0; k < cols; ++k) out[k] = half(panel + k * size_t{kPanelRows} * 2);
+            break;
+        case Format::bf16:
+            for (int k = 0; k < cols; ++k)
+                out[k] = bf16_to_f32(read<uint16_t>(panel + ((k / 2 * size_t{kPanelRows} + r) * 2 + k % 2) * 2));
+            break;
+        case Format::int8: {
+            const size_t scales = static_cast<size_t>(padded_cols(matrix.format, cols)) * kPanelRows;
+            const float scale = read<float>(panel + scales + r * 4);
+            for (int k = 0; k < cols; ++k) out[k] = scale * (panel[k / 4 * kPanelBytes + r * 4 + k % 4] - 128);
+            break;
+        }
+        case Format::q8:
+            for (int at = 0; at < cols; at += kGroup, panel += kQ8Bytes) {
+                const float scale = half(panel + kPanelRows * kGroup);
+                for (int k = 0; k < std::min(kGroup, cols - at); ++k)
+                    out[at + k] = scale * (panel[k / 4 * kPanelBytes + r * 4 + k % 4] - 128);
+            }
+            break;
+        case Format::q4:
+        case Format::q4_0: {
+            const bool has_minimum = matrix.format == Format::q4;
+            for (int at = 0; at < cols; at += kGroup, panel += kQ4Codes + kPanelRows * (has_minimum ? 4 : 2)) {
+                const float scale = half(panel + kQ4Codes);
+                const float minimum = has_minimum ? half(panel + kQ4Codes + kPanelRows * 2) : -8 * scale;
+                for (int k = 0; k < std::min(kGroup, cols - at); ++k) {
+                    const uint8_t codes = panel[k % 16 / 4 * kPanelBytes + r * 4 + k % 4];
+                    out[at + k] = scale * (k < 16 ? codes & 15 : codes >> 4) + minimum;
+                }
+            }
+            break;
+        }
+    }
+}
+
+}  // namespace pronk
