@@ -21,9 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from pronk.engine.filters import survivors
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import stream
-from pronk.engine.sampling import penalize, sample, survivors
+from pronk.engine.sampling import penalize, sample
 from pronk.errors import PronkError
 
 

@@ -1,0 +1,113 @@
+"""Top-k, top-p and min-p over vocabularies of any size, without sorting them.
+
+Each has one plain meaning, which tests/engine/plain_sampling.py states in full sorts, and is made fast by leaving out,
+with certainty, what cannot matter. The survivors are the same to the last token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.engine.params import SamplingParams
+
+Float32 = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+_SMALL = 4096  # so many are sorted as they are
+_COLUMN = 64
+_BIN_SHIFT = np.uint32(17)  # leaves sign, exponent and 6 bits of a float32's mantissa: bins 1.6% wide at most
+
+
+def survivors(scores: Float32, params: SamplingParams) -> Ids:
+    """The tokens that top-k, top-p and min-p leave, ascending. Scores [V] are already divided by the temperature.
+
+    Of tokens tied at the edge of top-k or top-p those with the lowest ids stay; so exactly k do.
+    """
+    kept = top_k(scores, params.top_k) if 0 < params.top_k < len(scores) else None
+    if params.top_p < 1.0:
+        kept = _narrow(kept, _top_p(_softmax(_of(scores, kept)), params.top_p))
+    if params.min_p > 0.0:
+        probs = _softmax(_of(scores, kept))
+        kept = _narrow(kept, np.flatnonzero(probs >= np.float32(params.min_p) * probs.max()))
+    return np.arange(len(scores)) if kept is None else kept
+
+
+def top_k(scores: Float32, k: int) -> Ids:
+    """Indices, ascending, of the k largest; of those tied at the edge the lowest."""
+    if k >= len(scores):
+        return np.arange(len(scores))
+    candidates = np.flatnonzero(scores >= _at_most_kth(scores, k))
+    values = scores[candidates]
+    edge = np.partition(values, len(values) - k)[len(values) - k]
+    above, tied = candidates[values > edge], candidates[values == edge]
+    return np.sort(np.concatenate([above, tied[: k - len(above)]]))
+
+
+def _at_most_kth(scores: Float32, k: int) -> np.float32:
+    """A number that at least k scores reach. The k-th largest of the columns' maxima is one, each being a score."""
+    columns = len(scores) // _COLUMN
+    if columns < 2 * k:
+        return np.float32(-np.inf)
+    maxima = scores[: columns * _COLUMN].reshape(_COLUMN, columns).max(axis=0)
+    return np.float32(np.partition(maxima, columns - k)[columns - k])
+
+
+def _top_p(probs: Float32, top_p: float) -> Ids:
+    """Indices, ascending, of the fewest likeliest tokens whose probabilities exceed top_p.
+
+    As transformers does it: drop from the unlikely end while what is dropped is at most 1 - top_p, in float32.
+    """
+    spare = np.float32(1.0 - top_p)
+    kept = _top_p_in_bins(probs, spare) if len(probs) > _SMALL else None
+    if kept is not None:
+        return kept
+    order = np.argsort(-probs, kind="stable")[::-1]
+    dropped = np.cumsum(probs[order], dtype=np.float64)
+    first = min(int(dropped.astype(np.float32).searchsorted(spare, side="right")), len(order) - 1)
+    return np.sort(order[first:])
+
+
+def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
+    """The same, sorting only the bin of nearly equal probabilities in which the edge lies.
+
+    None where the edge is closer than two ways of adding may differ.
+    """
+    # A double rounds to a float32 of at most `spare` when it is below this.
+    limit = (float(spare) + float(np.nextafter(spare, np.float32(2)))) / 2
+    bins = probs.view(np.uint32) >> _BIN_SHIFT  # a positive number's bits are in its order
+    # Converted here, bincount adds them up five times as fast as from other types.
+    sums = np.bincount(bins.astype(np.intp), weights=probs.astype(np.float64)).cumsum()
+    edge_bin = int(sums.searchsorted(limit, side="right"))
+    if edge_bin == len(sums):
+        return None
+    base = float(sums[edge_bin - 1]) if edge_bin else 0.0
+    inside = np.sort(probs[bins == edge_bin])
+    dropped = np.cumsum(inside, dtype=np.float64) + base
+    first = int(dropped.searchsorted(limit, side="right"))
+    margin = 1e-10 * limit  # a sum of 10 ** 6 doubles in any order is within 1.2e-10 of the true one
+    if (
+        first == len(inside)
+        or dropped[first] - limit < margin
+        or limit - (dropped[first - 1] if first else base) < margin
+    ):
+        return None
+    edge = inside[first]
+    kept = np.flatnonzero(probs >= edge)
+    if surplus := first - int(inside.searchsorted(edge)):  # tied with the edge, and dropped before it
+        kept = np.delete(kept, np.flatnonzero(probs[kept] == edge)[-surplus:])
+    return kept
+
+
+def _softmax(scores: Float32) -> Float32:
+    exps: Float32 = np.exp(scores - scores.max())
+    exps /= exps.sum()
+    return exps
+
+
+def _of(scores: Float32, kept: Ids | None) -> Float32:
+    return scores if kept is None else scores[kept]
+
+
+def _narrow(kept: Ids | None, places: Ids) -> Ids:
+    return places if kept is None else kept[places]

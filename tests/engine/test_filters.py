@@ -1,0 +1,102 @@
+"""Fast filters and draws against their plain statement, to the token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plain_sampling
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pronk.engine import filters, sampling
+from pronk.engine.params import SamplingParams
+from pronk.engine.sampling import sample
+
+
+@st.composite
+def logits(draw: Any) -> np.ndarray:
+    """Of every shape that matters: flat and steep, with ties, with -inf, with a few that stand out; small and large."""
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    size = draw(st.sampled_from([1, 2, 50, 4096, 4097, 10_000, 49_152]))
+    values = rng.normal(0, draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 10.0])), size)
+    if draw(st.booleans()):
+        values = np.round(values * draw(st.sampled_from([1, 4])))  # ties
+    if draw(st.booleans()):
+        values[rng.integers(0, size, 5)] += 12
+    if draw(st.booleans()):
+        values[rng.random(size) < 0.5] = -np.inf
+        values[0] = 0.0
+    return values.astype(np.float32)
+
+
+@st.composite
+def params(draw: Any) -> SamplingParams:
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.3, 1.0, 2.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 40, 5000])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.999999, 0.99, 0.9, 0.5, 1e-6])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.001, 0.1, 1.0])),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(logits(), params(), st.floats(0, 1, exclude_max=True))
+def test_the_same_tokens_survive_and_the_same_one_is_drawn(
+    logits: np.ndarray, params: SamplingParams, coin: float
+) -> None:
+    scores = logits / np.float32(params.temperature)
+    assert filters.survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
+    assert sample(logits, params, [], [], coin).token == plain_sampling.token(logits, params, [], [], coin)
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits(), st.integers(0, 30))
+def test_the_likeliest_are_those_a_sort_finds(logits: np.ndarray, count: int) -> None:
+    found = sample(logits, SamplingParams(logprobs=count), [], [], 0.0).top
+    expected = plain_sampling.likeliest(logits, count)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    np.testing.assert_allclose([p for _, p in found], [p for _, p in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 600, 1024, 5000, 49_152])
+def test_coins_next_to_an_edge_are_decided_by_the_plain_sum(size: int) -> None:
+    weights = np.random.default_rng(size).random(size).astype(np.float32)
+    cdf = weights.cumsum(dtype=np.float64)
+    cdf /= cdf[-1]
+    for place in np.random.default_rng(1).integers(0, size, 40):
+        for coin in (
+            cdf[place],
+            np.nextafter(cdf[place], 0),
+            np.nextafter(cdf[place], 1),
+            cdf[place] * (1 - 1e-9),
+            0.0,
+        ):
+            if coin < 1:
+                assert sampling._inverse_cdf(weights, float(coin)) == int(cdf.searchsorted(coin, side="right"))
+
+
+def test_tokens_of_no_weight_are_never_drawn() -> None:
+    weights = np.zeros(5000, np.float32)
+    weights[[1500, 3000]] = 1
+    assert [sampling._inverse_cdf(weights, coin) for coin in (0.0, 0.4, 0.5, 0.99)] == [1500, 1500, 3000, 3000]
+
+
+def test_top_p_whose_edge_sums_to_just_what_may_go() -> None:
+    """Half of the probability in equal parts, dropped to the last: what the bins cannot decide, the sort does."""
+    scores = np.full(8192, -np.log(4096), np.float32)
+    scores[0] = np.log(8191 / 4096)  # as likely as all others together
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    assert filters.survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
+    probs = np.full(8192, 2.0**-13, np.float32)
+    assert filters._top_p_in_bins(probs, np.float32(0.5)) is not None
+    assert len(filters._top_p(probs, 0.5)) == 4096
+
+
+def test_logits_too_large_to_be_divided_by_the_temperature_still_make_a_distribution() -> None:
+    logits = np.array([0, 3.3e38, 1, -3.3e38, 3.3e38], np.float32)
+    for rng in ("philox", "xorshift"):
+        for fields in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+            params = SamplingParams(temperature=1e-4, rng=rng, **fields)
+            assert [sample(logits, params, [], [], coin).token for coin in (0.0, 0.4, 0.6, 0.99)] == [1, 1, 4, 4]
