@@ -7,7 +7,7 @@ import threading
 from time import perf_counter, thread_time
 
 import pytest
-from mutations import modestly, survives
+from mutations import modestly, soon, survives
 
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.tokenizer import budget
@@ -44,6 +44,11 @@ LOOPS = {
 
 SIZES = {
     "times": "{{ 'a' * 10000000000 }}",
+    "split": "{{ ('a ' * 3000000).split('a')|length }}",
+    "split at white space": "{{ ('a\\n' * 3000000).split()|length }}",
+    "split, by name": "{{ ('aa' * 3000000).split(sep='a')|length }}",
+    "lines": "{{ ('\\n' * 7000000).splitlines()|length }}",
+    "characters": "{{ ('é' * 3000000)|list|length }}",
     "times, elsewhere": "{% set x = 'a' * 1000000000 %}",
     "list times": "{{ [1] * 1000000000 }}",
     "number times": "{{ 1000000000 * (1, 2) }}",
@@ -241,3 +246,16 @@ STRIPPED = "{% set p=('b'*1000)*1000~'a' %}{% set s=p*4 %}"
 def test_one_call_cannot_outrun_the_budget(source: str) -> None:
     """Found by attack: a hash that overflowed C's stack, searches in quadratic time, widths behind a name."""
     refusal(source, (BadFile, BadRequest))
+
+
+@pytest.mark.parametrize("part", ["{{a~a}}", "{{[[[[]]]]}}", "{{a|e|e|e}}", "{%set a=1%}"])
+def test_compiling_is_bounded(part: str) -> None:
+    """Python's compiler takes seconds for what a template of 64 KB can hold."""
+    with soon(2.0), pytest.raises(BadFile, match="parts"):
+        ChatTemplate(part * (48_000 // len(part)))
+
+
+def test_ordinary_splitting_fits_the_budget() -> None:
+    large = [{"role": "user", "content": "word <b>\n" * 30_000}]
+    source = "{{ messages[0].content.split('<b>')|length }} {{ messages[0].content.split()|length }}"
+    assert ChatTemplate(source).render(large) == "30001 60000"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import awkward
@@ -13,6 +15,7 @@ from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.pre_tokenizers import LLAMA3
+from pronk.tokenizer.tiktoken_bpe import _cuts
 
 LETTERS = [bytes((b,)) for b in range(256)]
 
@@ -98,3 +101,12 @@ def test_unnamed_word_cutting_cannot_be_written(every_kind: dict[str, Tokenizer]
     assert tokenizer.decode(tokenizer.encode("axxb", bos=False)) == "axxb"
     with pytest.raises(Unsupported, match="no name"):
         tokenizer.vocabulary()
+
+
+def test_white_space_is_cut_in_one_pass() -> None:
+    """As often as Meta's own pattern would cut it, without trying that at every space of every shorter run."""
+    for text in (" " * 24_999, " " * 25_000, " " * 25_001, "a" + " \n" * 40_000 + "b" + " " * 50_000, ""):
+        assert list(_cuts(text)) == [match.end() for match in re.finditer(r"\s{25000}(?=\s)", text)]
+    started = process_time()
+    assert list(_cuts((" " * 24_999 + "a") * 40)) == []
+    assert process_time() - started < 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, MappingView
+from contextvars import ContextVar
 from typing import Any
 
 from jinja2.utils import Cycler, Namespace
@@ -102,3 +103,6 @@ class Budget:
             return value
         self.reserve(2 * self.weigh(value)[1])
         return str(value)
+
+
+current: ContextVar[Budget] = ContextVar("budget")  # of the render under way

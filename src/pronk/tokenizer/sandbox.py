@@ -12,9 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from datetime import datetime
-from functools import wraps
 from typing import Any
 
 from jinja2 import Undefined, nodes, pass_context
@@ -25,9 +23,11 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from pronk.tokenizer.budget import CONTAINERS, INTEGER_BITS, Budget, OverBudget
+from pronk.tokenizer.budget import INTEGER_BITS, Budget, OverBudget, current
+from pronk.tokenizer.guards import SPLITS, check_search, guarded, measure, stepping
+from pronk.tokenizer.instrument import instrument
 
-TEMPLATE_CHARACTERS = 1 << 16
+TEMPLATE_CHARACTERS = 48 << 10  # published templates have less than 40 KB
 
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
@@ -41,28 +41,21 @@ _METHODS: dict[type, frozenset[str]] = {
 }
 _OF_JINJA = (Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
 
-# Those whose result is about as large as their argument, and those that `_guarded` measures.
+# Those whose result is about as large as their argument, and those that `guarded` measures.
 _FILTERS = """abs capitalize count d default dictsort e escape first float groupby indent int items join last length
 list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim
 unique upper""".split()
-_LAZY = ("map", "reject", "rejectattr", "select", "selectattr")
-_COPIES = ("string", "trim", "upper", "lower", "title", "capitalize", "escape", "e", "safe", "int", "float")
 _GLOBALS = ("range", "dict", "cycler", "joiner", "namespace")
 _WIDTH = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*[\d*]")
-_BACKWARDS = ("rfind", "rindex", "rpartition", "rsplit")  # which Python does in quadratic time
-_STRIPS = ("strip", "lstrip", "rstrip")
-
-
-_budget: ContextVar[Budget] = ContextVar("budget")
 
 
 def _charge(value: Any) -> Any:
-    return _budget.get().charge(value)
+    return current.get().charge(value)
 
 
 def _concat(parts: Iterable[Any]) -> str:
     """Jinja's way of joining what a macro or a block wrote."""
-    budget, texts = _budget.get(), []
+    budget, texts = current.get(), []
     size = 0
     for part in parts:
         texts.append(part)
@@ -70,6 +63,16 @@ def _concat(parts: Iterable[Any]) -> str:
         budget.reserve(size)
     joined: str = budget.charge("".join(texts))
     return joined
+
+
+class _GenerationTag(Extension):
+    """{% generation %}: marks the answers in templates made for training; what it encloses is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
@@ -87,44 +90,44 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.globals = {name: self.globals[name] for name in _GLOBALS}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.filters = {name: _guarded(name, self.filters[name]) for name in _FILTERS}
-        self.filters["tojson"] = _guarded("tojson", _tojson)
+        self.filters = {name: guarded(name, self.filters[name]) for name in _FILTERS}
+        self.filters["tojson"] = guarded("tojson", _tojson)
         tests: dict[str, Any] = dict(self.tests)
-        self.tests = {name: _stepping(test) for name, test in tests.items()}
+        self.tests = {name: stepping(test) for name, test in tests.items()}
 
     def compile_budgeted(self, source: str) -> Callable[[Mapping[str, Any]], str]:
         """The function that renders `source`. Raises TemplateError, OverBudget, or whatever Python's compiler does."""
         if len(source) > TEMPLATE_CHARACTERS:
             raise OverBudget(f"is longer than {TEMPLATE_CHARACTERS} characters")
-        tree = _report(self.parse(source), self)
+        tree = instrument(self.parse(source), self)
         template = self.template_class.from_code(self, self.compile(tree), dict(self.globals))
 
         def render(variables: Mapping[str, Any]) -> str:
-            token = _budget.set(Budget(variables))
+            token = current.set(Budget(variables))
             try:
                 return _concat(template.root_render_func(template.new_context(dict(variables))))
             finally:
-                _budget.reset(token)
+                current.reset(token)
 
         return render
 
     # -- what the rewritten template calls --
 
     def spend(self, cost: int) -> str:
-        return _budget.get().step(cost)
+        return current.get().step(cost)
 
     def made(self, value: Any) -> Any:
         return _charge(value)
 
     def seen(self, value: Any) -> Any:
-        _budget.get().step(1)
+        current.get().step(1)
         return value
 
     def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
         return _charge(value[start:stop:step])
 
     def joined(self, parts: list[Any]) -> str:
-        budget = _budget.get()
+        budget = current.get()
         return _concat([budget.text(part) for part in parts])
 
     # -- what Jinja's compiled code calls --
@@ -132,36 +135,38 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         if getattr(__obj, "__self__", None) is __self:
             return __obj(*args)
-        budget = _budget.get()
+        budget = current.get()
         budget.step(1)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name in ("replace", "join"):
             args = (*map(budget.gather, args),)
-            _measure(name, owner, args)
+            measure(name, owner, args)
+        elif isinstance(owner, str) and name in SPLITS:
+            measure(name, owner, (*args, *kwargs.values()))
         if isinstance(owner, str):
-            _check_search(name, owner, args)
+            check_search(name, owner, args)
         return budget.charge(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, str | list | tuple) and isinstance(times, int) and times > 0:
-                    _budget.get().reserve(sys.getsizeof(sequence) * times)
+                    current.get().reserve(sys.getsizeof(sequence) * times)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * abs(right) > INTEGER_BITS:
                 raise OverBudget("computes with numbers that are too large")
         elif operator == "%" and isinstance(left, str):
             if _WIDTH.search(left):
                 raise SecurityError("widths in % formatting are not allowed")
-            _budget.get().reserve(4 * (len(left) + left.count("%") * _budget.get().weigh(right)[1]))
+            current.get().reserve(4 * (len(left) + left.count("%") * current.get().weigh(right)[1]))
         return _charge(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        _budget.get().step(1)
+        current.get().step(1)
         return super().getitem(obj, argument)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        _budget.get().step(1)
+        current.get().step(1)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -174,126 +179,10 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         """Jinja would let `str.format` through, whose widths have no bound; `is_safe_attribute` refuses it."""
 
 
-def _check_search(name: str, text: str, args: tuple[Any, ...]) -> None:
-    """Refuse the searches that would take far longer than their operands are long."""
-    size = max((len(arg) for arg in args if isinstance(arg, str)), default=0)
-    if name in _BACKWARDS and size * len(text) > 1 << 24:
-        raise OverBudget(f"searches too long a text with {name}")
-    if name in _STRIPS and size > 64:
-        raise OverBudget(f"takes too many characters in {name}")
-
-
-class _GenerationTag(Extension):
-    """{% generation %}: marks the answers in templates made for training; what it encloses is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def _report(tree: nodes.Template, environment: BudgetedEnvironment) -> nodes.Template:
-    """The same template, with what is not a call or an operator made to go through the environment."""
-
-    def through(name: str, line: int, *arguments: Any) -> nodes.Call:
-        method = nodes.EnvironmentAttribute(name)
-        call = nodes.Call(method, list(arguments), [], None, None)
-        call.set_lineno(line, override=True)
-        return call
-
-    def size(node: nodes.Node) -> int:
-        return 1 + sum(map(size, node.iter_child_nodes()))
-
-    def rewrite(node: nodes.Node) -> nodes.Node:
-        cost = size(node) if isinstance(node, nodes.For) else 0
-        for name, value in node.iter_fields():
-            if isinstance(value, nodes.Node):
-                setattr(node, name, rewrite(value))
-            elif isinstance(value, list):
-                setattr(node, name, [rewrite(v) if isinstance(v, nodes.Node) else v for v in value])
-        line = node.lineno
-        if isinstance(node, nodes.For):
-            node.iter = through("seen", line, node.iter)
-            node.test = node.test and through("seen", line, node.test)
-            node.body.insert(0, nodes.ExprStmt(through("spend", line, nodes.Const(cost))).set_lineno(line))
-        elif isinstance(node, nodes.Concat):
-            return through("joined", line, nodes.List(node.nodes))
-        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-            bounds = (node.arg.start, node.arg.stop, node.arg.step)
-            return through("cut", line, node.node, *(b or nodes.Const(None) for b in bounds))
-        elif isinstance(node, nodes.List | nodes.Dict) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
-            return through("made", line, node)
-        elif isinstance(node, nodes.Compare):
-            node.expr = through("seen", line, node.expr)
-        return node
-
-    rewritten = rewrite(tree)
-    assert isinstance(rewritten, nodes.Template)
-    rewritten.set_environment(environment)
-    return rewritten
-
-
 @pass_context
 def _finalize(context: Context, value: Any) -> Any:
     """Every value that a template writes passes here."""
-    return value if isinstance(value, Undefined) else _charge(_budget.get().text(value))
-
-
-def _measure(name: str, text: str, args: tuple[Any, ...]) -> None:
-    """`replace` and `join` are short to write and may be long to run."""
-    budget = _budget.get()
-    if name == "replace" and len(args) >= 2 and all(isinstance(a, str) for a in args[:2]):
-        budget.reserve(len(text) + text.count(args[0]) * len(args[1]))
-    elif name == "join" and args and isinstance(args[0], CONTAINERS):
-        budget.reserve(budget.weigh(args[0])[1] + len(text) * len(args[0]))
-
-
-def _stepping(test: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(test)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        _budget.get().step(1)
-        return test(*args, **kwargs)
-
-    return step
-
-
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that reports what it makes. `wraps` carries Jinja's mark of what to pass it over."""
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @wraps(function)
-    def guard(*args: Any, **kwargs: Any) -> Any:
-        budget = _budget.get()
-        budget.step(1)
-        value: Any = args[first] if len(args) > first else None
-        rest = (*args[first + 1 :], *kwargs.values())
-        if name not in _LAZY and first < len(args):
-            value = budget.gather(value)
-            args = (*args[:first], value, *args[first + 1 :])
-        if name in _COPIES:
-            budget.reserve(budget.weigh(value)[1])
-        if name == "trim":
-            _check_search("strip", "", rest)
-        elif name == "replace":
-            args = (*args[:first], budget.text(value), *args[first + 1 :])
-            _measure(name, args[first], tuple(map(budget.text, rest[:2])))
-        elif name == "join":
-            count = len(value)
-            budget.reserve(budget.weigh(value)[1] + count * max(map(len, map(budget.text, rest)), default=0))
-        elif name == "indent":
-            if any(len(w) > 64 if isinstance(w, str) else not 0 <= w <= 64 for w in rest):
-                raise SecurityError("indent takes widths up to 64")
-            budget.reserve(len(value) + 64 * value.count("\n"))
-        elif name == "round" and any(isinstance(p, int) and abs(p) > 15 for p in rest):
-            raise SecurityError("round takes up to 15 digits")
-        elif name == "sum" and not all(isinstance(start, int | float | str) for start in rest):
-            raise SecurityError("sum adds numbers only")
-        elif name == "list" and isinstance(value, str):
-            budget.reserve(8 * len(value))
-        return budget.charge(function(*args, **kwargs))
-
-    return guard
+    return value if isinstance(value, Undefined) else _charge(current.get().text(value))
 
 
 def _tojson(
@@ -308,9 +197,9 @@ def _tojson(
         raise SecurityError("tojson takes an indent from 0 to 16")
     if any(len(s) > 16 for s in separators or ()):
         raise SecurityError("tojson takes short separators")
-    count, characters = _budget.get().weigh(value)
+    count, characters = current.get().weigh(value)
     depth = _depth(value) if indent else 1
-    _budget.get().reserve(6 * characters + count * (16 + (indent or 0) * depth))
+    current.get().reserve(6 * characters + count * (16 + (indent or 0) * depth))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -320,7 +209,7 @@ def _depth(value: Any) -> int:
 
 
 def _raise_exception(message: object = "") -> None:
-    raise TemplateError(_budget.get().text(message)[:400])
+    raise TemplateError(current.get().text(message)[:400])
 
 
 def _strftime_now(form: str) -> str:

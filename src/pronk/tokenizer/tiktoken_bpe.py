@@ -29,7 +29,8 @@ _NAMED = {0: BEGIN, 1: _END, 4: _PAD, 6: "<|start_header_id|>", 7: "<|end_header
 _NAMED |= {9: "<|eot_id|>", 10: "<|python_tag|>"}
 
 # The library's regex engine gives up on much longer runs of white space; Meta's own code cuts them at this length too.
-_LONG_SPACE = re.compile(r"\s{25000}(?=\s)")
+_LONGEST_SPACE = 25_000
+_SPACE = re.compile(r"\s+")
 
 
 def special_names() -> tuple[str, ...]:
@@ -65,6 +66,12 @@ def parse(path: Path, data: bytes) -> list[bytes]:
             raise BadFile(path, f"rank {rank[:20].decode('latin-1')!r}, where {number} should stand", field=field)
         tokens.append(token)
     return tokens
+
+
+def _cuts(text: str) -> Iterator[int]:
+    """Where runs of white space are cut; one pass, however many runs just short of that there are."""
+    for run in _SPACE.finditer(text):
+        yield from range(run.start() + _LONGEST_SPACE, run.end(), _LONGEST_SPACE)
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -133,7 +140,7 @@ class TiktokenTokenizer(Tokenizer):
         allowed: Any = "all" if special else set()
         ids: list[int] = []
         start = 0
-        for end in (*(long.end() for long in _LONG_SPACE.finditer(text)), len(text)):
+        for end in (*_cuts(text), len(text)):
             ids += self._library.encode(text[start:end], allowed_special=allowed, disallowed_special=())
             start = end
         return ids
