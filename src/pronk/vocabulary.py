@@ -28,6 +28,17 @@ class TokenizerSource:
     chat_template: str | None = None
 
 
+def gguf_token_id(metadata: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
+    """`tokenizer.ggml.<name>_token_id` of a GGUF file, None where it says that there is none. Raises ValueError."""
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    # -1, in two's complement where the field is unsigned, is how converters write "none".
+    if value in (None, -1, 0xFFFFFFFF):
+        return None
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} is not a token id")
+    return value
+
+
 class TokenType(IntEnum):
     """GGUF's `tokenizer.ggml.token_type`, which are also SentencePiece's piece types."""
 

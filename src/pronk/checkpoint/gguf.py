@@ -25,7 +25,7 @@ from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported
 from pronk.rope import by_name
 from pronk.rope_scaling import RopeScaling
-from pronk.vocabulary import TokenizerSource
+from pronk.vocabulary import TokenizerSource, gguf_token_id
 
 ROPE_FREQS = "rope_freqs.weight"
 
@@ -33,8 +33,6 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 # llama.* keys that do not reach the logits of one forward pass.
 _IGNORED = frozenset(("tensor_data_layout", "rope.scaling.finetuned"))
-
-_NO_TOKEN = 0xFFFFFFFF  # how llama.cpp writes "there is none"
 
 
 def detect(path: Path) -> bool:
@@ -197,11 +195,12 @@ def _shortest(value: float) -> float:
 
 def _token(file: GgufFile, name: str, vocab_size: int) -> int | None:
     key = f"tokenizer.ggml.{name}_token_id"
-    token = file.metadata.get(key)
-    if token in (None, -1, _NO_TOKEN):
-        return None
-    if type(token) is not int or not 0 <= token < vocab_size:
-        raise _bad(file, key, f"{token!r:.40} is no token of a vocabulary of {vocab_size}")
+    try:
+        token = gguf_token_id(file.metadata, name)
+    except ValueError as error:
+        raise _bad(file, key, str(error)) from None
+    if token is not None and not 0 <= token < vocab_size:
+        raise _bad(file, key, f"{token} is no token of a vocabulary of {vocab_size}")
     return token
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import Tokenizer
-from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
+from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary, gguf_token_id
 
 _MODELS = {"llama": "spm", "gpt2": "bpe"}
 _TYPES = {int(t): t for t in TokenType}
@@ -53,10 +53,10 @@ def parse(path: Path, settings: Mapping[str, Any], chat_template: str | None = N
         scores=_scores(path, settings, len(tokens)) if is_spm else (),
         merges=() if is_spm else _strings(path, settings, "merges"),
         pre=pre,
-        bos_id=_token(path, settings, "bos_token_id", 1 if is_spm else None),
-        eos_id=_token(path, settings, "eos_token_id", 2 if is_spm else None),
-        unk_id=_token(path, settings, "unknown_token_id", 0 if is_spm else None),
-        pad_id=_token(path, settings, "padding_token_id", None),
+        bos_id=_token(path, settings, "bos", 1 if is_spm else None),
+        eos_id=_token(path, settings, "eos", 2 if is_spm else None),
+        unk_id=_token(path, settings, "unknown", 0 if is_spm else None),
+        pad_id=_token(path, settings, "padding", None),
         add_bos=_flag(path, settings, "add_bos_token", is_spm or pre_tokenizers.adds_bos(pre)),
         add_space_prefix=is_spm and _flag(path, settings, "add_space_prefix", True),
         chat_template=chat_template or _template(path, settings),
@@ -108,11 +108,10 @@ def _scores(path: Path, settings: Mapping[str, Any], count: int) -> tuple[float,
 
 
 def _token(path: Path, settings: Mapping[str, Any], name: str, default: int | None) -> int | None:
-    value = settings.get(f"tokenizer.ggml.{name}", default)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise BadFile(path, f"{str(value)[:40]!r} is not a token id", field=f"tokenizer.ggml.{name}")
-    # -1, in two's complement where the field is unsigned, is how converters write "none".
-    return None if value in (-1, 0xFFFFFFFF) else value
+    try:
+        return gguf_token_id(settings, name, default)
+    except ValueError as error:
+        raise BadFile(path, str(error), field=f"tokenizer.ggml.{name}_token_id") from None
 
 
 def _flag(path: Path, settings: Mapping[str, Any], name: str, default: bool) -> bool:
