@@ -14,9 +14,10 @@ import numpy as np
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run, Wants
+from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
-from pronk.engine.sampling import Float32, penalize
+from pronk.engine.sampling import penalize
 from pronk.errors import PronkError
 
 PREFILL_TOKENS = 512  # of one forward pass

@@ -16,6 +16,8 @@ Ids = NDArray[np.intp]
 
 _SMALL = 4096  # so many are sorted as they are
 _COLUMN = 64
+_PIECE = 1 << 14
+_BINS = (0x3F800000 >> 17) + 1  # the bits of 1.0
 _BIN_SHIFT = np.uint32(17)  # leaves sign, exponent and 6 bits of a float32's mantissa: bins 1.6% wide at most
 
 
@@ -44,13 +46,13 @@ def top_k(scores: Float32, k: int) -> Ids:
     return np.sort(np.concatenate([above, tied[: k - len(above)]]))
 
 
-def _at_most_kth(scores: Float32, k: int) -> np.float32:
+def _at_most_kth(scores: Float32, k: int) -> float:
     """A number that at least k scores reach. The k-th largest of the columns' maxima is one, each being a score."""
     columns = len(scores) // _COLUMN
     if columns < 2 * k:
-        return np.float32(-np.inf)
+        return -np.inf
     maxima = scores[: columns * _COLUMN].reshape(_COLUMN, columns).max(axis=0)
-    return np.float32(np.partition(maxima, columns - k)[columns - k])
+    return float(np.partition(maxima, columns - k)[columns - k])
 
 
 def _top_p(probs: Float32, top_p: float) -> Ids:
@@ -76,8 +78,7 @@ def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
     # A double rounds to a float32 of at most `spare` when it is below this.
     limit = (float(spare) + float(np.nextafter(spare, np.float32(2)))) / 2
     bins = probs.view(np.uint32) >> _BIN_SHIFT  # a positive number's bits are in its order
-    # Converted here, bincount adds them up five times as fast as from other types.
-    sums = np.bincount(bins.astype(np.intp), weights=probs.astype(np.float64)).cumsum()
+    sums = _bin_sums(bins, probs).cumsum()
     edge_bin = int(sums.searchsorted(limit, side="right"))
     if edge_bin == len(sums):
         return None
@@ -97,6 +98,15 @@ def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
     if surplus := first - int(inside.searchsorted(edge)):  # tied with the edge, and dropped before it
         kept = np.delete(kept, np.flatnonzero(probs[kept] == edge)[-surplus:])
     return kept
+
+
+def _bin_sums(bins: NDArray[np.uint32], probs: Float32) -> NDArray[np.float64]:
+    """bincount in pieces: its operands, in the types it wants, take fresh memory, which costs more than the sums."""
+    sums = np.zeros(_BINS)
+    for at in range(0, len(probs), _PIECE):
+        piece = slice(at, at + _PIECE)
+        sums += np.bincount(bins[piece].astype(np.intp), weights=probs[piece].astype(np.float64), minlength=_BINS)
+    return sums
 
 
 def _softmax(scores: Float32) -> Float32:

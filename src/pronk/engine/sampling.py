@@ -81,8 +81,8 @@ def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], ge
 def _divided(scores: Float32, largest: np.float32, temperature: np.float32) -> Float32:
     with np.errstate(over="ignore"):
         if np.isfinite(largest / temperature):
-            return scores / temperature
-        return (scores - largest) / temperature  # the same distribution, and the largest is 0
+            return np.divide(scores, temperature, dtype=np.float32)
+        return np.divide(scores - largest, temperature, dtype=np.float32)  # the same distribution; the largest is 0
 
 
 def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:

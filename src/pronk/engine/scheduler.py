@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.events import Counters, Event
+from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Planner
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import check_seed, stream
-from pronk.engine.sampling import Float32, Sampled
+from pronk.engine.sampling import Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from functools import partial
 
+from pronk.engine.filters import Float32
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import Stream
-from pronk.engine.sampling import Float32, Sampled, sample
+from pronk.engine.sampling import Sampled, sample
 
 
 @dataclass(frozen=True)
