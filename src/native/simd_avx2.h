@@ -95,7 +95,7 @@ struct Simd {
     }
     PRONK_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
 #ifdef __AVXVNNI__
-        asm("{vex} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+        asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
         return acc;
 #else
         // vpmaddubsw would saturate; sums of pairs of 16-bit products do not.

@@ -1,0 +1,188 @@
+// Products of every format under every instruction set, against plain loops in double over the unpacked weights.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+#include "test.h"
+
+using namespace pronk;
+
+namespace {
+
+std::mt19937 random_bits(7);
+
+float normal() {
+    static std::normal_distribution<float> distribution;
+    return distribution(random_bits);
+}
+
+int between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_bits); }
+
+std::vector<float> normals(size_t count, float scale) {
+    std::vector<float> x(count);
+    for (float& v : x) v = scale * normal();
+    return x;
+}
+
+// T rows as `form` has them, and what is in them after rounding.
+struct Activations {
+    std::vector<uint8_t> data;
+    std::vector<float> scale;
+    std::vector<int32_t> sum;
+    Rows rows;
+    std::vector<double> value;  // [T][K]
+
+    Activations(const Kernels& kernel, Form form, const std::vector<float>& x, int tokens, int cols) {
+        const int padded = (cols + kGroup - 1) / kGroup * kGroup;
+        rows.form = form;
+        rows.stride = (padded * sizeof(float) + 63) / 64 * 64;
+        rows.groups = form == Form::q8 ? padded / kGroup : 1;
+        data.resize(rows.stride * tokens);
+        scale.resize(rows.groups * tokens), sum.resize(rows.groups * tokens);
+        rows.data = data.data(), rows.scale = scale.data(), rows.sum = sum.data();
+        for (int t = 0; t < tokens; ++t) kernel.convert(x.data() + (size_t)t * cols, cols, rows, t);
+        for (int t = 0; t < tokens; ++t)
+            for (int k = 0; k < cols; ++k) value.push_back(at(t, k));
+    }
+    double at(int t, int k) const {
+        const uint8_t* row = data.data() + t * rows.stride;
+        if (rows.form == Form::f32) return ((const float*)row)[k];
+        if (rows.form == Form::int8) return (double)scale[t] * ((const int8_t*)row)[k];
+        if (rows.form == Form::q8) return (double)scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
+        const uint32_t bits = (uint32_t)((const uint16_t*)row)[k] << 16;
+        float x;
+        std::memcpy(&x, &bits, 4);
+        return x;
+    }
+};
+
+void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols) {
+    Arena arena;
+    Matrix w;
+    w.format = format, w.rows = rows, w.cols = cols, w.panels = (rows + kPanelRows - 1) / kPanelRows;
+    w.panel_bytes = panel_bytes(format, cols), w.data = arena.allocate(w.nbytes());
+    const std::vector<float> weights = normals((size_t)rows * cols, 0.05f), x = normals((size_t)tokens * cols, 1);
+    CHECK(pack_rows(w, (const uint8_t*)weights.data(), cols * sizeof(float), Source::f32, 0, rows, {}));
+    pack_zero_rows(w, rows, (int64_t)w.panels * kPanelRows);
+    std::vector<float> bias(w.panels * kPanelRows);
+    for (int n = 0; n < rows; ++n) bias[n] = normal();
+    if (between(0, 1)) w.bias = bias.data();
+
+    const Activations a(kernel, form_of(format), x, tokens, cols);
+    const size_t stride = rows + 5;
+    std::vector<float> y(stride * tokens, 3.0f);
+    const Output out{y.data(), stride, between(0, 1) ? Then::add : Then::store, rows};
+    const int halves = 2 * w.panels, middle = between(0, halves);
+    kernel.matmul(w, a.rows, tokens, 0, middle, out);
+    kernel.matmul(w, a.rows, tokens, middle, halves, out);
+
+    std::vector<float> row(cols);
+    for (int n = 0; n < rows; ++n) {
+        unpack_row(w, n, row.data());
+        for (int t = 0; t < tokens; ++t) {
+            double sum = w.bias ? bias[n] : 0, size = std::fabs(sum);
+            for (int k = 0; k < cols; ++k) {
+                const double product = (double)row[k] * a.value[(size_t)t * cols + k];
+                sum += product, size += std::fabs(product);
+            }
+            if (out.then == Then::add) sum += 3, size += 3;
+            // Each of K sums and products is off by half a unit of float at most.
+            const double bound = (cols + 8) * size * 0x1p-23;
+            if (!(std::fabs(y[t * stride + n] - sum) <= bound)) {
+                std::fprintf(stderr, "%s %s T=%d N=%d K=%d: [%d][%d] is %g, not %g (within %g)\n", kernel.name,
+                             format_name(format), tokens, rows, cols, t, n, y[t * stride + n], sum, bound);
+                CHECK(false);
+                return;
+            }
+        }
+    }
+    for (int t = 0; t < tokens; ++t)
+        for (size_t n = rows; n < stride; ++n) CHECK(y[t * stride + n] == 3.0f);  // nothing is written beside
+
+    // Alone a token gets the same bits.
+    std::vector<float> alone(rows, 3.0f);
+    const int t = between(0, tokens - 1);
+    kernel.matmul(w, a.rows.at(t), 1, 0, halves, {alone.data(), (size_t)rows, out.then, rows});
+    CHECK(std::memcmp(alone.data(), y.data() + t * stride, rows * sizeof(float)) == 0);
+}
+
+void test_swiglu(const Kernels& kernel) {
+    const int f = 75, c = 40, tokens = 7;
+    Arena arena;
+    Matrix w;
+    w.format = Format::f32, w.cols = c, w.panels = (f + 31) / 32, w.rows = w.panels * kPanelRows;
+    w.panel_bytes = panel_bytes(w.format, c), w.data = arena.allocate(w.nbytes());
+    const std::vector<float> gate = normals(f * c, 0.3f), up = normals(f * c, 0.3f), x = normals(tokens * c, 1);
+    CHECK(pack_rows(w, (const uint8_t*)gate.data(), c * 4, Source::f32, 0, f, {0, 32, 64}));
+    CHECK(pack_rows(w, (const uint8_t*)up.data(), c * 4, Source::f32, 0, f, {32, 32, 64}));
+    const Activations a(kernel, Form::f32, x, tokens, c);
+    std::vector<float> y(tokens * f);
+    kernel.matmul(w, a.rows, tokens, 0, 2 * w.panels, {y.data(), (size_t)f, Then::swiglu, f});
+    for (int t = 0; t < tokens; ++t)
+        for (int n = 0; n < f; ++n) {
+            double g = 0, u = 0;
+            for (int k = 0; k < c; ++k) g += (double)gate[n * c + k] * x[t * c + k], u += (double)up[n * c + k] * x[t * c + k];
+            CHECK(std::fabs(y[t * f + n] - g / (1 + std::exp(-g)) * u) < 1e-4);
+        }
+}
+
+// Whole numbers are summed exactly: every instruction set gives the same.
+void test_extremes(const Kernels& kernel) {
+    Arena arena;
+    Matrix w;
+    w.format = Format::int8, w.rows = 64, w.cols = 256, w.panels = 1;
+    w.panel_bytes = panel_bytes(w.format, w.cols), w.data = arena.allocate(w.nbytes());
+    std::vector<float> weights(64 * 256), x(256);
+    for (float& v : weights) v = between(0, 1) ? 127.0f : -127.0f;
+    for (float& v : x) v = between(0, 1) ? 127.0f : -127.0f;
+    CHECK(pack_rows(w, (const uint8_t*)weights.data(), 1024, Source::f32, 0, 64, {}));
+    const Activations a(kernel, Form::int8, x, 1, 256);
+    std::vector<float> y(64);
+    kernel.matmul(w, a.rows, 1, 0, 2, {y.data(), 64, Then::store, 64});
+    for (int n = 0; n < 64; ++n) {
+        float sum = 0;
+        for (int k = 0; k < 256; ++k) sum += weights[n * 256 + k] * x[k];
+        CHECK(y[n] == sum);
+    }
+}
+
+void test_rows(const Kernels& kernel) {
+    for (int size : {1, 15, 16, 17, 31, 64, 100}) {
+        const std::vector<float> x = normals(size, 2), weight = normals(size, 1);
+        std::vector<float> y(size);
+        kernel.rmsnorm(x.data(), weight.data(), 1e-5f, size, y.data());
+        double squares = 0;
+        for (float v : x) squares += (double)v * v;
+        for (int i = 0; i < size; ++i)
+            CHECK(std::fabs(y[i] - x[i] / std::sqrt(squares / size + 1e-5) * weight[i]) <= 1e-5 * (1 + std::fabs(y[i])));
+    }
+    std::vector<float> x(32, 1.0f);
+    x[5] = NAN;
+    const Activations nan(kernel, Form::int8, x, 1, 32);
+    CHECK(std::isnan(nan.scale[0]));
+    std::fill(x.begin(), x.end(), 0.0f);
+    const Activations zero(kernel, Form::q8, x, 1, 32);
+    CHECK(zero.scale[0] == 0 && zero.sum[0] == 0);
+}
+
+}  // namespace
+
+int main() {
+    for (const char* name : {"portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "neon",
+                             "neon-dotprod", "neon-i8mm"}) {
+        const Kernels* kernel = kernels_named(name);
+        if (!kernel) continue;
+        std::printf("%s\n", name);
+        for (int format = 0; format <= (int)Format::q4_0; ++format)
+            for (int round = 0; round < 25; ++round)
+                test_product(*kernel, (Format)format, between(1, 14), between(1, 200), between(1, 200));
+        test_swiglu(*kernel);
+        test_extremes(*kernel);
+        test_rows(*kernel);
+    }
+    return test_result();
+}
