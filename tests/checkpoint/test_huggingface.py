@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from pronk import tokenizer
 from pronk.checkpoint import huggingface
+from pronk.checkpoint.mapped import MappedFile
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.config import ModelConfig, RopeScaling
 from pronk.errors import BadFile, Unsupported
@@ -163,12 +164,19 @@ class TestTiedHead:
     weights = random_weights(tied)
     embedding = weights["model.embed_tokens.weight"]
 
-    def test_a_copy_of_the_embedding_is_dropped(self, tmp_path: Path) -> None:
-        save_huggingface(tmp_path / "a", self.tied, self.weights | {"lm_head.weight": self.embedding})
-        same(huggingface.read(tmp_path / "a"), self.tied, self.weights)
-        nan = self.weights | {"model.embed_tokens.weight": np.full_like(self.embedding, np.nan)}
-        save_huggingface(tmp_path / "b", self.tied, nan | {"lm_head.weight": nan["model.embed_tokens.weight"]})
-        assert "lm_head.weight" not in huggingface.read(tmp_path / "b").tensors
+    def test_one_tensor_of_two_names_is_the_embedding(self, tmp_path: Path) -> None:
+        save_huggingface(tmp_path, self.tied, self.weights, container="bin")
+        state = torch.load(tmp_path / "pytorch_model.bin")
+        torch.save(state | {"lm_head.weight": state["model.embed_tokens.weight"]}, tmp_path / "pytorch_model.bin")
+        same(huggingface.read(tmp_path), self.tied, self.weights)
+        torch.save(state | {"lm_head.weight": state["model.embed_tokens.weight"][:-1]}, tmp_path / "pytorch_model.bin")
+        with pytest.raises(BadFile, match=r"tensor 'lm_head\.weight': shape"):
+            huggingface.read(tmp_path)
+
+    def test_opening_reads_no_numbers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save_huggingface(tmp_path, self.tied, self.weights | {"lm_head.weight": self.embedding})
+        monkeypatch.setattr(MappedFile, "array", None)
+        assert not huggingface.read(tmp_path).config.tie_word_embeddings
 
     def test_a_head_of_its_own_is_used_as_transformers_does(self, tmp_path: Path) -> None:
         head = self.embedding.copy()

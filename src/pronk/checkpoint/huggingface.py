@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from pronk import strict_json, tokenizer_source
 from pronk.checkpoint import safetensors, torch_zip, weight_file
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, check_tensors, plain_dtype
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, short
 from pronk.vocabulary import TokenizerSource
@@ -136,17 +134,15 @@ def _all_tensors(files: list[Path], weight_map: Mapping[str, str], source: Path)
 
 
 def _settle_head(config: ModelConfig, tensors: dict[str, LazyTensor]) -> ModelConfig:
-    """The config ties the head to the embedding, and there is a head nevertheless. A copy is dropped; a head of its own
-    is used, as transformers 5 does. This alone reads weights at opening, as far as the first difference."""
+    """The config ties the head to the embedding, and there is a head nevertheless: it is used, as transformers 5 does.
+
+    torch's archives say that a head is the embedding by giving both one place. Of any other, only the numbers could
+    tell, and opening reads none; a head that is a copy gives the same logits.
+    """
     head, embedding = tensors[HEAD], tensors.get(EMBEDDING)
-    shape = (config.vocab_size, config.hidden_size)
-    if embedding is None or head.dtype not in PLAIN_DTYPES or head.shape != shape:
-        return replace(config, tie_word_embeddings=False)  # broken, as the checks that follow will find
-    if (head.dtype, head.shape) == (embedding.dtype, embedding.shape):
-        rows = zip(np.array_split(head.read(), 64), np.array_split(embedding.read(), 64), strict=True)
-        if all(np.array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}")) for a, b in rows):
-            del tensors[HEAD]
-            return config
+    if embedding and head.place and all(getattr(head, k) == getattr(embedding, k) for k in ("place", "shape", "dtype")):
+        del tensors[HEAD]
+        return config
     return replace(config, tie_word_embeddings=False)
 
 

@@ -42,6 +42,8 @@ class LazyTensor:
     read: Callable[[], NDArray[Any]]
     # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them.
     read_blocks: Callable[[], NDArray[np.uint8]] | None = None
+    # Where the bytes stand, in containers that may give one place to several tensors.
+    place: tuple[Path, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,17 @@ class _Archive:
 
     def lazy(self, name: str, tensor: _Tensor) -> LazyTensor:
         nbytes = math.prod(tensor.shape) * tensor.storage.itemsize
-        return LazyTensor(name, tensor.shape, tensor.storage.dtype, nbytes, partial(self.read_tensor, name, tensor))
+        read = partial(self.read_tensor, name, tensor)
+        place = (self.file.path, self.start(tensor)) if tensor.contiguous else None
+        return LazyTensor(name, tensor.shape, tensor.storage.dtype, nbytes, read, place=place)
+
+    def start(self, tensor: _Tensor) -> int:
+        return tensor.storage.entry.offset + tensor.offset * tensor.storage.itemsize
 
     def read_tensor(self, name: str, tensor: _Tensor) -> NDArray[Any]:
         storage = tensor.storage
         dtype = plain_dtype(self.file.path, name, storage.dtype)
-        start = storage.entry.offset + tensor.offset * storage.itemsize
+        start = self.start(tensor)
         if tensor.contiguous or 0 in tensor.shape:
             return self.file.array(start, tensor.shape, dtype, self.byteorder)
         flat = self.file.array(start, (tensor.extent,), dtype, self.byteorder)
