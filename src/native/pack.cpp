@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "half.h"
@@ -49,9 +50,12 @@ template <class Word>
 void scatter(const Tile& tile, size_t offset, const void* words, size_t row_bytes, int count) {
     const auto* from = static_cast<const uint8_t*>(words);
     uint8_t* to = tile.panel + offset + tile.first * sizeof(Word);
-    for (int i = 0; i < count; ++i, to += kPanelRows * sizeof(Word))
-        for (int r = 0; r < tile.rows; ++r)
-            write(to + r * sizeof(Word), read<Word>(from + r * row_bytes + i * sizeof(Word)));
+    const auto copy = [=](int rows) {
+        for (int i = 0; i < count; ++i)
+            for (int r = 0; r < rows; ++r)
+                write(to + (i * kPanelRows + r) * sizeof(Word), read<Word>(from + r * row_bytes + i * sizeof(Word)));
+    };
+    tile.rows == kTileRows ? copy(kTileRows) : copy(tile.rows);  // the usual case unrolled
 }
 
 // -- sources -> floats ----------------------------------------------------------------------------------------------
@@ -75,13 +79,14 @@ private:
 template <class T, class Convert>
 void convert(const uint8_t* row, int at, int count, float* out, Convert to_float) {
     row += at * sizeof(T);
+    for (size_t line = 0; line < kChunk * sizeof(T); line += 64) __builtin_prefetch(row + kChunk * sizeof(T) + line);
     for (int i = 0; i < count; ++i) out[i] = to_float(read<T>(row + i * sizeof(T)));
 }
 
 // Columns [at, at + count) of a row; `at` is a multiple of a chunk, and a chunk is whole blocks.
 void load(Source source, const uint8_t* row, int at, int count, float* out) {
     switch (source) {
-        case Source::f32: std::memcpy(out, row + at * sizeof(float), count * sizeof(float)); break;
+        case Source::f32: convert<float>(row, at, count, out, [](float x) { return x; }); break;
         case Source::f16: convert<uint16_t>(row, at, count, out, f16_to_f32); break;
         case Source::bf16: convert<uint16_t>(row, at, count, out, bf16_to_f32); break;
         case Source::q8_0:
@@ -122,14 +127,9 @@ void load(Source source, const uint8_t* row, int at, int count, float* out) {
     }
 }
 
-bool all_finite(const float* x, int count) {
-    int32_t found = 0;
-    for (int i = 0; i < count; ++i) found |= (std::bit_cast<int32_t>(x[i]) & 0x7f800000) == 0x7f800000;
-    return !found;
-}
-
+// NaN where any is.
 float absolute_maximum(const float* x, int count) {
-    int32_t most = 0;  // of the bits, which are ordered as the numbers are
+    int32_t most = 0;  // of the bits, which are ordered as the numbers are, NaN above all
     for (int i = 0; i < count; ++i) most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
     return std::bit_cast<float>(most);
 }
@@ -157,34 +157,33 @@ void encode_bytes(const float* x, int count, float scale, uint8_t* out) {
         out[i] = static_cast<uint8_t>(static_cast<int32_t>(nearest(clamp(x[i] / scale, -127, 127))) + 128);
 }
 
+// The least number too large for a format; scales have limits of their own.
+float limit(Format format) {
+    switch (format) {
+        case Format::f16: return 65520;  // half a step over the greatest
+        case Format::bf16: return 0x1.ffp127f;
+        default: return std::numeric_limits<float>::infinity();
+    }
+}
+
 // The least float16 that is not under x >= 0.
 uint16_t f16_not_under(float x) {
     const uint16_t half = f32_to_f16(x);
     return f16_to_f32(half) < x ? half + 1 : half;
 }
 
-bool pack_f16(const Tile& tile, int at, int count, const Floats& x) {
+void pack_f16(const Tile& tile, int at, int count, const Floats& x) {
     uint16_t out[kTileRows][kChunk];
-    bool good = true;
     for (int r = 0; r < tile.rows; ++r)
-        for (int i = 0; i < count; ++i) {
-            out[r][i] = f32_to_f16(x[r][i]);
-            good &= f16_is_finite(out[r][i]);
-        }
+        for (int i = 0; i < count; ++i) out[r][i] = f32_to_f16(x[r][i]);
     scatter<uint16_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count);
-    return good;
 }
 
-bool pack_bf16(const Tile& tile, int at, int count, const Floats& x) {
+void pack_bf16(const Tile& tile, int at, int count, const Floats& x) {
     uint16_t out[kTileRows][kChunk];
-    bool good = true;
     for (int r = 0; r < tile.rows; ++r)
-        for (int i = 0; i < count; ++i) {
-            out[r][i] = f32_to_bf16(x[r][i]);
-            good &= bf16_is_finite(out[r][i]);
-        }
+        for (int i = 0; i < count; ++i) out[r][i] = f32_to_bf16(x[r][i]);
     scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count / 2);
-    return good;
 }
 
 void pack_int8(const Tile& tile, int at, int count, const Floats& x, const float* scales) {
@@ -197,13 +196,15 @@ bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
     uint8_t out[kTileRows][kChunk];
     uint16_t scales[kTileRows][kGroups];
     bool good = true;
-    for (int r = 0; r < tile.rows; ++r)
+    for (int r = 0; r < tile.rows; ++r) {
+        float most[kGroups] = {};
+        for (int g = 0; g < count / kGroup; ++g) most[g] = absolute_maximum(x[r] + g * kGroup, kGroup);
+        for (int g = 0; g < kGroups; ++g) scales[r][g] = f16_not_under(most[g] / 127);
         for (int g = 0; g < count / kGroup; ++g) {
-            const float* group = x[r] + g * kGroup;
-            scales[r][g] = f16_not_under(absolute_maximum(group, kGroup) / 127);
             good &= f16_is_finite(scales[r][g]);
-            encode_bytes(group, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
+            encode_bytes(x[r] + g * kGroup, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
         }
+    }
     for (int g = 0; g < count / kGroup; ++g) {
         const size_t offset = static_cast<size_t>(at / kGroup + g) * kQ8Bytes;
         scatter<uint32_t>(tile, offset, out[0] + g * kGroup, sizeof out[0], kGroup / 4);
@@ -214,60 +215,58 @@ bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
 
 // Scale and minimum of groups of 32, a group a lane: of 16 ways to lay the grid 0..15 over the group, each put right by
 // least squares, the one that leaves the least squared error. Then the codes, with what float16 made of the two.
-constexpr int kLanes = 8;
 constexpr float kShrink[] = {0, -0.25f, 0.35f, 0.7f};  // steps cut from either end
 
+constexpr int kLanes = 4;
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+
 struct Fits {
-    float scale[kLanes], minimum[kLanes];
+    Lanes scale, minimum;
 };
 
-Fits fit(const float (&x)[kGroup][kLanes]) {
-    float low[kLanes], step[kLanes], inverse[kLanes], u[kGroup][kLanes];  // u: x, as 0..15 from least to most
-    float most[kLanes], sum_u[kLanes] = {};
-    for (int i = 0; i < kLanes; ++i) low[i] = most[i] = x[0][i];
-    for (int k = 1; k < kGroup; ++k)
-        for (int i = 0; i < kLanes; ++i) {
-            low[i] = x[k][i] < low[i] ? x[k][i] : low[i];
-            most[i] = x[k][i] > most[i] ? x[k][i] : most[i];
-        }
-    for (int i = 0; i < kLanes; ++i) {
-        step[i] = (most[i] - low[i]) / 15;
-        inverse[i] = step[i] < 0x1p-30f ? 0 : 1 / step[i];  // flat, for a scale in float16
+Lanes codes_of(Lanes x) {
+    constexpr float magic = 0x1.8p23f;
+    x = x < 0.f ? Lanes{} : x;
+    x = x < 15.f ? x : Lanes{} + 15.f;
+    return x + magic - magic;
+}
+
+Fits fit(const Lanes (&x)[kGroup]) {
+    Lanes low = x[0], most = x[0], u[kGroup], sum_u = {};  // u: x, as 0..15 from least to most
+    for (int k = 1; k < kGroup; ++k) {
+        low = x[k] < low ? x[k] : low;
+        most = x[k] > most ? x[k] : most;
     }
-    for (int k = 0; k < kGroup; ++k)
-        for (int i = 0; i < kLanes; ++i) {
-            u[k][i] = (x[k][i] - low[i]) * inverse[i];
-            sum_u[i] += u[k][i];
-        }
+    const Lanes step = (most - low) / 15.f;
+    const Lanes inverse = step < 0x1p-30f ? Lanes{} : 1.f / step;  // flat, for a scale in float16
+    for (int k = 0; k < kGroup; ++k) {
+        u[k] = (x[k] - low) * inverse;
+        sum_u += u[k];
+    }
 
     Fits best = {};
-    float best_gain[kLanes] = {};
+    Lanes best_gain = {};
     for (const float bottom : kShrink)
         for (const float top : kShrink) {
             const float a = 15 / (15 - bottom - top), b = -bottom * a;
-            float sum[kLanes] = {}, sum_squares[kLanes] = {}, sum_products[kLanes] = {};
-            for (int k = 0; k < kGroup; ++k)
-                for (int i = 0; i < kLanes; ++i) {
-                    const float code = nearest(clamp(u[k][i] * a + b, 0, 15));
-                    sum[i] += code;
-                    sum_squares[i] += code * code;
-                    sum_products[i] += code * u[k][i];
-                }
-            for (int i = 0; i < kLanes; ++i) {
-                const float variance = kGroup * sum_squares[i] - sum[i] * sum[i];
-                const float covariance = kGroup * sum_products[i] - sum[i] * sum_u[i];
-                const float scale = covariance / variance, gain = scale * covariance;  // NaN where the group is flat
-                const float minimum = (sum_u[i] - scale * sum[i]) / kGroup;
-                const bool better = gain > best_gain[i];
-                best_gain[i] = better ? gain : best_gain[i];
-                best.scale[i] = better ? scale : best.scale[i];
-                best.minimum[i] = better ? minimum : best.minimum[i];
+            Lanes sum = {}, sum_squares = {}, sum_products = {};
+            for (int k = 0; k < kGroup; ++k) {
+                const Lanes codes = codes_of(u[k] * a + b);
+                sum += codes;
+                sum_squares += codes * codes;
+                sum_products += codes * u[k];
             }
+            const Lanes variance = float{kGroup} * sum_squares - sum * sum;
+            const Lanes covariance = float{kGroup} * sum_products - sum * sum_u;
+            const Lanes scale = covariance / variance, gain = scale * covariance;  // NaN where the group is flat
+            const Lanes minimum = (sum_u - scale * sum) / float{kGroup};
+            const auto better = gain > best_gain;
+            best_gain = better ? gain : best_gain;
+            best.scale = better ? scale : best.scale;
+            best.minimum = better ? minimum : best.minimum;
         }
-    for (int i = 0; i < kLanes; ++i) {
-        best.scale[i] *= step[i];
-        best.minimum[i] = best.minimum[i] * step[i] + low[i];
-    }
+    best.scale *= step;
+    best.minimum = best.minimum * step + low;
     return best;
 }
 
@@ -285,12 +284,10 @@ bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
         uint8_t codes[kTileRows][kGroup / 2];
         uint16_t scales[kTileRows], minima[kTileRows];
         for (int first = 0; first < tile.rows; first += kLanes) {
-            float lanes[kGroup][kLanes];
-            uint8_t code[kGroup][kLanes];
+            Lanes lanes[kGroup], inverse, minimum;
             for (int k = 0; k < kGroup; ++k)
                 for (int i = 0; i < kLanes; ++i) lanes[k][i] = x[first + i][g * kGroup + k];
             const Fits fits = fit(lanes);
-            float inverse[kLanes], minimum[kLanes];
             for (int i = 0; i < kLanes; ++i) {
                 scales[first + i] = f32_to_f16(fits.scale[i]);
                 minima[first + i] = f32_to_f16(fits.minimum[i]);
@@ -300,11 +297,11 @@ bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
                 minimum[i] = f16_to_f32(minima[first + i]);
             }
             if (!good) return false;
-            for (int k = 0; k < kGroup; ++k)
-                for (int i = 0; i < kLanes; ++i)
-                    code[k][i] = static_cast<int32_t>(nearest(clamp((lanes[k][i] - minimum[i]) * inverse[i], 0, 15)));
-            for (int i = 0; i < kLanes; ++i)
-                for (int k = 0; k < kGroup / 2; ++k) codes[first + i][k] = code[k][i] | code[k + 16][i] << 4;
+            for (int k = 0; k < kGroup / 2; ++k) {
+                const Lanes low = codes_of((lanes[k] - minimum) * inverse);
+                const Lanes packed = low + 16.f * codes_of((lanes[k + 16] - minimum) * inverse);
+                for (int i = 0; i < kLanes; ++i) codes[first + i][k] = static_cast<int32_t>(packed[i]);
+            }
         }
         write_q4(tile, at / kGroup + g, codes, scales, minima);
     }
@@ -406,8 +403,9 @@ bool int8_scales(const Matrix& matrix, const Tile& tile, Source source, float (&
         for (int at = 0; at < matrix.cols; at += kChunk) {
             const int count = std::min(kChunk, matrix.cols - at);
             load(source, tile.source + r * tile.stride, at, count, x);
-            if (!all_finite(x, count)) return false;
-            most = std::max(most, absolute_maximum(x, count));
+            const float here = absolute_maximum(x, count);
+            if (!(here < limit(Format::int8))) return false;
+            most = std::max(most, here);
         }
         scales[r] = most / 127;
     }
@@ -420,8 +418,8 @@ bool pack_chunk(Format format, const Tile& tile, int at, int count, const Floats
         case Format::f32:
             scatter<float>(tile, static_cast<size_t>(at) * kPanelRows * sizeof(float), x, sizeof x[0], count);
             return true;
-        case Format::f16: return pack_f16(tile, at, count, x);
-        case Format::bf16: return pack_bf16(tile, at, count, x);
+        case Format::f16: pack_f16(tile, at, count, x); return true;
+        case Format::bf16: pack_bf16(tile, at, count, x); return true;
         case Format::int8: pack_int8(tile, at, count, x, scales); return true;
         case Format::q8: return pack_q8(tile, at, count, x);
         case Format::q4: return pack_q4(tile, at, count, x);
@@ -441,7 +439,7 @@ bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
         const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
         for (int r = 0; r < tile.rows; ++r) {
             load(source, tile.source + r * tile.stride, at, count, x[r]);
-            if (!all_finite(x[r], count)) return false;
+            if (!(absolute_maximum(x[r], count) < limit(matrix.format))) return false;
             // What pads a row must not change the grid of its last group.
             std::fill(x[r] + count, x[r] + stored, matrix.format == Format::q4 ? x[r][count - 1] : 0);
         }
