@@ -245,6 +245,12 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
         llm.chat(messages, chat_template="llama3")  # type: ignore[arg-type]
 
 
+def test_what_is_no_chat_template_is_refused(llm: LLM) -> None:
+    for template in (3, b"llama3", "nowhere", "~no-such-user/x"):
+        with pytest.raises(BadRequest, match=r"chat.template"):
+            llm.chat([{"role": "user", "content": "hi"}], chat_template=template)  # type: ignore[arg-type]
+
+
 def test_params_are_sampling_params(llm: LLM) -> None:
     for params in ({}, {"temperature": 1.0}, "greedy"):
         with pytest.raises(BadRequest, match="params must be SamplingParams"):

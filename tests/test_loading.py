@@ -21,12 +21,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@pytest.mark.parametrize("name", ["model", "tokenizer", "device", "revision"])
+@pytest.mark.parametrize("name", ["model", "tokenizer", "device", "dtype", "revision"])
 def test_an_empty_name_is_not_the_default(model: Path, name: str) -> None:
     with pytest.raises(BadRequest, match=f"{name} is empty"):
         pronk.load(**{"model": model, name: ""})
     with pytest.raises(BadRequest, match=f"{name} must be a name or a path, not int"):
         pronk.load(**{"model": model, name: 3})
+
+
+def test_a_long_name_is_quoted_in_part() -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        pronk.load("x" * 5000)
+    assert len(str(raised.value)) < 250
 
 
 def test_homes_of_nobody_are_paths_that_lead_nowhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,8 @@ class LLM:
         """The token ids of a conversation, up to where the assistant's answer begins."""
         from pronk.tokenizer import chat
 
+        if not isinstance(chat_template, str | Path | None):
+            raise BadRequest(f"chat_template must be a file or a name, not {type(chat_template).__name__}")
         template = chat.choose(self.tokenizer, chat_template)
         # A template writes the beginning-of-text token itself where the model was trained with one.
         return self.tokenizer.encode(template.render(given.messages(messages)), bos=False)

@@ -42,8 +42,9 @@ def load(
     """
     begun = time.perf_counter()
     model = hub.DEFAULT_MODEL if model is None else model
-    for name, value in (("model", model), ("tokenizer", tokenizer), ("device", device), ("revision", revision)):
-        _check_name(name, value)
+    named = {"model": model, "tokenizer": tokenizer, "device": device, "dtype": dtype, "revision": revision}
+    for what, name in named.items():
+        _check_name(what, name)
     opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = _tokenizer(opened, tokenizer)
     if progress:  # importing torch takes a moment of its own

@@ -97,10 +97,9 @@ def test_a_mistyped_verb_is_no_prompt(run: Run, loaded: list[FakeLLM]) -> None:
 
 
 def test_a_mistyped_option_is_told_the_nearest(run: Run) -> None:
-    problem, hint = run("generate", "--temprature", "1", "x").stderr.splitlines()
-    assert problem.startswith("pronk: no such option")
-    assert "--temperature" in problem
-    assert hint == "Try 'pronk generate --help'."
+    assert run("generate", "--temprature", "1", "x").stderr == (
+        "pronk: no such option --temprature; did you mean --temperature?\nTry 'pronk generate --help'.\n"
+    )
 
 
 @pytest.mark.parametrize("wrong", ["--frobnicate", "generate -n", "inspect", "convert a b", "list x"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from pronk.checkpoint import download, wheel
 from pronk.checkpoint.repository import Repository
 from pronk.checkpoint.wheel import WheelModel
-from pronk.errors import BadRequest, ModelNotFound
+from pronk.errors import BadRequest, ModelNotFound, short
 from pronk.paths import expanded
 
 DEFAULT_MODEL = "smollm2:135m"
@@ -94,7 +94,7 @@ def _fetch(name: str, revision: str | None, *, verify: bool, progress: bool) -> 
         known = [*KNOWN, *ALIASES]
         close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
         raise ModelNotFound(
-            f"{name!r} is no file, no model's name ({', '.join(known)}) and no repository (owner/repo)"
+            f"{short(name)} is no file, no model's name ({', '.join(known)}) and no repository (owner/repo)"
             + (f"; did you mean {close[0]}?" if close else "")
         )
     if revision and match["revision"] not in (None, revision):

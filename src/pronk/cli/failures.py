@@ -24,6 +24,8 @@ class Misuse(Failure):
 
     def __init__(self, error: click.UsageError) -> None:
         message = error.format_message()
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            message = f"no such option {error.option_name}; did you mean {error.possibilities[0]}?"
         super().__init__(message[:1].lower() + message[1:].removesuffix("."))
         self.where = error.ctx.command_path if error.ctx else "pronk"
 
