@@ -291,7 +291,7 @@ bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
             for (int i = 0; i < kLanes; ++i) {
                 scales[first + i] = f32_to_f16(fits.scale[i]);
                 minima[first + i] = f32_to_f16(fits.minimum[i]);
-                good &= f16_is_finite(scales[first + i]) & f16_is_finite(minima[first + i]);
+                good &= f16_is_finite(scales[first + i]) && f16_is_finite(minima[first + i]);
                 const float scale = f16_to_f32(scales[first + i]);
                 inverse[i] = scale > 0 ? 1 / scale : 0;
                 minimum[i] = f16_to_f32(minima[first + i]);
@@ -381,7 +381,7 @@ bool pack_nibbles(const Tile& tile, Source source, Format format, int group) {
             minima[r] = has_minimum ? read<uint16_t>(block + 2) : f32_to_f16(-8 * f16_to_f32(scales[r]));
             std::memcpy(codes[r], block + (has_minimum ? 4 : 2), kGroup / 2);
         }
-        good &= f16_is_finite(scales[r]) & (format == Format::q4_0 || f16_is_finite(minima[r]));
+        good &= f16_is_finite(scales[r]) && (format == Format::q4_0 || f16_is_finite(minima[r]));
     }
     write_q4(tile, group, codes, scales, format == Format::q4 ? minima : nullptr);
     return good;
