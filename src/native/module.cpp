@@ -1,0 +1,149 @@
+// pronk._native: kernels and the forward pass for Python. src/pronk/_native.pyi says what is in it.
+#include "module.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace pronk {
+
+namespace {
+
+constexpr const char* kIsas[] = {"avx512-bf16", "avx512-vnni",  "avx512", "avx2-vnni", "avx2",
+                                 "neon-i8mm",   "neon-dotprod", "neon",   "portable"};
+
+constexpr int kLongestRow = 1 << 22;      // offsets within a panel are ints
+constexpr int kLongestInt8Row = 1 << 16; // 127 * 255 * 65536 is the most that int32 holds
+
+struct SourceType {
+    const char* name;
+    Source source;
+    int elements, bytes;  // of a block
+};
+
+constexpr SourceType kSources[] = {
+    {"F32", Source::f32, 1, 4},       {"F16", Source::f16, 1, 2},       {"BF16", Source::bf16, 1, 2},
+    {"Q4_0", Source::q4_0, 32, 18},   {"Q4_1", Source::q4_1, 32, 20},   {"Q8_0", Source::q8_0, 32, 34},
+    {"Q4_K", Source::q4_k, 256, 144},
+};
+
+// In panels of 32 gate rows beside 32 up rows.
+Placement placement(Part part) {
+    if (part == Part::whole) return {};
+    return {part == Part::up ? kPanelRows / 2 : 0, kPanelRows / 2, kPanelRows};
+}
+
+int64_t rows_of(const Matrix& matrix, Part part) { return part == Part::whole ? matrix.rows : matrix.rows / 2; }
+
+// body(begin, end) over [0, count) in pieces of a panel's rows, each done by whichever thread is free.
+template <class Body>
+void share(ThreadPool& pool, int64_t count, const Body& body) {
+    std::atomic<int64_t> next{0};
+    pool.run([&](int) {
+        for (int64_t begin; (begin = next.fetch_add(kPanelRows)) < count;)
+            body(begin, std::min<int64_t>(count, begin + kPanelRows));
+    });
+}
+
+}  // namespace
+
+std::vector<float> finite(const char* what, const FloatVector& array, int64_t size) {
+    if (static_cast<int64_t>(array.shape(0)) != size)
+        refuse(what, " must have ", size, " numbers, not ", array.shape(0));
+    std::vector<float> numbers = copied(array);
+    for (const float x : numbers)
+        if (!std::isfinite(x)) refuse(what, " must be finite");
+    return numbers;
+}
+
+const Kernels& kernels_or_refuse(const std::optional<std::string>& isa) {
+    if (isa) {
+        const Kernels* table = kernels_named(isa->c_str());
+        if (!table) refuse("this processor cannot run ", *isa);
+        return *table;
+    }
+    try {
+        return kernels();
+    } catch (const std::runtime_error& error) {
+        refuse(error.what());
+    }
+}
+
+Format format_or_refuse(const std::string& name) {
+    Format format;
+    if (!format_from_name(name.c_str(), format)) refuse("there is no weight format ", name);
+    return format;
+}
+
+KVType kv_type_or_refuse(const std::string& name) {
+    constexpr const char* names[] = {"f32", "f16", "bf16", "int8"};
+    for (int i = 0; i < 4; ++i)
+        if (name == names[i]) return static_cast<KVType>(i);
+    refuse("there is no type ", name, " of keys and values");
+}
+
+Matrix allocate(Arena& arena, Format format, int64_t rows, int64_t cols, bool pairs) {
+    check_range("rows", rows, 1, 1 << 26);
+    check_range("columns", cols, 1, format == Format::int8 ? kLongestInt8Row : kLongestRow);
+    Matrix matrix;
+    matrix.format = format;
+    matrix.cols = static_cast<int>(cols);
+    matrix.panels = static_cast<int>(pairs ? (2 * rows + kPanelRows - 1) / kPanelRows : (rows + kPanelRows - 1) / kPanelRows);
+    matrix.rows = static_cast<int>(pairs ? 2 * rows : rows);
+    matrix.panel_bytes = panel_bytes(format, matrix.cols);
+    matrix.data = arena.allocate(matrix.nbytes());
+    return matrix;
+}
+
+bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string& source, int64_t first, ThreadPool& pool) {
+    const SourceType* type = nullptr;
+    for (const SourceType& known : kSources)
+        if (source == known.name) type = &known;
+    if (!type) refuse("rows of ", source, " cannot be packed");
+    const int64_t count = raw.shape(0), stride = raw.shape(1), rows = rows_of(matrix, part);
+    if (matrix.cols % type->elements) refuse(matrix.cols, " columns are not whole blocks of ", source);
+    if (stride != static_cast<int64_t>(matrix.cols) / type->elements * type->bytes)
+        refuse("a row of ", matrix.cols, " columns of ", source, " does not have ", stride, " bytes");
+    if (first < 0 || first > rows || count > rows - first)
+        refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);
+    const uint8_t* data = raw.data();
+    std::atomic<bool> good{true};
+    nb::gil_scoped_release released;
+    const auto body = [&](int64_t begin, int64_t end) {
+        if (!good.load(std::memory_order_relaxed)) return;
+        if (!pack_rows(matrix, data + begin * stride, stride, type->source, first + begin, first + end, placement(part)))
+            good.store(false, std::memory_order_relaxed);
+    };
+    share(pool, count, body);
+    return good;
+}
+
+void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out, ThreadPool& pool) {
+    const int64_t count = out.shape(0), rows = rows_of(matrix, part);
+    check_shape("out", out, count, matrix.cols);
+    if (first < 0 || first > rows || count > rows - first)
+        refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);
+    float* data = out.data();
+    nb::gil_scoped_release released;
+    share(pool, count, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) unpack_row(matrix, placement(part).row(first + r), data + r * matrix.cols);
+    });
+}
+
+}  // namespace pronk
+
+NB_MODULE(_native, module) {
+    using namespace pronk;
+    module.def("isas", [] {
+        nb::list names;
+        for (const char* name : kIsas)
+            if (kernels_named(name)) names.append(name);
+        return names;
+    });
+    module.def("isa", [] { return kernels_or_refuse(std::nullopt).name; });
+    module.def("default_threads", default_threads);
+    bind_model(module);
+    bind_kernels(module);
+}

@@ -1,0 +1,338 @@
+// Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
+// waited for without the GIL, which who holds them may need.
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include "model.h"
+#include "module.h"
+
+namespace pronk {
+
+namespace {
+
+constexpr int kMostTokens = 1 << 24;
+
+struct PyKV {
+    PyKV(const Config& config, int layers, KVType type, int64_t num_blocks)
+        : layers(layers), heads(config.num_key_value_heads), kv(config, layers, type, num_blocks) {}
+
+    const int layers, heads;
+    KV kv;
+    std::mutex mutex;
+};
+
+// A pass gives up when a Python signal handler raises: Ctrl-C. Asked often, and looks only now and then.
+class Interrupted {
+public:
+    bool operator()() {
+        const auto now = std::chrono::steady_clock::now();
+        if (raised_ || now < next_) return raised_;
+        next_ = now + std::chrono::milliseconds(50);
+        nb::gil_scoped_acquire acquired;
+        return raised_ = PyErr_CheckSignals() != 0;
+    }
+
+private:
+    std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    bool raised_ = false;
+};
+
+// engine/batch.py's Batch, copied; block tables one after the other.
+struct BatchArrays {
+    std::vector<int32_t> token_ids, positions, offsets, blocks, block_offsets, logits_rows;
+
+    Batch view() const {
+        Batch batch;
+        batch.tokens = static_cast<int>(token_ids.size());
+        batch.runs = static_cast<int>(offsets.size()) - 1;
+        batch.rows = static_cast<int>(logits_rows.size());
+        batch.token_ids = token_ids.data(), batch.positions = positions.data(), batch.offsets = offsets.data();
+        batch.blocks = blocks.data(), batch.block_offsets = block_offsets.data();
+        batch.logits_rows = logits_rows.data();
+        return batch;
+    }
+
+    void check(const Model& model, const PyKV& kv) const {
+        const int64_t tokens = token_ids.size();
+        check_range("the number of tokens", tokens, 1, kMostTokens);
+        if (positions.size() != token_ids.size())
+            refuse("there are ", positions.size(), " positions for ", tokens, " tokens");
+        check_offsets("offsets", offsets, tokens, 1);
+        check_offsets("block_offsets", block_offsets, blocks.size(), 0);
+        if (block_offsets.size() != offsets.size())
+            refuse("there are ", block_offsets.size() - 1, " block tables for ", offsets.size() - 1, " runs");
+        for (const int32_t id : token_ids)
+            if (id < 0 || id >= model.config.vocab_size)
+                refuse("token id ", id, " is not in a vocabulary of ", model.config.vocab_size);
+        for (size_t i = 0; i < logits_rows.size(); ++i)
+            if (logits_rows[i] < (i ? logits_rows[i - 1] + 1 : 0) || logits_rows[i] >= tokens)
+                refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);
+        std::vector<bool> written(kv.kv.num_blocks());
+        for (size_t n = 0; n + 1 < offsets.size(); ++n) check_run(n, model, kv, written);
+    }
+
+private:
+    static void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_t end, int32_t least) {
+        if (offsets.size() < 2 || offsets.front() != 0 || offsets.back() != end)
+            refuse(what, " must begin with 0 and end with ", end);
+        for (size_t i = 1; i < offsets.size(); ++i)
+            if (offsets[i] < offsets[i - 1] || offsets[i] - offsets[i - 1] < least) refuse(what, " must ascend");
+    }
+
+    void check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const {
+        const int32_t begin = offsets[n], end = offsets[n + 1], start = positions[begin];
+        const int32_t* table = blocks.data() + block_offsets[n];
+        const int64_t last = static_cast<int64_t>(start) + end - begin - 1, have = block_offsets[n + 1] - block_offsets[n];
+        if (start < 0 || last >= model.rope_positions)
+            refuse("run ", n, ": positions ", start, " to ", last, " are not within ", model.rope_positions);
+        for (int32_t i = begin; i < end; ++i)
+            if (positions[i] != start + i - begin) refuse("run ", n, ": positions must be consecutive");
+        if (last / kKVBlock >= have)
+            refuse("run ", n, ": ", last + 1, " positions do not fit in ", have, " blocks of ", kKVBlock);
+        for (int64_t i = 0; i <= last / kKVBlock; ++i)
+            if (table[i] < 0 || table[i] >= kv.kv.num_blocks())
+                refuse("run ", n, ": there is no block ", table[i], " among ", kv.kv.num_blocks());
+        for (int64_t i = start / kKVBlock; i <= last / kKVBlock; ++i) {
+            if (written[table[i]]) refuse("block ", table[i], " is written twice in one batch");
+            written[table[i]] = true;
+        }
+        if (kv.layers != static_cast<int>(model.layers.size()) && start != 0)
+            refuse("run ", n, ": keys of one layer remember nothing; a run must start at position 0, not ", start);
+    }
+};
+
+class PyModel {
+public:
+    PyModel(const Config& config, int threads, const Kernels& kernel) : model(config, threads, kernel) {}
+
+    void allocate(const std::string& role, int layer, const std::string& format) {
+        const Slot slot = find(role, layer);
+        if (slot.part != Part::whole) refuse(role, " is a part of gate_up_proj");
+        const Format as = format_or_refuse(format);
+        if (slot.matrix->data) refuse(role, " is there already");
+        const bool pairs = role == "gate_up_proj";
+        const Matrix matrix = pronk::allocate(model.weights, as, slot.rows, slot.cols, pairs);
+        const Unlocked lock(mutex);
+        *slot.matrix = matrix;
+    }
+
+    void tie() {
+        if (!model.embed_tokens.data || model.lm_head.data) refuse("embed_tokens must be there, and lm_head not yet");
+        model.lm_head = model.embed_tokens;
+    }
+
+    bool pack(const std::string& role, int layer, const RawRows& raw, const std::string& source, int64_t first) {
+        const Slot slot = allocated(role, layer);
+        return pronk::pack(*slot.matrix, slot.part, raw, source, first, model.pool);
+    }
+
+    void unpack(const std::string& role, int layer, int64_t first, const FloatsOut& out) {
+        const Slot slot = allocated(role, layer);
+        pronk::unpack(*slot.matrix, slot.part, first, out, model.pool);
+    }
+
+    void set_bias(const std::string& role, int layer, const FloatVector& values) {
+        const Slot slot = allocated(role, layer);
+        if (layer < 0) refuse(role, " has no bias");
+        const std::vector<float> numbers = finite("a bias", values, slot.rows);
+        float* bias = const_cast<float*>(slot.matrix->bias);
+        if (!bias) bias = floats(static_cast<size_t>(slot.matrix->panels) * kPanelRows);
+        constexpr int half = kPanelRows / 2;
+        for (size_t r = 0; r < numbers.size(); ++r)
+            bias[slot.part == Part::whole ? r : r / half * kPanelRows + r % half + (slot.part == Part::up ? half : 0)] = numbers[r];
+        const Unlocked lock(mutex);
+        slot.matrix->bias = bias;
+    }
+
+    void set_norm(const std::string& name, int layer, const FloatVector& weight) {
+        const float** place = &model.norm;
+        if (name != "norm") {
+            check_range("layer", layer, 0, static_cast<int64_t>(model.layers.size()) - 1);
+            Layer& of = model.layers[layer];
+            if (name == "input_layernorm") place = &of.input_layernorm;
+            else if (name == "post_attention_layernorm") place = &of.post_attention_layernorm;
+            else refuse("there is no norm ", name);
+        }
+        const std::vector<float> numbers = finite("a norm's weight", weight, model.config.hidden_size);
+        float* copy = floats(numbers.size());
+        std::memcpy(copy, numbers.data(), numbers.size() * sizeof(float));
+        const Unlocked lock(mutex);
+        *place = copy;
+    }
+
+    void set_rope(const FloatRows& cos, const FloatRows& sin) {
+        check_range("positions", cos.shape(0), 1, 1 << 30);
+        check_shape("cos", cos, cos.shape(0), model.config.head_dim / 2);
+        check_shape("sin", sin, cos.shape(0), model.config.head_dim / 2);
+        std::vector<float> table(cos.size() + sin.size());
+        std::memcpy(table.data(), cos.data(), cos.nbytes());
+        std::memcpy(table.data() + cos.size(), sin.data(), sin.nbytes());
+        const Unlocked lock(mutex);
+        rope_ = std::move(table);
+        model.cos = rope_.data(), model.sin = rope_.data() + rope_.size() / 2;
+        model.rope_positions = static_cast<int>(rope_.size() / model.config.head_dim);
+    }
+
+    void forward(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                 const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const FloatsOut& out, float embedding_noise) {
+        const BatchArrays batch{copied(token_ids), copied(positions), copied(offsets),
+                                copied(blocks), copied(block_offsets), copied(logits_rows)};
+        check_complete();
+        if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
+            (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
+            refuse("these keys and values are those of another model");
+        check_shape("out", out, logits_rows.shape(0), model.config.vocab_size);
+        bool done;
+        {
+            float* logits = out.data();
+            const nb::gil_scoped_release released;
+            const std::scoped_lock locks(mutex, kv.mutex);
+            batch.check(model, kv);
+            model.embedding_noise = embedding_noise;
+            Interrupted interrupted;
+            done = model.forward(batch.view(), kv.kv, logits, [&] { return interrupted(); });
+        }
+        if (!done) nb::raise_python_error();
+    }
+
+    Model model;
+
+private:
+    // Waits without the GIL, and holds on with it.
+    class Unlocked {
+    public:
+        explicit Unlocked(std::mutex& mutex) : mutex_(mutex) {
+            const nb::gil_scoped_release released;
+            mutex_.lock();
+        }
+        ~Unlocked() { mutex_.unlock(); }
+
+    private:
+        std::mutex& mutex_;
+    };
+
+    struct Slot {
+        Matrix* matrix;
+        int64_t rows, cols;
+        Part part = Part::whole;
+    };
+
+    Slot find(const std::string& role, int layer) {
+        const Config& c = model.config;
+        if (role == "embed_tokens") return {&model.embed_tokens, c.vocab_size, c.hidden_size};
+        if (role == "lm_head") return {&model.lm_head, c.vocab_size, c.hidden_size};
+        check_range("layer", layer, 0, static_cast<int64_t>(model.layers.size()) - 1);
+        Layer& of = model.layers[layer];
+        const int64_t q = static_cast<int64_t>(c.num_attention_heads) * c.head_dim;
+        const int64_t kv = static_cast<int64_t>(c.num_key_value_heads) * c.head_dim;
+        if (role == "q_proj") return {&of.q_proj, q, c.hidden_size};
+        if (role == "k_proj") return {&of.k_proj, kv, c.hidden_size};
+        if (role == "v_proj") return {&of.v_proj, kv, c.hidden_size};
+        if (role == "o_proj") return {&of.o_proj, c.hidden_size, q};
+        if (role == "gate_up_proj") return {&of.gate_up_proj, c.intermediate_size, c.hidden_size};
+        if (role == "gate_proj") return {&of.gate_up_proj, c.intermediate_size, c.hidden_size, Part::gate};
+        if (role == "up_proj") return {&of.gate_up_proj, c.intermediate_size, c.hidden_size, Part::up};
+        if (role == "down_proj") return {&of.down_proj, c.hidden_size, c.intermediate_size};
+        refuse("there is no matrix ", role);
+    }
+
+    Slot allocated(const std::string& role, int layer) {
+        const Slot slot = find(role, layer);
+        if (!slot.matrix->data) refuse(role, " is not allocated");
+        if (role == "gate_up_proj") refuse("gate_proj and up_proj are set one by one");
+        return slot;
+    }
+
+    float* floats(size_t count) { return reinterpret_cast<float*>(model.weights.allocate(count * sizeof(float))); }
+
+    void check_complete() const {
+        bool complete = model.embed_tokens.data && model.lm_head.data && model.norm && model.cos;
+        for (const Layer& layer : model.layers) {
+            for (const Matrix* m : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj})
+                complete = complete && m->data;
+            complete = complete && layer.input_layernorm && layer.post_attention_layernorm;
+        }
+        if (!complete) refuse("not all of the model's weights are set");
+    }
+
+    std::mutex mutex;
+    std::vector<float> rope_;
+};
+
+void new_model(PyModel* place, int vocab_size, int hidden_size, int intermediate_size, int num_hidden_layers,
+               int num_attention_heads, int num_key_value_heads, int head_dim, double rms_norm_eps, int threads,
+               const std::optional<std::string>& isa) {
+    check_range("vocab_size", vocab_size, 1, 1 << 24);
+    check_range("hidden_size", hidden_size, 1, 1 << 20);
+    check_range("intermediate_size", intermediate_size, 1, 1 << 22);
+    check_range("num_hidden_layers", num_hidden_layers, 1, 1024);
+    check_range("num_attention_heads", num_attention_heads, 1, 1 << 14);
+    check_range("num_key_value_heads", num_key_value_heads, 1, num_attention_heads);
+    check_range("head_dim", head_dim, 2, 1 << 14);
+    check_range("threads", threads, 1, 1024);
+    if (head_dim % 2) refuse("head_dim must be even, not ", head_dim);
+    if (num_attention_heads % num_key_value_heads) refuse("query heads must be a multiple of key heads");
+    if (static_cast<int64_t>(num_attention_heads) * head_dim > 1 << 22) refuse("heads are too many, or too large");
+    if (!(rms_norm_eps > 0 && rms_norm_eps <= 1)) refuse("rms_norm_eps must be from 0 to 1");
+    const Config config{vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+                        num_key_value_heads, head_dim, static_cast<float>(rms_norm_eps)};
+    new (place) PyModel(config, threads, kernels_or_refuse(isa));
+}
+
+void new_kv(PyKV* place, const PyModel& of, const std::string& type, int64_t num_blocks, bool remembers) {
+    check_range("num_blocks", num_blocks, 0, INT32_MAX);
+    const Config& config = of.model.config;
+    new (place) PyKV(config, remembers ? config.num_hidden_layers : 1, kv_type_or_refuse(type), num_blocks);
+}
+
+void resize(PyKV& kv, int64_t num_blocks) {
+    check_range("num_blocks", num_blocks, 0, INT32_MAX);
+    const nb::gil_scoped_release released;
+    const std::scoped_lock lock(kv.mutex);
+    if (num_blocks < kv.kv.num_blocks()) refuse("blocks can only be added; there are ", kv.kv.num_blocks());
+    kv.kv.resize(num_blocks);
+}
+
+void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
+    check_shape("pairs", pairs, pairs.shape(0), 2);
+    std::vector<int32_t> blocks(pairs.size());
+    if (!blocks.empty()) std::memcpy(blocks.data(), pairs.data(), pairs.nbytes());
+    const nb::gil_scoped_release released;
+    const std::scoped_lock lock(kv.mutex);
+    for (const int32_t block : blocks)
+        if (block < 0 || block >= kv.kv.num_blocks()) refuse("there is no block ", block, " among ", kv.kv.num_blocks());
+    for (size_t i = 0; i < blocks.size(); i += 2) kv.kv.copy(blocks[i], blocks[i + 1]);
+}
+
+}  // namespace
+
+void bind_model(nb::module_& module) {
+    using nb::arg;
+    nb::class_<PyModel>(module, "Model")
+        .def("__init__", new_model, nb::kw_only(), arg("vocab_size"), arg("hidden_size"), arg("intermediate_size"),
+             arg("num_hidden_layers"), arg("num_attention_heads"), arg("num_key_value_heads"), arg("head_dim"),
+             arg("rms_norm_eps"), arg("threads"), arg("isa") = nb::none())
+        .def_prop_ro("isa", [](const PyModel& m) { return m.model.kernel.name; })
+        .def_prop_ro("threads", [](const PyModel& m) { return m.model.pool.size(); })
+        .def_prop_ro("nbytes", [](const PyModel& m) { return m.model.weights.nbytes(); })
+        .def("allocate", &PyModel::allocate, arg("role"), arg("layer"), arg("format"))
+        .def("tie", &PyModel::tie)
+        .def("pack", &PyModel::pack, arg("role"), arg("layer"), arg("raw").noconvert(), arg("source"), arg("first") = 0)
+        .def("unpack", &PyModel::unpack, arg("role"), arg("layer"), arg("first"), arg("out").noconvert())
+        .def("set_bias", &PyModel::set_bias, arg("role"), arg("layer"), arg("values").noconvert())
+        .def("set_norm", &PyModel::set_norm, arg("name"), arg("layer"), arg("weight").noconvert())
+        .def("set_rope", &PyModel::set_rope, arg("cos").noconvert(), arg("sin").noconvert())
+        .def("forward", &PyModel::forward, arg("token_ids").noconvert(), arg("positions").noconvert(),
+             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
+             arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f);
+    nb::class_<PyKV>(module, "KV")
+        .def("__init__", new_kv, arg("model"), arg("type"), arg("num_blocks"), arg("remembers") = true)
+        .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })
+        .def_prop_ro("nbytes", [](const PyKV& kv) { return kv.kv.nbytes(); })
+        .def_prop_ro("block_bytes", [](const PyKV& kv) { return kv.kv.block_bytes(); })
+        .def("resize", resize, arg("num_blocks"))
+        .def("copy", copy, arg("pairs").noconvert());
+}
+
+}  // namespace pronk
