@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pronk.engine.events import Savings
 from pronk.engine.params import FinishReason
 
 
@@ -20,6 +21,9 @@ class Stats:
     peak_rss_mb: float | None  # of the whole process since its start
     prompt_tokens: int
     new_tokens: int
+    cached_tokens: int = 0  # of the prompt's, known from an earlier text: the rate of prefill is that of the others
+    drafted_tokens: int = 0  # guessed ahead, with speculative decoding
+    accepted_tokens: int = 0  # of those, the ones that were right: each saved a forward pass
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Stopwatch:
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
+    savings: Savings = field(default_factory=Savings)
 
     def token(self, *, counts: bool) -> None:
         self.last = time.perf_counter()
@@ -80,11 +85,12 @@ class Stopwatch:
         return Stats(
             load_s=self.load_s,
             ttft_s=ttft,
-            prefill_tok_s=self.prompt_tokens / ttft if ttft > 0 else None,
+            prefill_tok_s=(self.prompt_tokens - self.savings.cached_tokens) / ttft if ttft > 0 else None,
             decode_tok_s=(self.tokens - 1) / decode if decode > 0 else None,
             peak_rss_mb=peak_rss_mb(),
             prompt_tokens=self.prompt_tokens,
             new_tokens=self.tokens,
+            **asdict(self.savings),
         )
 
 

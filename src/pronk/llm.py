@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
 from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
+from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
@@ -30,19 +32,25 @@ if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.tokenizer import Tokenizer
 
-BLOCK_SIZE = 64  # tokens of a KV block: the tile that engines store keys and values in
-
 
 class LLM:
     """A loaded model. Sampling options are those of SamplingParams, as `params=` or one by one."""
 
     def __init__(
-        self, name: str, checkpoint: Checkpoint, tokenizer: Tokenizer | None, backend: Backend, load_s: float = 0.0
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer | None,
+        backend: Backend,
+        load_s: float = 0.0,
+        prefix_cache: int | None = None,
     ) -> None:
+        """`prefix_cache`: how many tokens of earlier texts stay in the KV cache, to be reused; None: one context's."""
         self.name, self.path, self.checkpoint = name, checkpoint.path, checkpoint
         self.config, self.backend, self.ctx_size = checkpoint.config, backend, backend.ctx_size
         self._tokenizer, self.load_s = tokenizer, load_s
         own = tokenizer.eos_ids if tokenizer else ()
+        self._caches = CacheKeeper(backend, self.ctx_size if prefix_cache is None else prefix_cache)
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
 
     def __repr__(self) -> str:
@@ -177,7 +185,8 @@ class LLM:
     ) -> Iterator[Chunk]:
         streams: dict[tuple[int, int], TextStream] = {}
         begun = time.perf_counter()
-        with Scheduler(self.backend, cached=cache) as scheduler:
+        lent = self._caches.lend() if cache else nullcontext()
+        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv) as scheduler:
             ids = [scheduler.add(prompt, params, seed=seed, eos_ids=self.eos_ids) for prompt in prompts]
             number = {request: n for n, request in enumerate(ids)}
             unread, total = set(ids), sum(map(len, prompts))
@@ -187,12 +196,15 @@ class LLM:
                 events = scheduler.step()
                 if progress and unread:
                     unread -= {event.request for event in events}
-                    progress(READING, min(scheduler.counters.prefill_tokens, total) if unread else total, total)
+                    read = scheduler.counters.prefill_tokens + scheduler.counters.cached_tokens
+                    progress(READING, min(read, total) if unread else total, total)
                 for event in events:
                     key = number[event.request], event.sample
                     if key not in streams:
                         watch = Stopwatch(self.load_s, len(prompts[key[0]]), begun)
                         streams[key] = TextStream(self._tokenizer, prompts[key[0]], params.stop, watch)
+                    if streams[key].stops.found:
+                        continue  # a draft went on beyond it
                     chunk = streams[key].chunk(event)
                     if chunk.finish_reason and not event.finish_reason:  # a stop string
                         scheduler.cancel(event.request, event.sample)
@@ -213,7 +225,9 @@ class LLM:
             if progress:
                 steps = min(params.max_new_tokens, self.ctx_size - len(prompt))
                 backend = WatchedBackend(backend, beam_progress(progress, len(prompt), steps))
-            for index, found in enumerate(beam_search(backend, prompt, params, self.eos_ids, cached=cache)):
+            with self._caches.lend() if cache else nullcontext() as kv:
+                hypotheses = beam_search(backend, prompt, params, self.eos_ids, cached=cache, kv=kv)
+            for index, found in enumerate(hypotheses):
                 stream = TextStream(self._tokenizer, prompt, params.stop, Stopwatch(self.load_s, len(prompt), begun))
                 elapsed = time.perf_counter() - begun
                 for step, token in enumerate(found.tokens):

@@ -31,16 +31,21 @@ def load(
     threads: int | None = None,
     ctx_size: int | None = None,
     revision: str | None = None,
+    prefix_cache: int | None = None,
     progress: Progress | None = None,
 ) -> LLM:
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
 
     `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `dtype`: "f32", "bf16" or "f16";
     None is f32 on a CPU and the stored 16-bit type on a GPU. `ctx_size`: the most tokens a sequence may have, prompt
-    included (default: what the model was trained for). With `progress`, a download speaks on stderr as well. Raises
-    ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest.
+    included (default: what the model was trained for). `prefix_cache`: how many tokens of earlier texts stay in the KV
+    cache, so that a text which begins like one of them starts sooner (default: one context's; 0: none). With
+    `progress`, a download speaks on stderr as well. Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or
+    BadRequest.
     """
     begun = time.perf_counter()
+    if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
+        raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
     model = hub.DEFAULT_MODEL if model is None else model
     named = {"model": model, "tokenizer": tokenizer, "device": device, "dtype": dtype, "revision": revision}
     for what, name in named.items():
@@ -50,7 +55,7 @@ def load(
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
-    return LLM(str(model), opened, codec, backend, load_s=time.perf_counter() - begun)
+    return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache)
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:

@@ -26,6 +26,7 @@ class TextStream:
         """Its `finish_reason` is "stop" although the event's is not, when a stop string has just been completed."""
         reason, ends = event.finish_reason, event.is_stop_token
         self.watch.token(counts=not ends)
+        self.watch.savings = event.savings
         text = self._feed(event.token, ends=ends, last=reason is not None)
         if self.stops.found:
             reason = "stop"

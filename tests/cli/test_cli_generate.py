@@ -164,6 +164,9 @@ def test_json_is_one_object_and_nothing_else(run: Run, loaded: list[FakeLLM]) ->
             "prefill_tok_s": 12.0,
             "decode_tok_s": 40.0,
             "peak_rss_mb": 512.0,
+            "cached_tokens": 0,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
         },
     }
 

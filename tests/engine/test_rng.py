@@ -14,6 +14,13 @@ def test_philox_known_answer() -> None:
     assert stream("philox", 0).uniform((1 << 256) - 1) == (0x16554D9ECA36314C >> 11) / 2**53
 
 
+@pytest.mark.parametrize("key", [(0, 0), (5, 3), ((1 << 64) - 1, 7)])
+@pytest.mark.parametrize("step", [0, 1, 1000, (1 << 64) - 1])
+def test_philox_is_numpys(key: tuple[int, int], step: int) -> None:
+    word = int(np.random.Philox(key=np.array(key, np.uint64), counter=step).random_raw())
+    assert stream("philox", *key).uniform(step) == (word >> 11) / 2**53
+
+
 # The first 24-bit coins of run.c's generator, from a C program.
 COINS = {
     42: [5688906, 13124075, 13256299, 15838407, 12824397],

@@ -167,6 +167,11 @@ def _statistics(stats: Stats, cut: int) -> str:
         [
             f"{stats.prompt_tokens} prompt tokens" + (f" ({cut} cut)" if cut else "") + rate(stats.prefill_tok_s),
             f"{stats.new_tokens} new" + rate(stats.decode_tok_s),
+            *(
+                [f"{stats.accepted_tokens} of {stats.drafted_tokens} guessed tokens were right"]
+                if stats.drafted_tokens
+                else []
+            ),
             f"first after {stats.ttft_s:.2f} s, loaded in {stats.load_s:.2f} s",
             *([] if stats.peak_rss_mb is None else [f"peak {stats.peak_rss_mb:.0f} MB"]),
         ]
@@ -187,12 +192,13 @@ def _print_logprobs(logprobs: Sequence[TokenLogprob], llm: LLM) -> None:
 def _as_json(model: str, prompt: str | list[int], generations: Sequence[Generation]) -> dict[str, Any]:
     first = generations[0]
     timed = ("load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "peak_rss_mb")
+    saved = ("cached_tokens", "drafted_tokens", "accepted_tokens")
     result = {
         "model": model,
         "prompt": prompt,
         "prompt_tokens": first.prompt_tokens,
         **_sequence(first),
-        "stats": {name: getattr(first.stats, name) for name in timed},
+        "stats": {name: getattr(first.stats, name) for name in timed + saved},
     }
     if first.truncated_tokens:
         result["truncated_tokens"] = first.truncated_tokens

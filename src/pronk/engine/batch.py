@@ -38,19 +38,26 @@ class Batch:
         runs = list(runs)
         if not runs or not all(len(run.token_ids) for run in runs):
             raise ValueError("a batch needs at least one run, and every run at least one token")
-        offsets = np.cumsum([0, *(len(run.token_ids) for run in runs)], dtype=np.int32)
+        # Lists first: most batches are a token or a few, for which arrays cost more than what they hold.
+        tokens: list[int] = []
+        positions: list[int] = []
         rows: list[int] = []
-        for run, begin, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
+        offsets = [0]
+        for run in runs:
+            begin, end = len(tokens), len(tokens) + len(run.token_ids)
+            tokens.extend(run.token_ids)
+            positions.extend(range(run.start, run.start + end - begin))
+            offsets.append(end)
             if run.logits not in ("last", "all", "none"):
                 raise ValueError(f"logits must be last, all or none, not {run.logits!r}")
             if run.logits != "none":
                 rows.extend(range(begin if run.logits == "all" else end - 1, end))
         return cls(
-            token_ids=np.concatenate([np.asarray(run.token_ids, np.int32) for run in runs]),
-            positions=np.concatenate([np.arange(r.start, r.start + len(r.token_ids), dtype=np.int32) for r in runs]),
-            offsets=offsets,
-            logits_rows=np.asarray(rows, np.int32),
-            blocks=tuple(np.asarray(run.blocks, np.int32) for run in runs),
+            token_ids=np.array(tokens, np.int32),
+            positions=np.array(positions, np.int32),
+            offsets=np.array(offsets, np.int32),
+            logits_rows=np.array(rows, np.int32),
+            blocks=tuple(np.array(run.blocks, np.int32) for run in runs),
         )
 
     @property

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pronk.engine.params import FinishReason
+
+
+@dataclass
+class Savings:
+    """What reuse and guessing have spared one sequence so far, in tokens."""
+
+    cached_tokens: int = 0  # of the prompt, found in the cache
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,7 @@ class Event:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     finish_reason: FinishReason | None = None  # of the last token alone
+    savings: Savings = field(default_factory=Savings, compare=False)  # up to now: it goes on counting
 
     @property
     def is_stop_token(self) -> bool:

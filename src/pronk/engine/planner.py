@@ -89,7 +89,9 @@ class Planner:
         assert self._kv is not None
         sequence.table = self._kv.match(sequence.tokens)
         known = min(sequence.table.length, sequence.request.prompt_tokens)
-        self._counters.cached_tokens += max(0, known - sequence.computed)
+        if known > sequence.computed:
+            self._counters.cached_tokens += known - sequence.computed
+            sequence.savings.cached_tokens = known
         sequence.computed = max(sequence.computed, sequence.table.length)
 
     def _add_drafts(self, runs: list[tuple[Sequence, Run]], spare: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pronk.engine.backend import Backend
 from pronk.engine.kv_blocks import BlockPool, BlockTable
 
-BLOCK_SIZE = 64
+BLOCK_SIZE = 64  # tokens; the tile that engines store keys and values in
 _NO_LIMIT = 1 << 31
 
 

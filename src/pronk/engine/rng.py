@@ -53,11 +53,17 @@ class Philox:
     """
 
     def __init__(self, seed: int, sample: int) -> None:
-        self._key = np.array([seed, sample], np.uint64)
+        self._key = seed, sample
 
     def uniform(self, step: int) -> float:
-        word = int(np.random.Philox(key=self._key, counter=step).random_raw())
-        return (word >> 11) * 2.0**-53
+        """From a block's first word. In Python: to make one of NumPy's generators takes four times as long."""
+        k0, k1 = self._key
+        c0, c1, c2, c3 = (((step + 1) >> bits) & _U64 for bits in (0, 64, 128, 192))
+        for _ in range(10):
+            a, b = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
+            c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _U64, (a >> 64) ^ c3 ^ k1, a & _U64
+            k0, k1 = (k0 + 0x9E3779B97F4A7C15) & _U64, (k1 + 0xBB67AE8584CAA73B) & _U64
+        return (c0 >> 11) * 2.0**-53
 
 
 class Xorshift:

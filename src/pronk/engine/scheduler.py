@@ -174,12 +174,8 @@ class Scheduler:
             self._kv.keep(sequence.tokens, sequence.table)
         samples = sequence.samples
         self.counters.cached_tokens += sequence.table.length * (len(samples) - 1)
-        branches = [sequence]
         sequence.samples = samples[:1]
-        for i in samples[1:]:
-            branches.append(
-                Sequence(sequence.request, [i], list(sequence.tokens), sequence.table.fork(), sequence.computed)
-            )
+        branches = [sequence, *(sequence.branch(i) for i in samples[1:])]
         if len(branches) > 1:  # beside the first one: they are of its age
             place = self._plan.running.index(sequence) + 1
             self._plan.running[place:place] = branches[1:]
@@ -197,10 +193,11 @@ class Scheduler:
             reason = "length"
         if reason:
             self._plan.drop(sequence)
-        index = sequence.samples[0]
-        events = [Event(request.id, index, first + n, s.token, s.logprob, s.top) for n, s in enumerate(drawn[:-1])]
-        last = drawn[-1]
-        events.append(Event(request.id, index, sequence.step - 1, last.token, last.logprob, last.top, reason))
+        events = []
+        for n, s in enumerate(drawn):
+            why = reason if n == len(drawn) - 1 else None
+            index = sequence.samples[0]
+            events.append(Event(request.id, index, first + n, s.token, s.logprob, s.top, why, sequence.savings))
         return events
 
     def _count(self, runs: list[tuple[Sequence, Run]], drawn: dict[Sequence, list[list[Sampled]]]) -> None:
@@ -211,6 +208,8 @@ class Scheduler:
                 drafted, accepted = len(run.token_ids) - 1, len(drawn[sequence][0]) - 1
                 self.counters.drafted_tokens += drafted
                 self.counters.accepted_tokens += accepted
+                sequence.savings.drafted_tokens += drafted
+                sequence.savings.accepted_tokens += accepted
                 sequence.drafter.observe(drafted, accepted, len(sequence.tokens) + accepted + 1)
                 end -= drafted - accepted
             new = max(0, end - max(run.start, sequence.computed))

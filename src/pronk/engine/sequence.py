@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from pronk.engine.events import Savings
 from pronk.engine.filters import Float32
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.ngram import Drafter
@@ -33,6 +34,7 @@ class Sequence:
     tokens: list[int]
     table: BlockTable
     computed: int = 0  # the most tokens ever computed
+    savings: Savings = field(default_factory=Savings)
     drafter: Drafter = field(default_factory=Drafter)
 
     @property
@@ -50,6 +52,11 @@ class Sequence:
         if self.request.params.speculative is None or len(self.samples) > 1:
             return []
         return self.drafter.propose(self.tokens, min(limit, self.request.max_tokens - len(self.tokens) - 1))
+
+    def branch(self, sample: int) -> Sequence:
+        """The same tokens and blocks, for one sample that goes its own way."""
+        savings = replace(self.savings)
+        return Sequence(self.request, [sample], list(self.tokens), self.table.fork(), self.computed, savings)
 
     def draw(self, logits: Float32, draft: Several[int] = ()) -> list[list[Sampled]]:
         """The next tokens of each sample, from logits [1 + draft, V]. Changes nothing.

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run, Wants
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
-from pronk.llm import BLOCK_SIZE
 from pronk.watched import WatchedBackend
 
 if TYPE_CHECKING:
