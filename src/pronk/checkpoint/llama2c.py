@@ -209,7 +209,7 @@ def _tokenizer_beside(path: Path, vocab_size: int) -> TokenizerSource | None:
         try:
             kind, size = tokenizer_files.identify(file), file.stat().st_size
             # Formats take 4 to some 130 bytes a token, more for few.
-            if kind is None or not 2 * vocab_size <= size <= min(left, 300 * vocab_size + (1 << 20)):
+            if kind is None or not 2 * vocab_size <= size <= min(left, 300 * vocab_size + (1 << 18)):
                 continue
             left -= size
             if tokenizer_files.vocabulary_size(file) == vocab_size:
