@@ -77,13 +77,13 @@ def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
     """
     # A double rounds to a float32 of at most `spare` when it is below this.
     limit = (float(spare) + float(np.nextafter(spare, np.float32(2)))) / 2
-    bins = probs.view(np.uint32) >> _BIN_SHIFT  # a positive number's bits are in its order
-    sums = _bin_sums(bins, probs).cumsum()
+    sums = _bin_sums(probs).cumsum()
     edge_bin = int(sums.searchsorted(limit, side="right"))
     if edge_bin == len(sums):
         return None
     base = float(sums[edge_bin - 1]) if edge_bin else 0.0
-    inside = np.sort(probs[bins == edge_bin])
+    low, high = (np.array([edge_bin, edge_bin + 1], np.uint32) << _BIN_SHIFT).view(np.float32)
+    inside = np.sort(probs[(probs >= low) & (probs < high)])
     dropped = np.cumsum(inside, dtype=np.float64) + base
     first = int(dropped.searchsorted(limit, side="right"))
     margin = 1e-10 * limit  # a sum of 10 ** 6 doubles in any order is within 1.2e-10 of the true one
@@ -100,17 +100,27 @@ def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
     return kept
 
 
-def _bin_sums(bins: NDArray[np.uint32], probs: Float32) -> NDArray[np.float64]:
-    """bincount in pieces: its operands, in the types it wants, take fresh memory, which costs more than the sums."""
+def _bin_sums(probs: Float32) -> NDArray[np.float64]:
+    """Of bins that share sign, exponent and 6 bits: a positive number's bits are in its order.
+
+    In pieces, for bincount's operands, in the types it wants, take fresh memory, which costs more than the sums.
+    """
     sums = np.zeros(_BINS)
     for at in range(0, len(probs), _PIECE):
-        piece = slice(at, at + _PIECE)
-        sums += np.bincount(bins[piece].astype(np.intp), weights=probs[piece].astype(np.float64), minlength=_BINS)
+        piece = probs[at : at + _PIECE]
+        bins = (piece.view(np.uint32) >> _BIN_SHIFT).astype(np.intp)
+        sums += np.bincount(bins, weights=piece.astype(np.float64), minlength=_BINS)
     return sums
 
 
+def exponentials(scores: Float32) -> Float32:
+    """Of the scores less the largest; in one piece of memory."""
+    shifted: Float32 = scores - scores.max()
+    return np.exp(shifted, out=shifted)
+
+
 def _softmax(scores: Float32) -> Float32:
-    exps: Float32 = np.exp(scores - scores.max())
+    exps = exponentials(scores)
     exps /= exps.sum()
     return exps
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pronk.engine.filters import Float32, Ids, survivors, top_k
+from pronk.engine.filters import Float32, Ids, exponentials, survivors, top_k
 from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
 
@@ -88,10 +88,9 @@ def _divided(scores: Float32, largest: np.float32, temperature: np.float32) -> F
 def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:
     """Inverse CDF in vocabulary order, summed in double precision: what np.random.RandomState.choice does."""
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _inverse_cdf(np.exp(scores - scores.max()), coin)
+        return _inverse_cdf(exponentials(scores), coin)
     kept = survivors(scores, params)
-    left = scores[kept]
-    return int(kept[_inverse_cdf(np.exp(left - left.max()), coin)])
+    return int(kept[_inverse_cdf(exponentials(scores[kept]), coin)])
 
 
 def _inverse_cdf(weights: Float32, coin: float) -> int:
