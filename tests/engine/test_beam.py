@@ -193,6 +193,13 @@ def test_enough_beams_find_the_best_of_all() -> None:
     assert [hypothesis.score for hypothesis in found] == pytest.approx([score(tokens) for tokens in best], abs=1e-5)
 
 
+def test_more_beams_than_there_are_texts_find_every_text_once() -> None:
+    params = SamplingParams(num_beams=7, num_return_sequences=7, max_new_tokens=4)
+    found = beam_search(MockBackend(2), [1], params, [0])
+    assert {hypothesis.tokens for hypothesis in found} == {(0,), (1, 0), (1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)}
+    assert len(found) == 5
+
+
 def test_one_beam_is_greedy() -> None:
     params = SamplingParams(max_new_tokens=12)
     greedy = alone([1, 2], params, vocab_size=VOCAB, ctx_size=1000, eos_ids=[7])

@@ -50,7 +50,9 @@ def beam_search(
     cached: bool = True,
     kv: PrefixCache | None = None,
 ) -> list[Hypothesis]:
-    """The `num_return_sequences` best hypotheses, best first. `kv`: a cache whose texts are reused.
+    """The `num_return_sequences` best hypotheses, best first; fewer where there are no more texts.
+
+    `kv`: a cache whose texts are reused.
 
     Raises ContextOverflow, BadRequest, and PronkError where the logits are not numbers.
     """
