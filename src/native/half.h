@@ -1,7 +1,8 @@
 // float16 and bfloat16 as their bits. Exact one way, rounded to nearest even the other; NaN stays NaN, and quiet.
 //
-// Without branches, so that loops over them vectorize on any processor, and without subnormal floats in between, so that
-// threads which flush those to zero get the same bits.
+// Without branches, so that loops over them vectorize on any processor, and without subnormal floats in between, so
+// that threads which flush those to zero get the same bits. Static, because units compiled for different processors
+// include this, and the linker would keep one copy for all.
 #pragma once
 
 #include <bit>
@@ -11,7 +12,7 @@ namespace pronk {
 
 static_assert(std::endian::native == std::endian::little, "weights are read and packed in little-endian order");
 
-inline float f16_to_f32(uint16_t half) {
+static inline float f16_to_f32(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
     const uint32_t special = magnitude >= 0x7c00 ? 112u << 23 : 0;  // infinity and NaN have the highest exponent
     const uint32_t normal = (magnitude << 13) + (112u << 23) + special;
@@ -20,7 +21,7 @@ inline float f16_to_f32(uint16_t half) {
     return std::bit_cast<float>(sign | (magnitude < 0x400 ? std::bit_cast<uint32_t>(subnormal) : normal));
 }
 
-inline uint16_t f32_to_f16(float x) {
+static inline uint16_t f32_to_f16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
     const uint32_t rounded = ((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112u << 10);
     const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
@@ -30,14 +31,14 @@ inline uint16_t f32_to_f16(float x) {
     return static_cast<uint16_t>((bits >> 16 & 0x8000) | half);
 }
 
-inline float bf16_to_f32(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+static inline float bf16_to_f32(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
-inline uint16_t f32_to_bf16(float x) {
+static inline uint16_t f32_to_bf16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x), rounded = bits + 0x7fff + (bits >> 16 & 1);
     return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40 : rounded >> 16);
 }
 
-inline bool f16_is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
-inline bool bf16_is_finite(uint16_t x) { return (x & 0x7f80) != 0x7f80; }
+static inline bool f16_is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+static inline bool bf16_is_finite(uint16_t x) { return (x & 0x7f80) != 0x7f80; }
 
 }  // namespace pronk

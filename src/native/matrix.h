@@ -23,6 +23,10 @@ constexpr int kGroup = 32;  // weights that share a scale in q8 and q4
 //   q4_0     as q4, without minima: w = scale * (nibble - 8)
 enum class Format : int { f32, f16, bf16, int8, q8, q4, q4_0 };
 
+constexpr int kLineBytes = 4 * kPanelRows;  // from one word of a row to the next in int8, q8 and q4
+constexpr int kQ8GroupBytes = kPanelRows * (kGroup + 2);
+constexpr int kQ4CodeBytes = kPanelRows * kGroup / 2;
+
 const char* format_name(Format format);
 bool format_from_name(const char* name, Format& format);
 

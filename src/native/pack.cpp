@@ -1,4 +1,4 @@
-// Weights into panels, and back. The numerics are those of quantize.py, to the bit.
+// Weights into panels. The numerics are those of quantize.py, to the bit.
 //
 // No intrinsics: this is compiled once, for the oldest processors, and its inner loops are written for the vectorizer.
 // They take no branches, and what is summed is summed in one order on every processor.
@@ -8,19 +8,15 @@
 #include <limits>
 #include <vector>
 
-#include "half.h"
-#include "matrix.h"
+#include "q4_fit.h"
+#include "source.h"
 
 namespace pronk {
 
 namespace {
 
-constexpr int kTileRows = 16;                   // rows packed together, so that whole 64-byte lines are written
-constexpr int kChunk = 256;                     // columns packed together: what the first-level cache holds of 16 rows
-constexpr int kGroups = kChunk / kGroup;        // of a chunk
-constexpr int kPanelBytes = kPanelRows * 4;     // from one word of four bytes to the next of the same row
-constexpr int kQ8Bytes = kPanelRows * (kGroup + 2);
-constexpr int kQ4Codes = kPanelRows * kGroup / 2;
+constexpr int kTileRows = 16;             // rows packed together, so that whole 64-byte lines are written
+constexpr int kGroups = kChunk / kGroup;  // of a chunk; the first-level cache holds 16 rows of it
 
 using Floats = float[kTileRows][kChunk];
 
@@ -32,13 +28,6 @@ struct Tile {
     uint8_t* panel;
     int first;  // row of the panel
 };
-
-template <class T>
-T read(const uint8_t* p) {
-    T x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-}
 
 template <class T>
 void write(uint8_t* p, T x) {
@@ -58,74 +47,7 @@ void scatter(const Tile& tile, size_t offset, const void* words, size_t row_byte
     tile.rows == kTileRows ? copy(kTileRows) : copy(tile.rows);  // the usual case unrolled
 }
 
-// -- sources -> floats ----------------------------------------------------------------------------------------------
-
-struct Q4K {  // eight groups of 32 share two scales of six-bit scales and minima
-    const uint8_t* block;
-    int scale(int group) const { return six_bits(group, block + 4); }
-    int minimum(int group) const { return six_bits(group, block + 8); }
-    float d() const { return f16_to_f32(read<uint16_t>(block)); }
-    float dmin() const { return f16_to_f32(read<uint16_t>(block + 2)); }
-    const uint8_t* codes(int group) const { return block + 16 + group / 2 * 32; }  // high halves where group is odd
-
-private:
-    int six_bits(int group, const uint8_t* p) const {
-        if (group < 4) return p[group] & 63;
-        const int low = block[12 + group - 4] >> (p == block + 4 ? 0 : 4) & 15;
-        return low | (p[group - 4] >> 2 & 48);
-    }
-};
-
-template <class T, class Convert>
-void convert(const uint8_t* row, int at, int count, float* out, Convert to_float) {
-    row += at * sizeof(T);
-    for (size_t line = 0; line < kChunk * sizeof(T); line += 64) __builtin_prefetch(row + kChunk * sizeof(T) + line);
-    for (int i = 0; i < count; ++i) out[i] = to_float(read<T>(row + i * sizeof(T)));
-}
-
-// Columns [at, at + count) of a row; `at` is a multiple of a chunk, and a chunk is whole blocks.
-void load(Source source, const uint8_t* row, int at, int count, float* out) {
-    switch (source) {
-        case Source::f32: convert<float>(row, at, count, out, [](float x) { return x; }); break;
-        case Source::f16: convert<uint16_t>(row, at, count, out, f16_to_f32); break;
-        case Source::bf16: convert<uint16_t>(row, at, count, out, bf16_to_f32); break;
-        case Source::q8_0:
-            for (int i = 0; i < count; i += 32) {
-                const uint8_t* block = row + (at + i) / 32 * 34;
-                const float d = f16_to_f32(read<uint16_t>(block));
-                for (int k = 0; k < 32; ++k) out[i + k] = d * static_cast<int8_t>(block[2 + k]);
-            }
-            break;
-        case Source::q4_0:
-            for (int i = 0; i < count; i += 32) {
-                const uint8_t* block = row + (at + i) / 32 * 18;
-                const float d = f16_to_f32(read<uint16_t>(block));
-                for (int k = 0; k < 16; ++k) {
-                    out[i + k] = d * ((block[2 + k] & 15) - 8);
-                    out[i + 16 + k] = d * ((block[2 + k] >> 4) - 8);
-                }
-            }
-            break;
-        case Source::q4_1:
-            for (int i = 0; i < count; i += 32) {
-                const uint8_t* block = row + (at + i) / 32 * 20;
-                const float d = f16_to_f32(read<uint16_t>(block)), m = f16_to_f32(read<uint16_t>(block + 2));
-                for (int k = 0; k < 16; ++k) {
-                    out[i + k] = d * (block[4 + k] & 15) + m;
-                    out[i + 16 + k] = d * (block[4 + k] >> 4) + m;
-                }
-            }
-            break;
-        case Source::q4_k:
-            for (int i = 0; i < count; i += 32) {
-                const Q4K block{row + (at + i) / 256 * 144};
-                const int group = (at + i) / 32 % 8, shift = group % 2 * 4;
-                const float d = block.d() * block.scale(group), m = block.dmin() * block.minimum(group);
-                for (int k = 0; k < 32; ++k) out[i + k] = d * (block.codes(group)[k] >> shift & 15) - m;
-            }
-            break;
-    }
-}
+// -- floats -> codes ------------------------------------------------------------------------------------------------
 
 // NaN where any is.
 float absolute_maximum(const float* x, int count) {
@@ -133,8 +55,6 @@ float absolute_maximum(const float* x, int count) {
     for (int i = 0; i < count; ++i) most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
     return std::bit_cast<float>(most);
 }
-
-// -- floats -> codes ------------------------------------------------------------------------------------------------
 
 // To the nearest whole number, ties to even; |x| < 2^22.
 float nearest(float x) {
@@ -206,76 +126,19 @@ bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
         }
     }
     for (int g = 0; g < count / kGroup; ++g) {
-        const size_t offset = static_cast<size_t>(at / kGroup + g) * kQ8Bytes;
+        const size_t offset = static_cast<size_t>(at / kGroup + g) * kQ8GroupBytes;
         scatter<uint32_t>(tile, offset, out[0] + g * kGroup, sizeof out[0], kGroup / 4);
         scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales[0] + g, sizeof scales[0], 1);
     }
     return good;
 }
 
-// Scale and minimum of groups of 32, a group a lane: of 16 ways to lay the grid 0..15 over the group, each put right by
-// least squares, the one that leaves the least squared error. Then the codes, with what float16 made of the two.
-constexpr float kShrink[] = {0, -0.25f, 0.35f, 0.7f};  // steps cut from either end
-
-constexpr int kLanes = 4;
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
-
-struct Fits {
-    Lanes scale, minimum;
-};
-
-Lanes codes_of(Lanes x) {
-    constexpr float magic = 0x1.8p23f;
-    x = x < 0.f ? Lanes{} : x;
-    x = x < 15.f ? x : Lanes{} + 15.f;
-    return x + magic - magic;
-}
-
-Fits fit(const Lanes (&x)[kGroup]) {
-    Lanes low = x[0], most = x[0], u[kGroup], sum_u = {};  // u: x, as 0..15 from least to most
-    for (int k = 1; k < kGroup; ++k) {
-        low = x[k] < low ? x[k] : low;
-        most = x[k] > most ? x[k] : most;
-    }
-    const Lanes step = (most - low) / 15.f;
-    const Lanes inverse = step < 0x1p-30f ? Lanes{} : 1.f / step;  // flat, for a scale in float16
-    for (int k = 0; k < kGroup; ++k) {
-        u[k] = (x[k] - low) * inverse;
-        sum_u += u[k];
-    }
-
-    Fits best = {};
-    Lanes best_gain = {};
-    for (const float bottom : kShrink)
-        for (const float top : kShrink) {
-            const float a = 15 / (15 - bottom - top), b = -bottom * a;
-            Lanes sum = {}, sum_squares = {}, sum_products = {};
-            for (int k = 0; k < kGroup; ++k) {
-                const Lanes codes = codes_of(u[k] * a + b);
-                sum += codes;
-                sum_squares += codes * codes;
-                sum_products += codes * u[k];
-            }
-            const Lanes variance = float{kGroup} * sum_squares - sum * sum;
-            const Lanes covariance = float{kGroup} * sum_products - sum * sum_u;
-            const Lanes scale = covariance / variance, gain = scale * covariance;  // NaN where the group is flat
-            const Lanes minimum = (sum_u - scale * sum) / float{kGroup};
-            const auto better = gain > best_gain;
-            best_gain = better ? gain : best_gain;
-            best.scale = better ? scale : best.scale;
-            best.minimum = better ? minimum : best.minimum;
-        }
-    best.scale *= step;
-    best.minimum = best.minimum * step + low;
-    return best;
-}
-
 void write_q4(const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales,
               const uint16_t* minima) {
-    const size_t offset = static_cast<size_t>(group) * (kQ4Codes + kPanelRows * (minima ? 4 : 2));
+    const size_t offset = static_cast<size_t>(group) * (kQ4CodeBytes + kPanelRows * (minima ? 4 : 2));
     scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);
-    scatter<uint16_t>(tile, offset + kQ4Codes, scales, sizeof *scales, 1);
-    if (minima) scatter<uint16_t>(tile, offset + kQ4Codes + kPanelRows * 2, minima, sizeof *minima, 1);
+    scatter<uint16_t>(tile, offset + kQ4CodeBytes, scales, sizeof *scales, 1);
+    if (minima) scatter<uint16_t>(tile, offset + kQ4CodeBytes + kPanelRows * 2, minima, sizeof *minima, 1);
 }
 
 bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
@@ -354,8 +217,8 @@ bool pack_q8_0(const Tile& tile, int group) {
         good &= f16_is_finite(scales[r]);
         for (int k = 0; k < kGroup; ++k) codes[r][k] = block[2 + k] ^ 128;
     }
-    scatter<uint32_t>(tile, static_cast<size_t>(group) * kQ8Bytes, codes, sizeof codes[0], kGroup / 4);
-    scatter<uint16_t>(tile, static_cast<size_t>(group) * kQ8Bytes + kPanelRows * kGroup, scales, sizeof *scales, 1);
+    scatter<uint32_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes, codes, sizeof codes[0], kGroup / 4);
+    scatter<uint16_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes + kPanelRows * kGroup, scales, sizeof *scales, 1);
     return good;
 }
 
@@ -402,7 +265,7 @@ bool int8_scales(const Matrix& matrix, const Tile& tile, Source source, float (&
         float most = 0;
         for (int at = 0; at < matrix.cols; at += kChunk) {
             const int count = std::min(kChunk, matrix.cols - at);
-            load(source, tile.source + r * tile.stride, at, count, x);
+            read_floats(source, tile.source + r * tile.stride, at, count, x);
             const float here = absolute_maximum(x, count);
             if (!(here < limit(Format::int8))) return false;
             most = std::max(most, here);
@@ -438,7 +301,7 @@ bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
     for (int at = 0; at < padded; at += kChunk) {
         const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
         for (int r = 0; r < tile.rows; ++r) {
-            load(source, tile.source + r * tile.stride, at, count, x[r]);
+            read_floats(source, tile.source + r * tile.stride, at, count, x[r]);
             if (!(absolute_maximum(x[r], count) < limit(matrix.format))) return false;
             // What pads a row must not change the grid of its last group.
             std::fill(x[r] + count, x[r] + stored, matrix.format == Format::q4 ? x[r][count - 1] : 0);
@@ -469,51 +332,6 @@ void pack_zero_rows(const Matrix& matrix, int64_t begin, int64_t end) {
     const std::vector<float> zeros(matrix.cols);
     const auto* src = reinterpret_cast<const uint8_t*>(zeros.data());
     pack_rows(matrix, src, 0, Source::f32, begin, end, Placement{});
-}
-
-void unpack_row(const Matrix& matrix, int64_t row, float* out) {
-    const uint8_t* panel = matrix.data + row / kPanelRows * matrix.panel_bytes;
-    const size_t r = row % kPanelRows;
-    const int cols = matrix.cols;
-    const auto half = [&](const uint8_t* p) { return f16_to_f32(read<uint16_t>(p + r * 2)); };
-    switch (matrix.format) {
-        case Format::f32:
-            for (int k = 0; k < cols; ++k) out[k] = read<float>(panel + (k * size_t{kPanelRows} + r) * 4);
-            break;
-        case Format::f16:
-            for (int k = 0; k < cols; ++k) out[k] = half(panel + k * size_t{kPanelRows} * 2);
-            break;
-        case Format::bf16:
-            for (int k = 0; k < cols; ++k)
-                out[k] = bf16_to_f32(read<uint16_t>(panel + ((k / 2 * size_t{kPanelRows} + r) * 2 + k % 2) * 2));
-            break;
-        case Format::int8: {
-            const size_t scales = static_cast<size_t>(padded_cols(matrix.format, cols)) * kPanelRows;
-            const float scale = read<float>(panel + scales + r * 4);
-            for (int k = 0; k < cols; ++k) out[k] = scale * (panel[k / 4 * kPanelBytes + r * 4 + k % 4] - 128);
-            break;
-        }
-        case Format::q8:
-            for (int at = 0; at < cols; at += kGroup, panel += kQ8Bytes) {
-                const float scale = half(panel + kPanelRows * kGroup);
-                for (int k = 0; k < std::min(kGroup, cols - at); ++k)
-                    out[at + k] = scale * (panel[k / 4 * kPanelBytes + r * 4 + k % 4] - 128);
-            }
-            break;
-        case Format::q4:
-        case Format::q4_0: {
-            const bool has_minimum = matrix.format == Format::q4;
-            for (int at = 0; at < cols; at += kGroup, panel += kQ4Codes + kPanelRows * (has_minimum ? 4 : 2)) {
-                const float scale = half(panel + kQ4Codes);
-                const float minimum = has_minimum ? half(panel + kQ4Codes + kPanelRows * 2) : -8 * scale;
-                for (int k = 0; k < std::min(kGroup, cols - at); ++k) {
-                    const uint8_t codes = panel[k % 16 / 4 * kPanelBytes + r * 4 + k % 4];
-                    out[at + k] = scale * (k < 16 ? codes & 15 : codes >> 4) + minimum;
-                }
-            }
-            break;
-        }
-    }
 }
 
 }  // namespace pronk

@@ -1,0 +1,42 @@
+// Rows as files have them: floats, and GGUF's blocks.
+#pragma once
+
+#include <cstring>
+
+#include "half.h"
+#include "matrix.h"
+
+namespace pronk {
+
+constexpr int kChunk = 256;  // columns read at once: whole blocks of every type
+
+// Files align nothing.
+template <class T>
+T read(const uint8_t* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// A block of Q4_K: eight groups of 32, whose scales and minima are six bits times a float16.
+struct Q4K {
+    const uint8_t* block;
+    int scale(int group) const { return six_bits(group, block + 4); }
+    int minimum(int group) const { return six_bits(group, block + 8); }
+    float d() const { return f16_to_f32(read<uint16_t>(block)); }
+    float dmin() const { return f16_to_f32(read<uint16_t>(block + 2)); }
+    const uint8_t* codes(int group) const { return block + 16 + group / 2 * 32; }  // high halves where group is odd
+
+private:
+    int six_bits(int group, const uint8_t* p) const {
+        if (group < 4) return p[group] & 63;
+        const int low = block[12 + group - 4] >> (p == block + 4 ? 0 : 4) & 15;
+        return low | (p[group - 4] >> 2 & 48);
+    }
+};
+
+// Columns [at, at + count) of a row as floats; `at` is a multiple of kChunk, `count` at most kChunk and whole blocks.
+// Sums and products are those of checkpoint/gguf_blocks.py.
+void read_floats(Source source, const uint8_t* row, int at, int count, float* out);
+
+}  // namespace pronk
