@@ -84,16 +84,15 @@ KVType kv_type_or_refuse(const std::string& name) {
     refuse("there is no type ", name, " of keys and values");
 }
 
-Matrix allocate(Arena& arena, Format format, int64_t rows, int64_t cols, bool pairs) {
+Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs) {
     check_range("rows", rows, 1, 1 << 26);
     check_range("columns", cols, 1, format == Format::int8 ? kLongestInt8Row : kLongestRow);
     Matrix matrix;
     matrix.format = format;
     matrix.cols = static_cast<int>(cols);
-    matrix.panels = static_cast<int>(pairs ? (2 * rows + kPanelRows - 1) / kPanelRows : (rows + kPanelRows - 1) / kPanelRows);
     matrix.rows = static_cast<int>(pairs ? 2 * rows : rows);
+    matrix.panels = (matrix.rows + kPanelRows - 1) / kPanelRows;
     matrix.panel_bytes = panel_bytes(format, matrix.cols);
-    matrix.data = arena.allocate(matrix.nbytes());
     return matrix;
 }
 
@@ -144,6 +143,9 @@ NB_MODULE(_native, module) {
     });
     module.def("isa", [] { return kernels_or_refuse(std::nullopt).name; });
     module.def("default_threads", default_threads);
+    module.def("packed_bytes", [](const std::string& format, int64_t rows, int64_t cols, bool pairs) {
+            return shaped(format_or_refuse(format), rows, cols, pairs).nbytes();
+        }, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("pairs") = false);
     bind_model(module);
     bind_kernels(module);
 }

@@ -65,8 +65,8 @@ const Kernels& kernels_or_refuse(const std::optional<std::string>& isa);
 Format format_or_refuse(const std::string& name);
 KVType kv_type_or_refuse(const std::string& name);
 
-// A matrix of `rows` rows in `arena`; zeros. `pairs`: rows of SwiGLU, of which there are gate rows and up rows.
-Matrix allocate(Arena& arena, Format format, int64_t rows, int64_t cols, bool pairs);
+// A matrix of `rows` rows, without memory. `pairs`: rows of SwiGLU, of which there are gate rows and up rows.
+Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs);
 
 enum class Part { whole, gate, up };
 

@@ -10,7 +10,9 @@ namespace {
 
 struct PyMatrix {
     PyMatrix(const std::string& format, int64_t rows, int64_t cols, bool pairs, int threads)
-        : pairs(pairs), pool(threads), matrix(allocate(arena, format_or_refuse(format), rows, cols, pairs)) {}
+        : pairs(pairs), pool(threads), matrix(shaped(format_or_refuse(format), rows, cols, pairs)) {
+        matrix.data = arena.allocate(matrix.nbytes());
+    }
 
     Part part(const std::string& name) const {
         if (name == "whole" && !pairs) return Part::whole;

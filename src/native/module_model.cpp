@@ -111,8 +111,8 @@ public:
         if (slot.part != Part::whole) refuse(role, " is a part of gate_up_proj");
         const Format as = format_or_refuse(format);
         if (slot.matrix->data) refuse(role, " is there already");
-        const bool pairs = role == "gate_up_proj";
-        const Matrix matrix = pronk::allocate(model.weights, as, slot.rows, slot.cols, pairs);
+        Matrix matrix = shaped(as, slot.rows, slot.cols, role == "gate_up_proj");
+        matrix.data = model.weights.allocate(matrix.nbytes());
         const Unlocked lock(mutex);
         *slot.matrix = matrix;
     }

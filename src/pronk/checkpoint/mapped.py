@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ def first_bytes(path: Path, count: int) -> bytes:
         return file.read(count)
 
 
+_mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+
+
+def let_go() -> None:
+    """Give the pages of all mapped files back. They stay in the system's cache, and are read again when touched, but no
+    longer count as this process's memory."""
+    for file in list(_mapped):
+        file.let_go()
+
+
 class MappedFile:
     """Read-only. Whoever asks for a part of it has checked that the part lies inside `size`."""
 
@@ -34,6 +45,11 @@ class MappedFile:
             if self.size == 0:
                 raise BadFile(path, "is empty")
             self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        _mapped.add(self)
+
+    def let_go(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def bytes(self, offset: int, nbytes: int) -> bytes:
         return self._map[offset : offset + nbytes]

@@ -1,0 +1,110 @@
+"""The CPU engine in C++ (src/native). Every argument is checked: wrong sizes, names and numbers raise ValueError, wrong
+types of arrays TypeError. Arrays are C-contiguous. `isa`: one of `isas()`; None is the one that `isa()` names."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.float32]
+_Ints = NDArray[np.int32]
+_Bytes = NDArray[np.uint8]
+
+def isas() -> list[str]:
+    """Instruction sets that this processor can run, best first."""
+
+def isa() -> str:
+    """The one in use: PRONK_ISA, or the best."""
+
+def default_threads() -> int:
+    """One a physical core of the process's affinity mask, within its cgroup's quota."""
+
+def packed_bytes(format: str, rows: int, cols: int, pairs: bool = False) -> int: ...
+
+class Model:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_hidden_layers: int,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        threads: int,
+        isa: str | None = None,
+    ) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def allocate(self, role: str, layer: int, format: str) -> None:
+        """q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj of a layer; embed_tokens, lm_head of none (-1)."""
+
+    def tie(self) -> None:
+        """lm_head is embed_tokens."""
+
+    def pack(self, role: str, layer: int, raw: _Bytes, source: str, first: int = 0) -> bool:
+        """Rows as a file holds them, [rows, bytes], into rows `first` and on; False where a number is not finite, or
+        too large for the format. gate_proj and up_proj are the parts of gate_up_proj."""
+
+    def unpack(self, role: str, layer: int, first: int, out: _Floats) -> None: ...
+    def set_bias(self, role: str, layer: int, values: _Floats) -> None: ...
+    def set_norm(self, name: str, layer: int, weight: _Floats) -> None:
+        """input_layernorm or post_attention_layernorm of a layer; norm of none (-1)."""
+
+    def set_rope(self, cos: _Floats, sin: _Floats) -> None:
+        """Of every position from 0 on, [positions, D/2]."""
+
+    def forward(
+        self,
+        token_ids: _Ints,
+        positions: _Ints,
+        offsets: _Ints,
+        blocks: _Ints,
+        block_offsets: _Ints,
+        logits_rows: _Ints,
+        kv: KV,
+        out: _Floats,
+        embedding_noise: float = 0.0,
+    ) -> None:
+        """A pronk.engine.batch.Batch, with block tables one after the other. Raises what a signal handler raises."""
+
+class KV:
+    def __init__(self, model: Model, type: str, num_blocks: int, remembers: bool = True) -> None:
+        """Blocks of 64 tokens. What remembers nothing serves passes that begin at position 0, and is of one layer."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def resize(self, num_blocks: int) -> None: ...
+    def copy(self, pairs: _Ints) -> None: ...
+
+# Single kernels, for tests.
+
+class Matrix:
+    def __init__(self, format: str, rows: int, cols: int, pairs: bool = False, threads: int = 1) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def pack(self, raw: _Bytes, source: str, first: int = 0, part: str = "whole") -> bool: ...
+    def unpack(self, out: _Floats, first: int = 0, part: str = "whole") -> None: ...
+
+def matmul(matrix: Matrix, x: _Floats, out: _Floats, add: bool = False, isa: str | None = None) -> None: ...
+def rmsnorm(x: _Floats, weight: _Floats, eps: float, out: _Floats, isa: str | None = None) -> None: ...
+def rope(x: _Floats, cos: _Floats, sin: _Floats, isa: str | None = None) -> None: ...
+def attention(
+    q: _Floats,
+    keys: _Floats,
+    values: _Floats,
+    limits: _Ints,
+    blocks: _Ints,
+    type: str,
+    at_once: int,
+    out: _Floats,
+    isa: str | None = None,
+) -> None: ...

@@ -1,0 +1,185 @@
+"""CpuBackend: a Checkpoint packed into the native model, behind the engine's Backend protocol."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
+from pronk.config import ModelConfig
+from pronk.cpu_engine import formats, memory, weights
+from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, check_memory
+from pronk.engine.backend import KVStorage
+from pronk.engine.batch import Batch
+from pronk.errors import BadRequest, PronkError
+from pronk.rope import cos_sin, inverse_frequencies
+
+if TYPE_CHECKING:
+    from pronk import _native
+
+KV_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
+_EPS = {"f32": 2.0**-23, "f16": 2.0**-10}  # the last place of a number near 1; bfloat16's is that of all others
+_FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
+_PASS = 512  # tokens of the passes that a scheduler makes
+
+
+class CpuBackend:
+    device = "cpu"
+
+    def __init__(self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str) -> None:
+        self.model, self.config, self.ctx_size = model, checkpoint.config, ctx_size
+        self.dtype, self.kv_dtype = dtype, kv_dtype
+        self._checkpoint = checkpoint
+        self._rope = Rope(model, self.config, ctx_size)
+        self._noise = 0.0
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        quantize: str = "auto",
+        kv_dtype: str | None = None,
+        threads: int | None = None,
+        ctx_size: int | None = None,
+        isa: str | None = None,
+        progress: Progress | None = None,
+    ) -> CpuBackend:
+        """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has. `kv_dtype` None or
+        "auto": f32 where most weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None:
+        the best one, or PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
+        """
+        formats.check(quantize)
+        if kv_dtype not in (None, *KV_DTYPES):
+            raise BadRequest(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
+        for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+        native, slots = load_native(), list(formats.slots(checkpoint, quantize))
+        dtype = weights.commonest(checkpoint, slots)
+        if kv_dtype in (None, "auto"):
+            kv_dtype = "f32" if dtype in ("f32", "f16") else "bf16"
+        model = _model(native, checkpoint.config, threads or native.default_threads(), isa)
+        packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
+        blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
+        cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
+        memory.check(
+            packed + cache + _pass_bytes(checkpoint.config),
+            f"{checkpoint.path}: running it",
+            "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)",
+        )
+        try:
+            weights.pack(model, checkpoint, slots, progress)
+        except MemoryError:
+            raise PronkError(f"{checkpoint.path}: memory ran out; pack it smaller with quantize='q4'") from None
+        return cls(model, checkpoint, ctx_size or checkpoint.config.max_position_embeddings, dtype, str(kv_dtype))
+
+    def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
+        if block_size != BLOCK_SIZE:
+            raise ValueError(f"the CPU engine's blocks are of {BLOCK_SIZE} tokens, not {block_size}")
+        native = load_native()
+        check_memory(num_blocks, native.KV(self.model, self.kv_dtype, 0).block_bytes)
+        return CpuKV(native.KV(self.model, self.kv_dtype, num_blocks))
+
+    def perturbed(self) -> CpuBackend:
+        """See pronk.engine.backend.Backend. Shares all weights: the noise is added as embeddings are looked up."""
+        other = copy.copy(self)
+        other._noise = _EPS.get(self.dtype, 2.0**-7)
+        return other
+
+    def dequantized(self) -> Checkpoint:
+        """The same model with weights as packed, in float32."""
+        tensors = {}
+        for name, tensor in self._checkpoint.tensors.items():
+            read = partial(self._unpack, name) if len(tensor.shape) == 2 else tensor.read
+            dtype = "F32" if len(tensor.shape) == 2 else tensor.dtype
+            tensors[name] = LazyTensor(name, tensor.shape, dtype, 4 * int(np.prod(tensor.shape)), read)
+        return replace(self._checkpoint, tensors=tensors, quantization=None)
+
+    def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
+        assert kv is None or isinstance(kv, CpuKV)
+        self._rope.reach(int(batch.positions.max(initial=0)))
+        out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
+        storage, tables = (kv.storage, batch.blocks) if kv else self._forgetful(batch)
+        ends = np.cumsum([0, *(len(table) for table in tables)], dtype=np.int32)
+        self.model.forward(
+            batch.token_ids, batch.positions, batch.offsets, np.concatenate(tables), ends, batch.logits_rows,
+            storage, out, self._noise,
+        )  # fmt: skip
+        return out
+
+    def _forgetful(self, batch: Batch) -> tuple[_native.KV, tuple[NDArray[np.int32], ...]]:
+        """Keys and values of one layer, which every layer overwrites, and tables for it."""
+        if batch.positions[batch.offsets[:-1]].any():
+            raise ValueError("without a KV cache every run must start at position 0")
+        needed = -(-batch.lengths // BLOCK_SIZE)
+        ends = np.cumsum(needed, dtype=np.int32)
+        tables = tuple(np.arange(end - count, end, dtype=np.int32) for end, count in zip(ends, needed, strict=True))
+        return load_native().KV(self.model, self.kv_dtype, int(ends[-1]), remembers=False), tables
+
+    def _unpack(self, name: str) -> NDArray[np.float32]:
+        role, layer, _ = weights.place(name)
+        out = np.empty(self._checkpoint.tensors[name].shape, np.float32)
+        self.model.unpack(role, layer, 0, out)
+        return out
+
+
+class Rope:
+    """cos and sin of every position's angles, tabulated as far as positions have reached."""
+
+    def __init__(self, model: _native.Model, config: ModelConfig, ctx_size: int) -> None:
+        self._model, self._inv_freq, self._reached = model, inverse_frequencies(config, ctx_size), 0
+
+    def reach(self, position: int) -> None:
+        if position >= self._reached:
+            reached = max(256, 2 * self._reached, position + 1)
+            self._model.set_rope(*cos_sin(self._inv_freq, 0, reached))
+            self._reached = reached
+
+
+def load_native() -> ModuleType:
+    """pronk._native. Raises PronkError where it cannot be imported."""
+    try:
+        from pronk import _native
+    except ImportError as error:
+        raise PronkError(
+            f"pronk's CPU engine cannot be imported ({error}); reinstall pronk, or run on torch: engine='torch' "
+            "(--engine torch)"
+        ) from None
+    return _native
+
+
+def _model(native: ModuleType, config: ModelConfig, threads: int, isa: str | None) -> _native.Model:
+    try:
+        model: _native.Model = native.Model(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            threads=threads,
+            isa=isa,
+        )
+    except ValueError as error:  # sizes no model has, and a PRONK_ISA that this processor has not
+        raise BadRequest(f"{error}") from None
+    except RuntimeError as error:
+        raise PronkError(f"cannot start {threads} threads ({error}); give fewer with threads= (--threads)") from None
+    return model
+
+
+def _pass_bytes(config: ModelConfig) -> int:
+    """What a forward pass takes besides, about."""
+    q, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    widest = max(config.hidden_size, config.intermediate_size, q)
+    floats = config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest
+    return 4 * (_PASS * floats + config.vocab_size)

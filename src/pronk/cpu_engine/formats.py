@@ -1,0 +1,75 @@
+"""Which format each weight matrix of a checkpoint is packed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal, get_args
+
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.errors import BadRequest
+
+Quantize = Literal["auto", "f32", "f16", "bf16", "int8", "q8", "q4"]
+
+_LONGEST_INT8_ROW = 1 << 16  # beyond it, sums of products would not fit in 32 bits
+
+# What holds a stored type, exactly or most nearly; all others are packed in 8 bits, which keep nearly all of Q5 and Q6.
+# Q2 and Q3 have a scale for each 16 weights: four bits with one for 32 would lose what they hold.
+_KEEPS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q4_0": "q4_0", "Q4_1": "q4", "Q4_K": "q4"}
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+_WIDTHS = {"q4_0": 0, "q4": 1, "q8": 2, "int8": 2, "f16": 3, "bf16": 3, "f32": 4}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A matrix of the model, and the tensor that fills it; gate_proj and up_proj fill one."""
+
+    role: str
+    layer: int  # -1: of none
+    tensors: tuple[str, ...]
+    format: str
+
+
+def check(quantize: str) -> None:
+    if quantize not in get_args(Quantize):
+        raise BadRequest(f"quantize must be one of {', '.join(get_args(Quantize))}, not {quantize!r}")
+
+
+def slots(checkpoint: Checkpoint, quantize: str) -> Iterator[Slot]:
+    """Every weight matrix. "auto" keeps what the file has; what is not asked for by name is never made smaller."""
+    config = checkpoint.config
+
+    def slot(role: str, layer: int, *tensors: str) -> Slot:
+        formats = (_format(checkpoint, name, quantize) for name in tensors)
+        return Slot(role, layer, tensors, reduce(_wider, formats))
+
+    yield slot("embed_tokens", -1, "model.embed_tokens.weight")
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        for role in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            yield slot(role, layer, f"{prefix}self_attn.{role}.weight")
+        yield slot("gate_up_proj", layer, f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
+        yield slot("down_proj", layer, f"{prefix}mlp.down_proj.weight")
+    if not config.tie_word_embeddings:
+        yield slot("lm_head", -1, "lm_head.weight")
+
+
+def _format(checkpoint: Checkpoint, name: str, quantize: str) -> str:
+    tensor = checkpoint.tensors[name]
+    if quantize == "int8" and tensor.shape[1] > _LONGEST_INT8_ROW:
+        raise BadRequest(
+            f"{checkpoint.path}: {name} has rows of {tensor.shape[1]} weights, too long for int8; q8 takes them"
+        )
+    if quantize == "q4" and tensor.dtype not in _FOUR_BITS and name in ("model.embed_tokens.weight", "lm_head.weight"):
+        return "q8"  # four bits cost more quality here than anywhere else
+    if quantize == "auto" or (quantize == "q4" and tensor.dtype in _FOUR_BITS):
+        return _KEEPS.get(tensor.dtype, "q8")
+    return quantize
+
+
+def _wider(a: str, b: str) -> str:
+    """What holds both; of two 16-bit types neither holds the other."""
+    if a != b and _WIDTHS[a] == _WIDTHS[b]:
+        return "f32"
+    return max(a, b, key=_WIDTHS.__getitem__)

@@ -1,0 +1,40 @@
+"""CpuKV: storage for keys and values. Which block belongs to whom is engine/kv_blocks.py's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pronk.cpu_engine import memory
+
+if TYPE_CHECKING:
+    from pronk import _native
+
+BLOCK_SIZE = 64  # tokens; the kernels know no other
+
+
+class CpuKV:
+    def __init__(self, storage: _native.KV) -> None:
+        self.storage, self.block_size = storage, BLOCK_SIZE
+
+    @property
+    def num_blocks(self) -> int:
+        return self.storage.num_blocks
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow; blocks already there keep their content. Raises PronkError where memory does not suffice."""
+        check_memory(num_blocks, self.storage.block_bytes)  # all of it: the old one stays until it is copied
+        self.storage.resize(num_blocks)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.storage.copy(np.asarray(pairs, np.int32).reshape(-1, 2))
+
+
+def check_memory(num_blocks: int, block_bytes: int) -> None:
+    memory.check(
+        num_blocks * block_bytes,
+        f"a KV cache of {num_blocks * BLOCK_SIZE} tokens",
+        "shorten the text, lower the context size (-c), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)",
+    )

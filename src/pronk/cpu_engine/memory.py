@@ -1,0 +1,58 @@
+"""How much memory is free, asked before it is needed: the system grants more than there is, and kills later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pronk.errors import PronkError
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check(need: int, what: str, way_out: str) -> None:
+    """Raise PronkError where `need` bytes are more than are free."""
+    free = free_bytes()
+    if free is not None and need > free:
+        raise PronkError(f"{what} needs {_size(need)} of memory, and {_size(free)} are free; {way_out}")
+
+
+def free_bytes() -> int | None:
+    """What the system and this process's cgroup (version 2) still give; None where neither tells: outside of Linux."""
+    found = [free for free in (_system(), _cgroup()) if free is not None]
+    return min(found, default=None)
+
+
+def _system() -> int | None:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup() -> int | None:
+    """The least of the groups on the way to the root, each less what it uses. Cached files can be dropped."""
+    own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return None
+    found = []
+    group = _CGROUPS / own.lstrip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(_CGROUPS):
+            break
+        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        if limit.isdigit() and used.isdigit():
+            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+            found.append(max(0, int(limit) - int(used) + files))
+    return min(found, default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
