@@ -13,26 +13,25 @@ size_t element_size(KVType type) { return type == KVType::f32 ? 4 : type == KVTy
 
 int padded_dim(int head_dim) { return (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows; }
 
-uint16_t to_bf16(float x) {
-    uint16_t y[16];
-    S::store_bf16(y, S::set(x));
-    return y[0];
-}
-
-uint16_t to_f16(float x) {
-    uint16_t y[16];
-    S::store_f16(y, S::set(x));
-    return y[0];
-}
-
-// One number into column `slot` or row of a panel: element (k, row) of [K][64], or of [K/2][64][2].
-void put(KVType type, uint8_t* panel, int k, int row, float x, float inverse) {
-    switch (type) {
-        case KVType::f32: ((float*)panel)[k * kPanelRows + row] = x; break;
-        case KVType::f16: ((uint16_t*)panel)[k * kPanelRows + row] = to_f16(x); break;
-        case KVType::bf16: ((uint16_t*)panel)[k / 2 * 2 * kPanelRows + row * 2 + k % 2] = to_bf16(x); break;
-        case KVType::int8: ((int8_t*)panel)[k * kPanelRows + row] = (int8_t)std::nearbyint(x * inverse);
+// `count` numbers as a KV type has them, into `out`.
+void store_as(KVType type, const float* x, int count, float inverse, uint8_t* out) {
+    for (int i = 0; i < count; i += 16) {
+        const F v = load_part(x + i, count - i);
+        alignas(64) uint8_t part[64];
+        switch (type) {
+            case KVType::f32: S::store((float*)part, v); break;
+            case KVType::f16: S::store_f16((uint16_t*)part, v); break;
+            case KVType::bf16: S::store_bf16((uint16_t*)part, v); break;
+            case KVType::int8: S::store_int8((int8_t*)part, S::round(S::mul(v, S::set(inverse)))); break;
+        }
+        std::memcpy(out + i * element_size(type), part, (count - i < 16 ? count - i : 16) * element_size(type));
     }
+}
+
+// Element i of `from` goes to element i * stride of `to`; where pairs lie together, pair by pair.
+template <class T>
+void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
+    for (int i = 0; i < count; ++i) ((T*)to)[(size_t)i * stride] = ((const T*)from)[i];
 }
 
 float inverse_scale(const float* x, int size, float* scale) {
@@ -45,20 +44,33 @@ float inverse_scale(const float* x, int size, float* scale) {
 
 void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
     const int d = layout.head_dim;
+    const KVType type = layout.type;
+    const size_t size = element_size(type);
     uint8_t *keys = block, *values = block + layout.keys_bytes;
     if (slot == 0) std::memset(values, 0, layout.values_bytes);
     float inverse = 0, value_inverse = 0;
-    if (layout.type == KVType::int8) {
+    if (type == KVType::int8) {
         inverse = inverse_scale(key, d, (float*)(keys + (size_t)d * kPanelRows) + slot);
-        float* value_scales = (float*)(values + (size_t)padded_dim(d) * kKVBlock);
-        value_inverse = inverse_scale(value, d, value_scales + slot);
+        value_inverse = inverse_scale(value, d, (float*)(values + (size_t)padded_dim(d) * kKVBlock) + slot);
     }
-    if (layout.type == KVType::bf16 && d % 2) put(layout.type, keys, d, slot, 0, 0);  // the other half of a pair
-    const size_t group = (size_t)kKVBlock * kPanelRows * element_size(layout.type);
-    for (int i = 0; i < d; ++i) {
-        put(layout.type, keys, i, slot, key[i], inverse);
-        uint8_t* panel = values + i / kPanelRows * group;
-        put(layout.type, panel, slot, i % kPanelRows, value[i], value_inverse);
+    alignas(64) uint8_t part[kPanelRows * sizeof(float)];
+    for (int i = 0; i < d; i += kPanelRows) {
+        const int count = d - i < kPanelRows ? d - i : kPanelRows;
+        std::memset(part, 0, sizeof part);
+        store_as(type, key + i, count, inverse, part);
+        uint8_t* column = keys + i * kPanelRows * size;
+        switch (type) {
+            case KVType::f32: scatter<uint32_t>(part, count, column + slot * size, kPanelRows); break;
+            case KVType::f16: scatter<uint16_t>(part, count, column + slot * size, kPanelRows); break;
+            case KVType::bf16: scatter<uint32_t>(part, (count + 1) / 2, column + slot * 2 * size, kPanelRows); break;
+            case KVType::int8: scatter<uint8_t>(part, count, column + slot * size, kPanelRows); break;
+        }
+        uint8_t* group = values + (size_t)i * kKVBlock * size;
+        store_as(type, value + i, count, value_inverse, part);
+        if (type == KVType::bf16)
+            scatter<uint16_t>(part, count, group + (slot / 2 * 2 * kPanelRows + slot % 2) * size, 2);
+        else
+            std::memcpy(group + slot * kPanelRows * size, part, count * size);
     }
 }
 

@@ -212,13 +212,11 @@ void grouped_tile(const Matrix& w, const uint8_t* panel, int first, const Rows& 
 
 // -- products ------------------------------------------------------------------------------------------------------
 
-F exp(F x) {  // within 2 units in the last place; exactly 0 under -87.3
-    const F low = S::set(-87.3f);
-    const F clamped = S::min(S::set(88.0f), S::max(low, x));  // in this order NaN passes
-    const I n = S::round(S::mul(clamped, S::set(1.44269504f)));
-    const F whole = S::to_float(n);
-    F r = S::fma(whole, S::set(-0.693145752f), clamped);
-    r = S::fma(whole, S::set(-1.42860677e-6f), r);
+F exp(F x) {  // within 2 units in the last place; exactly 0 where that would be no normal number
+    x = S::max(S::set(-150.0f), x);  // in this order NaN passes
+    const F n = S::whole(S::mul(x, S::set(1.44269504f)));
+    F r = S::fma(n, S::set(-0.693145752f), x);
+    r = S::fma(n, S::set(-1.42860677e-6f), r);
     F p = S::set(1.0f / 720);
     p = S::fma(p, r, S::set(1.0f / 120));
     p = S::fma(p, r, S::set(1.0f / 24));
@@ -226,7 +224,7 @@ F exp(F x) {  // within 2 units in the last place; exactly 0 under -87.3
     p = S::fma(p, r, S::set(0.5f));
     p = S::fma(p, r, S::set(1.0f));
     p = S::fma(p, r, S::set(1.0f));
-    return S::zero_where_less(S::mul(p, S::power_of_two(n)), x, low);
+    return S::times_power_of_two(p, n);
 }
 
 F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }

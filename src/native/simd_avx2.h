@@ -35,10 +35,16 @@ struct Simd {
     PRONK_INLINE F div(F a, F b) { return {_mm256_div_ps(a.a, b.a), _mm256_div_ps(a.b, b.b)}; }
     PRONK_INLINE F max(F a, F b) { return {_mm256_max_ps(a.a, b.a), _mm256_max_ps(a.b, b.b)}; }
     PRONK_INLINE F min(F a, F b) { return {_mm256_min_ps(a.a, b.a), _mm256_min_ps(a.b, b.b)}; }
-    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
-        return {_mm256_and_ps(value.a, _mm256_cmp_ps(x.a, bound.a, _CMP_NLT_UQ)),
-                _mm256_and_ps(value.b, _mm256_cmp_ps(x.b, bound.b, _CMP_NLT_UQ))};
+    PRONK_INLINE F whole(F x) {
+        constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
     }
+    PRONK_INLINE __m256 power(__m256 n) {  // 2^n of a whole n; 0 under 2^-126
+        const __m256i least = _mm256_set1_epi32(-127), most = _mm256_set1_epi32(128);
+        const __m256i exponent = _mm256_min_epi32(_mm256_max_epi32(_mm256_cvtps_epi32(n), least), most);
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(exponent, least), 23));
+    }
+    PRONK_INLINE F times_power_of_two(F x, F n) { return mul(x, {power(n.a), power(n.b)}); }
     PRONK_INLINE float sum(F x) {
         const __m256 s = _mm256_add_ps(x.a, x.b);
         __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -55,10 +61,6 @@ struct Simd {
     PRONK_INLINE I set_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
     PRONK_INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
     PRONK_INLINE I round(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }  // to nearest even
-    PRONK_INLINE __m256 power(__m256i n) {
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
-    }
-    PRONK_INLINE F power_of_two(I n) { return {power(n.a), power(n.b)}; }  // 2^n of normal floats
     PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
         const __m256i mask = _mm256_set1_epi32(0x7fffffff);
         return {_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask)};

@@ -31,18 +31,14 @@ struct Simd {
     PRONK_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
     PRONK_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
     PRONK_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
-    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
-        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), value);
-    }
+    PRONK_INLINE F whole(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    PRONK_INLINE F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
     PRONK_INLINE float sum(F x) { return _mm512_reduce_add_ps(x); }
     PRONK_INLINE float maximum(F x) { return _mm512_reduce_max_ps(x); }
 
     PRONK_INLINE I set_int(int32_t x) { return _mm512_set1_epi32(x); }
     PRONK_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
     PRONK_INLINE I round(F x) { return _mm512_cvtps_epi32(x); }  // to nearest even
-    PRONK_INLINE F power_of_two(I n) {                           // 2^n of normal floats
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-    }
     PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
         return _mm512_and_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
     }
@@ -85,10 +81,14 @@ struct Simd {
         _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
     PRONK_INLINE void store_bf16(uint16_t* p, F x) {  // to nearest even; NaN stays NaN
+#ifdef __AVX512BF16__
+        _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
         const I bits = _mm512_castps_si512(x), lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set_int(1));
         I rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(lsb, set_int(0x7fff))), 16);
         rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), set_int(0x7fc0));
         _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+#endif
     }
 };
 

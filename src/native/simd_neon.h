@@ -45,9 +45,12 @@ struct Simd {
     PRONK_INLINE F div(F a, F b) { return each([&](int i) { return vdivq_f32(a.v[i], b.v[i]); }); }
     PRONK_INLINE F max(F a, F b) { return each([&](int i) { return vmaxq_f32(a.v[i], b.v[i]); }); }
     PRONK_INLINE F min(F a, F b) { return each([&](int i) { return vminq_f32(a.v[i], b.v[i]); }); }
-    PRONK_INLINE F zero_where_less(F value, F x, F bound) {  // x < bound ? 0 : value
+    PRONK_INLINE F whole(F x) { return each([&](int i) { return vrndnq_f32(x.v[i]); }); }
+    PRONK_INLINE F times_power_of_two(F x, F n) {  // 0 under 2^-126
         return each([&](int i) {
-            return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value.v[i]), vcltq_f32(x.v[i], bound.v[i])));
+            const int32x4_t least = vdupq_n_s32(-127), most = vdupq_n_s32(128);
+            const int32x4_t exponent = vminq_s32(vmaxq_s32(vcvtq_s32_f32(n.v[i]), least), most);
+            return vmulq_f32(x.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vsubq_s32(exponent, least), 23)));
         });
     }
     PRONK_INLINE float sum(F x) {
@@ -60,11 +63,6 @@ struct Simd {
     PRONK_INLINE I set_int(int32_t x) { return each_int([=](int) { return vdupq_n_s32(x); }); }
     PRONK_INLINE F to_float(I x) { return each([&](int i) { return vcvtq_f32_s32(x.v[i]); }); }
     PRONK_INLINE I round(F x) { return each_int([&](int i) { return vcvtnq_s32_f32(x.v[i]); }); }  // to nearest even
-    PRONK_INLINE F power_of_two(I n) {  // 2^n of normal floats
-        return each([&](int i) {
-            return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n.v[i], vdupq_n_s32(127)), 23));
-        });
-    }
     PRONK_INLINE I magnitude(F x) {  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
         return each_int([&](int i) { return vandq_s32(vreinterpretq_s32_f32(x.v[i]), vdupq_n_s32(0x7fffffff)); });
     }

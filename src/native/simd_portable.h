@@ -1,6 +1,7 @@
 // 16 rows in an array: what every compiler can do, and the reference for the others.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -54,8 +55,12 @@ struct Simd {
     // As x86 has them: where either is NaN, the second.
     PRONK_INLINE F max(F a, F b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
     PRONK_INLINE F min(F a, F b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-    PRONK_INLINE F zero_where_less(F value, F x, F bound) {
-        return each([&](int i) { return x.v[i] < bound.v[i] ? 0 : value.v[i]; });
+    PRONK_INLINE F whole(F x) { return each([&](int i) { return std::nearbyint(x.v[i]); }); }
+    PRONK_INLINE F times_power_of_two(F x, F n) {  // 0 under 2^-126
+        return each([&](int i) {
+            const float exponent = n.v[i] > 128 ? 128 : n.v[i] > -127 ? n.v[i] : -127;
+            return x.v[i] * std::bit_cast<float>((uint32_t)(exponent + 127) << 23);
+        });
     }
     PRONK_INLINE float sum(F x) {
         for (int width = 8; width > 0; width /= 2)
@@ -72,14 +77,6 @@ struct Simd {
     PRONK_INLINE I round(F x) {  // to nearest even; what does not fit becomes the least integer, as on x86
         return each_int([&](int i) {
             return std::fabs(x.v[i]) < 2147483648.0f ? (int32_t)std::nearbyint(x.v[i]) : INT32_MIN;
-        });
-    }
-    PRONK_INLINE F power_of_two(I n) {
-        return each([&](int i) {
-            const uint32_t bits = (uint32_t)(n.v[i] + 127u) << 23;
-            float y;
-            std::memcpy(&y, &bits, 4);
-            return y;
         });
     }
     PRONK_INLINE I magnitude(F x) {
