@@ -257,7 +257,7 @@ def test_a_directory_of_a_million_entries(tmp_path: Path) -> None:
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, 46 << 20, 1)
     end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     (tmp_path / "x").write_bytes(b"\0" * (46 << 20) + end64 + locator + end)
-    with pytest.raises(BadFile, match="1048576 entries in 48234496 bytes, more than any checkpoint has"):
+    with pytest.raises(BadFile, match=r"zip directory at byte 0: .* more than 32768 zip entries"):
         torch_zip.read(tmp_path / "x")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint import gguf_blocks
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.gguf_file import MAGIC, GgufFile, TensorInfo, open_file
 from pronk.checkpoint.mapped import first_bytes
 from pronk.checkpoint.names import gguf_to_hf, rotary_heads, to_half_split
@@ -60,7 +61,8 @@ def read(path: Path) -> Checkpoint:
 
 def _open_parts(path: Path) -> list[GgufFile]:
     """All parts of a split file, in order; or the one file."""
-    opened = open_file(path)
+    budget = Budget()
+    opened = open_file(path, budget)
     count = opened.metadata.get("split.count", 1)
     if count in (0, 1):
         return [opened]
@@ -72,7 +74,7 @@ def _open_parts(path: Path) -> list[GgufFile]:
         part_path = path.with_name(f"{named[1]}-{number + 1:05d}-of-{named[3]}.gguf")
         if not part_path.is_file():
             raise BadFile(path, f"part {part_path.name} is absent", field="split")
-        part = opened if part_path == path else open_file(part_path)
+        part = opened if part_path == path else open_file(part_path, budget)
         for key, expected in (("split.no", number), ("split.count", count)):
             if part.metadata.get(key) != expected:
                 raise _bad(part, key, f"is {part.metadata.get(key)!r:.20}, but the name calls for {expected}")

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, to_little_endian
 from pronk.checkpoint.mapped import MappedFile
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.errors import BadFile, Unsupported
 
 MAGIC = b"GGUF"
-_MAX_ELEMENTS = 1 << 20  # of one array of metadata: several times the largest vocabulary
 DEFAULT_ALIGNMENT = 32
 
 # The numbers of metadata types, as numpy and struct spell them ("u4" and "I" are both a 32-bit unsigned integer).
@@ -51,9 +51,7 @@ TENSOR_TYPES = dict(
     )
 )
 
-# Twice what the largest vocabulary in use (260,000 tokens, and merges) takes, and far more of the rest than any model.
-_LONGEST_HEADER = 32 << 20
-_MOST_PAIRS = _MOST_TENSORS = 1 << 16
+_LONGEST_TEXT = 16 << 20
 _LONGEST_KEY = 65535
 _LONGEST_NAME = 64
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key length, key, type, value
@@ -90,8 +88,10 @@ class GgufFile:
         return stored if self.byteorder == "little" else to_little_endian(info.dtype, stored)
 
 
-def open_file(path: Path) -> GgufFile:
+def open_file(path: Path, budget: Budget | None = None) -> GgufFile:
     """Map a file and read its header. Raises BadFile, or Unsupported for a version that pronk does not know."""
+    budget = budget or Budget()
+    budget.spend(path, "files", 1)
     try:
         file = MappedFile(path)
     except OSError as error:
@@ -100,23 +100,26 @@ def open_file(path: Path) -> GgufFile:
         raise BadFile(path, f"{magic!r} is not {MAGIC!r}", field="magic", offset=0)
     # Versions are small numbers: where the first two bytes are zero, they are the high ones.
     byteorder: Literal["little", "big"] = "big" if file.bytes(4, 2) == b"\0\0" else "little"
-    cursor = _Cursor(file, "<" if byteorder == "little" else ">")
+    cursor = _Cursor(file, "<" if byteorder == "little" else ">", budget)
     version = cursor.number(UINT32, "version")
     if version not in (2, 3):
         raise Unsupported(f"{path}: GGUF version {version} is not supported; versions 2 and 3 are")
-    tensor_count = cursor.count(_SMALLEST_TENSOR, "tensor count", _MOST_TENSORS)
-    pair_count = cursor.count(_SMALLEST_PAIR, "metadata count", _MOST_PAIRS)
+    tensor_count = cursor.count(_SMALLEST_TENSOR, "tensor count")
+    budget.spend(path, "tensors", tensor_count, field="tensor count", offset=cursor.pos - 8)
+    pair_count = cursor.count(_SMALLEST_PAIR, "metadata count")
+    budget.spend(path, "metadata pairs", pair_count, field="metadata count", offset=cursor.pos - 8)
 
     metadata: dict[str, Any] = {}
     offsets: dict[str, int] = {}
     for _ in range(pair_count):
         at = cursor.pos
-        key = cursor.string("metadata key", _LONGEST_KEY)
+        key = cursor.string("metadata key", 1, _LONGEST_KEY)
         if key in metadata:
             raise BadFile(path, "stands in the file twice", field=f"metadata {key!r:.80}", offset=at)
         metadata[key] = cursor.value(f"metadata {key!r:.80}")
         offsets[key] = at
 
+    budget.spend(path, "bytes of headers", cursor.pos)
     described = [_describe(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -129,9 +132,10 @@ def open_file(path: Path) -> GgufFile:
 class _Cursor:
     """Walks the header, holding every length against what is left of it."""
 
-    def __init__(self, file: MappedFile, order: str) -> None:
+    def __init__(self, file: MappedFile, order: str, budget: Budget) -> None:
+        self.budget = budget
+        self.size = min(file.size, budget.left("bytes of headers"))
         self.path, self.file, self.order, self.pos = file.path, file, order, len(MAGIC)
-        self.size = min(file.size, _LONGEST_HEADER)
         self.data = file.array(0, (self.size,), np.dtype(np.uint8)).data
 
     def need(self, nbytes: int, field: str) -> None:
@@ -148,18 +152,19 @@ class _Cursor:
         self.pos += int(numpy_name[1])
         return bool(value) if kind == BOOL else value
 
-    def count(self, smallest: int, field: str, most: int = _LONGEST_HEADER) -> int:
+    def count(self, smallest: int, field: str) -> int:
         """How many things follow, each of at least `smallest` bytes."""
         at, value = self.pos, int(self.number(UINT64, field))
-        if value * smallest > self.size - self.pos or value > most:
+        if value * smallest > self.size - self.pos:
             raise BadFile(self.path, f"{value} cannot fit in what is left for the header", field=field, offset=at)
         return value
 
-    def string(self, field: str, longest: int | None = None) -> str:
-        """`longest` is given for names, which may not be empty either. Bytes."""
+    def string(self, field: str, shortest: int = 0, longest: int = _LONGEST_TEXT) -> str:
+        """The limits are in bytes."""
         at, length = self.pos, self.count(1, f"{field} length")
-        if longest is not None and not 1 <= length <= longest:
-            raise BadFile(self.path, f"has {length} bytes where 1 to {longest} may stand", field=field, offset=at)
+        if not shortest <= length <= longest:
+            problem = f"has {length} bytes where {shortest} to {longest} may stand"
+            raise BadFile(self.path, problem, field=field, offset=at)
         try:
             value = self.file.bytes(self.pos, length).decode()
         except UnicodeDecodeError as error:
@@ -197,9 +202,8 @@ class _Cursor:
         return values
 
     def elements(self, width: int, field: str) -> int:
-        at, length = self.pos, self.count(width, f"{field} length")
-        if length > _MAX_ELEMENTS:
-            raise BadFile(self.path, f"{length} elements; at most {_MAX_ELEMENTS} are read", field=field, offset=at)
+        length = self.count(width, f"{field} length")
+        self.budget.spend(self.path, "metadata array elements", length, field=field, offset=self.pos - 8)
         return length
 
     def strings(self, count: int, field: str) -> list[str]:
@@ -224,7 +228,7 @@ class _Cursor:
 def _describe(cursor: _Cursor) -> TensorInfo:
     """One tensor's description; `start` still counts from the beginning of the data."""
     path, at = cursor.path, cursor.pos
-    name = cursor.string("tensor name", _LONGEST_NAME)
+    name = cursor.string("tensor name", 1, _LONGEST_NAME)
     field = f"tensor {name!r}"
 
     def fail(problem: str) -> BadFile:

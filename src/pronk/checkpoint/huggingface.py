@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pronk import strict_json, tokenizer_source
 from pronk.checkpoint import safetensors, torch_zip, weight_file
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, short
@@ -109,19 +110,24 @@ def _read_index(path: Path) -> dict[str, str]:
     weight_map = strict_json.read(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadFile(path, "must map names of tensors to names of files", field="weight_map")
+    present: set[str] = set()
     for tensor, name in weight_map.items():
+        if isinstance(name, str) and name in present:
+            continue
         field = f"weight_map {short(tensor)}"
         if not isinstance(name, str) or name in ("", ".", "..") or any(c in name for c in "/\\:\0"):
             raise BadFile(path, f"{short(name)} is not the name of a file in this folder", field=field)
         if not (path.parent / name).is_file():
             raise BadFile(path, f"shard {short(name)} is absent", field=field)
+        present.add(name)
     return weight_map
 
 
 def _all_tensors(files: list[Path], weight_map: Mapping[str, str], source: Path) -> dict[str, LazyTensor]:
     tensors: dict[str, LazyTensor] = {}
+    budget = Budget()
     for file in files:
-        for name, tensor in weight_file.read(file).items():
+        for name, tensor in weight_file.read(file, budget).items():
             if weight_map.get(name, file.name) != file.name:
                 continue  # the index says that another shard's is the one to use
             if name in tensors:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pronk import strict_json, tokenizer_files, tokenizer_source
 from pronk.checkpoint import weight_file
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.names import meta_to_hf, rotary_heads, to_half_split
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
@@ -47,7 +48,8 @@ def read(path: Path) -> Checkpoint:
     """A folder, or any one of its shards. Raises BadFile, or Unsupported for maths pronk lacks."""
     folder = path if path.is_dir() else path.parent
     files = _shards(folder)
-    ranks = [_rank(file) for file in files]
+    budget = Budget()
+    ranks = [_rank(file, budget) for file in files]
     for file, rank in zip(files, ranks, strict=True):
         if odd := rank.keys() ^ ranks[0].keys():
             raise BadFile(file, f"is in this shard or in {files[0].name}, not in both", field=f"tensor {min(odd)!r}")
@@ -74,10 +76,10 @@ def _shards(folder: Path) -> list[Path]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def _rank(file: Path) -> dict[str, LazyTensor]:
+def _rank(file: Path, budget: Budget) -> dict[str, LazyTensor]:
     """One shard's tensors by Hugging Face's names."""
     tensors = {}
-    for name, tensor in weight_file.read(file).items():
+    for name, tensor in weight_file.read(file, budget).items():
         if name.endswith("rope.freqs"):  # Llama 1 and 2 saved them; they follow from params.json
             continue
         renamed = meta_to_hf(name)

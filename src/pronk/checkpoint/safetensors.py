@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from pronk import strict_json
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.tensors import LazyTensor, plain_dtype
 from pronk.errors import BadFile, short
@@ -38,8 +39,10 @@ def detect(path: Path) -> bool:
     return start[8:9] == b"{" and start[9:10] in (b'"', b"}", b" ", b"\n")
 
 
-def read(path: Path) -> dict[str, LazyTensor]:
+def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
     """Every tensor in the file, under its own name. Raises BadFile."""
+    budget = budget or Budget()
+    budget.spend(path, "files", 1)
     file = MappedFile(path)
     if file.size < 8:
         raise BadFile(path, f"has {file.size} bytes, too few for a safetensors header", field="header length", offset=0)
@@ -49,11 +52,13 @@ def read(path: Path) -> dict[str, LazyTensor]:
         if length <= file.size - 8:
             problem = f"{length} is more than the {strict_json.MAX_BYTES} allowed"
         raise BadFile(path, problem, field="header length", offset=0)
+    budget.spend(path, "bytes of JSON headers", length)
     header = strict_json.parse(file.bytes(8, length), path, offset=8)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise BadFile(path, "must map names to strings", field="__metadata__", offset=8)
 
+    budget.spend(path, "tensors", len(header))
     tensors, ranges = {}, []
     for name, entry in header.items():
         dtype, shape, begin, end = _check_entry(path, name, entry)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint import unpickle, zip_directory
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
 from pronk.checkpoint.tensors import LazyTensor, plain_dtype
 from pronk.checkpoint.zip_directory import Entry
@@ -46,12 +47,14 @@ def detect(path: Path) -> bool:
     return start.startswith(zip_directory.MAGIC) or start == _LEGACY_MAGIC
 
 
-def read(path: Path) -> dict[str, LazyTensor]:
+def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
     """Every tensor of a mapping from names to tensors, which is what a state_dict is. Raises BadFile."""
+    budget = budget or Budget()
+    budget.spend(path, "files", 1)
     file = MappedFile(path)
     if file.bytes(0, len(_LEGACY_MAGIC)) == _LEGACY_MAGIC:
         raise BadFile(path, "written by torch before 1.6; save it anew with torch.save in a current version")
-    return _Archive(file).tensors()
+    return _Archive(file, budget).tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,9 @@ class _Tensor:
 
 
 class _Archive:
-    def __init__(self, file: MappedFile) -> None:
-        self.file = file
-        self.entries = zip_directory.read(file)
+    def __init__(self, file: MappedFile, budget: Budget) -> None:
+        self.file, self.budget = file, budget
+        self.entries = zip_directory.read(file, budget)
         pickles = [name for name in self.entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise BadFile(file.path, f"a zip archive with {len(pickles)} files named */data.pkl; torch writes one")
@@ -120,16 +123,19 @@ class _Archive:
         try:
             if entry.size > unpickle.MAX_BYTES:
                 raise unpickle.PickleError(f"{entry.size} bytes, more than the {unpickle.MAX_BYTES} allowed", 0)
+            self.budget.spend(path, "bytes of headers", entry.size)
             data = self.file.bytes(entry.offset, entry.size)
-            content = unpickle.load(data, frozenset(_STORAGES), functions, self.storage)
+            content, steps = unpickle.load(data, frozenset(_STORAGES), functions, self.storage)
         except unpickle.PickleError as error:
             raise BadFile(path, error.problem, field=field, offset=entry.offset + error.offset) from None
+        self.budget.spend(path, "pickle instructions", steps)
         if type(content) is not dict:
             raise BadFile(path, f"holds a {_kind(content)}, not a mapping of names to tensors", field=field)
         for key, value in content.items():
             if type(key) is not str or len(key) > _LONGEST_NAME or type(value) is not _Tensor:
                 problem = f"maps {short(key)} to a {_kind(value)}; pronk reads names of tensors only"
                 raise BadFile(path, problem, field=field)
+        self.budget.spend(path, "tensors", len(content))
         return {key: self.lazy(key, tensor) for key, tensor in content.items()}
 
     def storage(self, identity: Any) -> _Storage:
@@ -139,7 +145,7 @@ class _Archive:
         _, kind, key, _, numel = identity
         if type(kind) is not unpickle.Name or kind.dotted not in _STORAGES:
             raise ValueError("a storage without a type")
-        if type(key) is not str or not _is_count(numel):
+        if type(key) is not str or len(key) > _LONGEST_NAME or not _is_count(numel):
             raise ValueError("a storage whose key or size is of the wrong type")
         dtype, itemsize = _STORAGES[kind.dotted]
         entry = self.entries.get(f"{self.prefix}data/{key}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pronk.checkpoint import safetensors, torch_zip
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile
 
@@ -13,10 +14,10 @@ def detect(path: Path) -> bool:
     return safetensors.detect(path) or torch_zip.detect(path)
 
 
-def read(path: Path) -> dict[str, LazyTensor]:
+def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
     """Every tensor under the name it has in the file. Raises BadFile."""
     if safetensors.detect(path):
-        return safetensors.read(path)
+        return safetensors.read(path, budget)
     if torch_zip.detect(path):
-        return torch_zip.read(path)
+        return torch_zip.read(path, budget)
     raise BadFile(path, "neither a safetensors file nor a torch archive")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile
 from pronk.errors import BadFile, short
 
@@ -22,10 +23,6 @@ _END = struct.Struct("<4s4H2IH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 
-# The largest checkpoints have some thousands of entries a file, at about 100 bytes each.
-_MAX_ENTRIES = 1 << 16
-_MAX_DIRECTORY = 16 << 20
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -35,13 +32,15 @@ class Entry:
     size: int
 
 
-def read(file: MappedFile) -> dict[str, Entry]:
+def read(file: MappedFile, budget: Budget) -> dict[str, Entry]:
     """Every entry by name. Raises BadFile."""
     count, size, start = _find_directory(file)
-    if count > _MAX_ENTRIES or size > _MAX_DIRECTORY:
-        _fail(file, f"{count} entries in {size} bytes, more than any checkpoint has", start)
     if start + size > file.size:
         _fail(file, f"runs over the end of the file, at {file.size}", start)
+    if count > size // _CENTRAL.size:
+        _fail(file, f"truncated: {count} entries in {size} bytes", start)
+    budget.spend(file.path, "zip entries", count, field="zip directory", offset=start)
+    budget.spend(file.path, "bytes of headers", size, field="zip directory", offset=start)
     entries: dict[str, Entry] = {}
     ranges = []
     for name, local, nbytes, at in _entries(file, count, size, start):
