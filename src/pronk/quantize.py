@@ -82,7 +82,8 @@ def _q4(rows: Floats) -> QuantizedTensor:
     for the scale and minimum that suit these codes best by least squares, and keep the best of all. Here there are 16
     ways, for each end of the grid lies at the group's own end, a quarter step outside of it, or 0.35 or 0.7 steps
     inside. On normally distributed weights the error is 11% under that of the plain grid from minimum to maximum, and
-    within 1% of what a search in 256 ways finds.
+    within 1% of what a search in 256 ways finds; the mean KL divergence of llama2.c's stories260K falls from 0.077 to
+    0.060. There, errors weighed by |w| or w^2 gave 0.061, which is no different: the standard error is 0.002.
     """
     x = _groups(rows, "edge")
     low = x.min(axis=-1, keepdims=True)
