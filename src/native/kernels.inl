@@ -305,6 +305,11 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
         for (int t = 0; t < tokens; t += most) {
             const int count = tokens - t < most ? tokens - t : most;
             const Rows rows = x.at(t);
+            Output part = out;
+            part.data += t * out.stride;
+            const int n = out.then == Then::swiglu ? panel * kPanelRows / 2 : panel * kPanelRows + first * 16;
+            for (int i = 0; i < count; ++i)  // by the time of writing they are there
+                for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(part.data + i * out.stride + n + v, 1);
             switch (count) {
                 case 1: vectors_of_panel<kFormat, 1>(w, data, first, vectors, rows, y); break;
                 case 2: if constexpr (most >= 2) vectors_of_panel<kFormat, 2>(w, data, first, vectors, rows, y); break;
@@ -313,8 +318,6 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
                 case 5: if constexpr (most >= 5) vectors_of_panel<kFormat, 5>(w, data, first, vectors, rows, y); break;
                 default: if constexpr (most >= 6) vectors_of_panel<kFormat, 6>(w, data, first, vectors, rows, y);
             }
-            Output part = out;
-            part.data += t * out.stride;
             finish(w, y, count, panel, first, vectors, part);
         }
     }
