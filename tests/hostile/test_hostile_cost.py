@@ -15,7 +15,8 @@ import pytest
 import torch
 from formats import meta_params
 from gguf_files import raw_gguf
-from tiny import tiny_config
+from llama2c_files import save_llama2c
+from tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
 SECONDS = 3  # of the processor; one or less where nothing else runs
@@ -131,10 +132,20 @@ def gguf_texts(path: Path) -> Path:
     return gguf(path, 8, 1_190_000, struct.pack("<Q", 6) + "ab\U0001f600".encode())
 
 
+def files_beside_llama2c(path: Path) -> Path:
+    """All of which may be its tokenizer."""
+    path.mkdir()
+    large = tiny_config(vocab_size=100_000, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
+    for i in range(30):
+        (path / f"tok{i}.json").write_bytes(b'{"model": {"vocab": [' + b"{}," * 4_000_000 + b"{}]}}")
+        (path / f"tok{i}.model").write_bytes(b"\n\x0c\n\x05<unk>\x15\0\0\0\0" + b"\n\0" * 3_000_000)
+    return save_llama2c(path / "model.bin", large, random_weights(large), 0)
+
+
 MAKERS = (
     safetensors_tensors, safetensors_metadata, safetensors_objects, index, torch_tensors, zip_entries,
     pickle_keys_of_one_hash, pickle_storages_of_a_long_name, gguf_parts, gguf_wide_text, gguf_bytes, gguf_floats,
-    gguf_texts,
+    gguf_texts, files_beside_llama2c,
 )  # fmt: skip
 
 PROGRAM = """
@@ -142,9 +153,10 @@ import re, sys, time
 from pronk import checkpoint
 from pronk.errors import PronkError
 started = time.process_time()
-try: checkpoint.open(sys.argv[1])
-except PronkError as error: print(len(str(error)), end=" ")
-print(time.process_time() - started, int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024)
+try: checkpoint.open(sys.argv[1]); message = ""
+except PronkError as error: message = str(error)
+seconds = time.process_time() - started
+print(len(message), seconds, int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024)
 """
 
 

@@ -207,12 +207,13 @@ def _tokenizer_beside(path: Path, vocab_size: int) -> TokenizerSource | None:
     left = _PROBED
     for file in sorted(candidates, key=lambda file: (not file.name.startswith("tokenizer"), file.name)):
         try:
-            kind, size = tokenizer_files.identify(file), file.stat().st_size
+            size = file.stat().st_size
             # Formats take 4 to some 130 bytes a token, more for few.
-            if kind is None or not 2 * vocab_size <= size <= min(left, 300 * vocab_size + (1 << 18)):
+            if not 2 * vocab_size <= size <= min(left, 300 * vocab_size + (1 << 18)):
                 continue
             left -= size
-            if tokenizer_files.vocabulary_size(file) == vocab_size:
+            kind = tokenizer_files.identify(file)
+            if kind and tokenizer_files.vocabulary_size(file) == vocab_size:
                 return TokenizerSource(kind, file)
         except (BadFile, OSError):
             continue  # a file that happens to lie here; it was never asked for
