@@ -56,7 +56,7 @@ class Transformers:
         opened = checkpoint.open(hub.resolve(model))
         with torch.device("meta"):
             self.model = LlamaForCausalLM(LlamaConfig(**opened.config.to_dict()))
-        state = {n: to_torch(t, torch.device("cpu"), DTYPES[dtype]) for n, t in opened.tensors.items()}
+        state = {n: to_torch(t.read(), torch.device("cpu"), DTYPES[dtype]) for n, t in opened.tensors.items()}
         self.model.load_state_dict(state, strict=False, assign=True)
         self.model.tie_weights()
         # Not among the weights, so the meta device left it empty.

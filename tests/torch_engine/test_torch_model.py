@@ -11,6 +11,7 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk.config import ModelConfig, RopeScaling
 from pronk.engine.batch import Batch, Run
+from pronk.errors import BadFile, BadRequest
 from pronk.torch_engine.backend import TorchBackend, load_model
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
@@ -134,3 +135,23 @@ def test_perturbed_shares_all_but_the_embedding() -> None:
     assert 0 < moved < 100 * TOLERANCE
     assert other.model.lm_head.weight is engine.model.lm_head.weight
     assert other.model.model.layers is engine.model.model.layers
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    """torch's flash kernel on CPUs would hide a NaN in the keys."""
+    config, name = tiny_config(), "model.layers.1.self_attn.k_proj.weight"
+    for bad in (np.nan, np.inf):
+        weights = random_weights(config)
+        weights[name] = weights[name].copy()
+        weights[name][-1, -1] = bad
+        with pytest.raises(BadFile, match=f"tensor '{name}': holds infinity or NaN"):
+            TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu")
+
+
+def test_numbers_that_f16_cannot_hold_are_refused() -> None:
+    config, name = tiny_config(), "model.norm.weight"
+    weights = random_weights(config)
+    weights[name] = weights[name] * 0 + 70000
+    with pytest.raises(BadRequest, match=f"tensor '{name}' holds numbers too large for f16"):
+        TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", dtype="f16")
+    TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", dtype="bf16")

@@ -22,6 +22,13 @@ PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
+# The bits that are all set in infinities and NaNs alone. numpy's isfinite takes ten times as long over 16-bit types.
+_EXPONENTS = {
+    PLAIN_DTYPES["F32"]: np.uint32(0x7F800000),
+    PLAIN_DTYPES["F16"]: np.uint16(0x7C00),
+    PLAIN_DTYPES["BF16"]: np.uint16(0x7F80),
+}
+_PIECE = 1 << 18  # elements that are looked at together: few enough to stay in a core's cache
 
 # Called while tensors are gone through: the name of one, stored bytes done, stored bytes in all.
 Progress = Callable[[str, int, int], None]
@@ -76,6 +83,15 @@ class Checkpoint:
         sizes = [loaded(t) for t in self.tensors.values()]
         stored = sum(t.nbytes for t in self.tensors.values())
         return LoadPlan(len(self.files), stored, sum(sizes), sum(sizes) + max(sizes, default=0))
+
+
+def check_finite(path: str | Path, name: str, array: NDArray[Any]) -> None:
+    """Raise BadFile for infinity and NaN in an array of a plain type: some kernels would hide them."""
+    exponent = _EXPONENTS[array.dtype]
+    bits = array.reshape(-1).view(exponent.dtype)
+    for start in range(0, bits.size, _PIECE):
+        if (bits[start : start + _PIECE] & exponent == exponent).any():
+            raise BadFile(path, "holds infinity or NaN; no trained model does", field=f"tensor {name!r}")
 
 
 def plain_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:

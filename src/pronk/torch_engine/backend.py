@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, Progress, check_finite
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
@@ -109,6 +109,11 @@ def default_dtype(checkpoint: Checkpoint, device: torch.device) -> str:
     return "f16" if any(t.dtype == "F16" for t in checkpoint.tensors.values()) else "bf16"
 
 
+def load_module(checkpoint: Checkpoint, ctx_size: int | None = None) -> Llama:
+    """The plain module in float32 on the CPU, to be trained or taken apart."""
+    return load_model(checkpoint, torch.device("cpu"), torch.float32, ctx_size=ctx_size)
+
+
 def load_model(
     checkpoint: Checkpoint,
     device: torch.device,
@@ -123,7 +128,12 @@ def load_model(
     total, done = sum(t.nbytes for t in checkpoint.tensors.values()), 0
     for name, tensor in checkpoint.tensors.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(to_torch(tensor, device, dtype)))
+        array = tensor.read()
+        check_finite(checkpoint.path, name, array)
+        weight = to_torch(array, device, dtype)
+        if dtype == torch.float16 and tensor.dtype != "F16" and not weight.isfinite().all():
+            raise BadRequest(f"{checkpoint.path}: tensor {name!r} holds numbers too large for f16; take bf16 or f32")
+        setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(weight))
         done += tensor.nbytes
         if progress:
             progress(name, done, total)
@@ -133,9 +143,9 @@ def load_model(
     return model
 
 
-def to_torch(tensor: LazyTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def to_torch(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Never a view of a memory map: a module may be trained, a file must not change."""
-    array = np.require(tensor.read(), requirements=("C", "W"))
-    if tensor.dtype == "BF16":  # numpy's bfloat16 is a stranger to torch
+    array = np.require(array, requirements=("C", "W"))
+    if array.dtype == PLAIN_DTYPES["BF16"]:  # numpy's bfloat16 is a stranger to torch
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device, dtype)
     return torch.from_numpy(array).to(device, dtype)
