@@ -18,7 +18,7 @@ FLOORS = [
     (3, ("engine.scheduler", "engine.beam")),
     (1, ("checkpoint", "tokenizer", "quantize", "engine")),
     (2, ("torch_engine", "cpu_engine")),
-    (4, ("generation", "stopping", "streaming", "prompts", "watched", "llm", "loading", "train")),
+    (4, ("generation", "stopping", "streaming", "prompts", "watched", "engines", "llm", "loading", "train")),
     (5, ("measure", "serve")),
     (6, ("cli",)),
     (7, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside

@@ -1,4 +1,4 @@
-"""The default model against transformers on the same dequantized weights."""
+"""The default model on both engines, in float32, against transformers on the same dequantized weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def llm(smollm2: Path) -> LLM:
-    return pronk.load(smollm2, device="cpu")
+ENGINES = {"cpu": {"engine": "cpu", "quantize": "f32"}, "torch": {"engine": "torch", "device": "cpu"}}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def llm(smollm2: Path, request: pytest.FixtureRequest) -> LLM:
+    return pronk.load(smollm2, **ENGINES[request.param])
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk import engines
 from pronk import prompts as given
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import Batch, Run
@@ -31,6 +32,7 @@ from pronk.watched import READING, WatchedBackend, beam_progress
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.tokenizer import Tokenizer
+    from pronk.torch_engine.model import Llama
 
 
 class LLM:
@@ -151,6 +153,15 @@ class LLM:
             blocks = range(-(-(at + len(part)) // BLOCK_SIZE))
             logits.append(self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv))
         return np.concatenate(logits)
+
+    def to_torch(self) -> Llama:
+        """The same model as a plain torch module in float32, with the weights as this engine has packed them."""
+        engines.import_torch()
+        from pronk.cpu_engine.backend import CpuBackend
+        from pronk.torch_engine.backend import load_module
+
+        backend = self.backend
+        return load_module(backend.dequantized() if isinstance(backend, CpuBackend) else self.checkpoint, self.ctx_size)
 
     # -- from prompts to chunks --
 

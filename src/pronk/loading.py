@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pronk import checkpoint as checkpoints
+from pronk import engines
 from pronk import tokenizer as tokenizers
 from pronk.checkpoint import hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
-from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, os_problem
+from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
 from pronk.paths import expanded
 from pronk.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
-    from pronk.engine.backend import Backend
+    from pronk.cpu_engine.formats import Quantize
     from pronk.tokenizer import Tokenizer
 
 
@@ -25,9 +26,12 @@ def load(
     model: str | Path | None = None,
     *,
     tokenizer: str | Path | None = None,
+    engine: Literal["cpu", "torch"] | None = None,
+    quantize: Quantize | None = None,
+    kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] | None = None,
     device: str | None = None,
-    dtype: str | None = None,
-    attn: Literal["flash", "math"] = "flash",
+    dtype: Literal["f32", "bf16", "f16"] | None = None,
+    attn: Literal["flash", "math"] | None = None,
     threads: int | None = None,
     ctx_size: int | None = None,
     revision: str | None = None,
@@ -36,12 +40,18 @@ def load(
 ) -> LLM:
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
 
-    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `dtype`: "f32", "bf16" or "f16";
-    None is f32 on a CPU and the stored 16-bit type on a GPU. `ctx_size`: the most tokens a sequence may have, prompt
-    included (default: what the model was trained for). `prefix_cache`: how many tokens of earlier texts stay in the KV
-    cache, so that a text which begins like one of them starts sooner (default: one context's; 0: none). With
-    `progress`, a download speaks on stderr as well. Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or
-    BadRequest.
+    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `ctx_size`: the most tokens a
+    sequence may have, prompt included (default: what the model was trained for). `prefix_cache`: how many tokens of
+    earlier texts stay in the KV cache, so that a text which begins like one of them starts sooner (default: one
+    context's; 0: none). With `progress`, a download speaks on stderr as well.
+
+    `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
+    The CPU engine's options: `quantize`, what weights are packed as (None or "auto": as the file has them), and
+    `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights, bf16 for all others).
+    The torch engine's: `device`, `dtype` (None: f32 on a CPU, the stored 16-bit type on a GPU) and `attn`.
+
+    Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest, and PronkError where memory does not
+    suffice or the engine is not installed.
     """
     begun = time.perf_counter()
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
@@ -50,11 +60,13 @@ def load(
     named = {"model": model, "tokenizer": tokenizer, "device": device, "dtype": dtype, "revision": revision}
     for what, name in named.items():
         _check_name(what, name)
+    options = {"quantize": quantize, "kv_dtype": kv_dtype, "device": device, "dtype": dtype, "attn": attn}
+    chosen = engines.choose(engine, options)
     opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = _tokenizer(opened, tokenizer)
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
-    backend = _torch_backend(opened, device, dtype, attn, threads, ctx_size, progress)
+    backend = engines.backend(opened, chosen, options, threads=threads, ctx_size=ctx_size, progress=progress)
     return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache)
 
 
@@ -93,23 +105,3 @@ def _tokenizer(opened: Checkpoint, named: str | Path | None) -> Tokenizer | None
             "name the model's own with --tokenizer FILE (tokenizer= in Python)"
         )
     return codec
-
-
-def _torch_backend(
-    opened: Checkpoint,
-    device: str | None,
-    dtype: str | None,
-    attn: Literal["flash", "math"],
-    threads: int | None,
-    ctx_size: int | None,
-    progress: Progress | None,
-) -> Backend:
-    try:
-        from pronk.torch_engine.backend import TorchBackend
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PronkError("pronk needs torch to run a model; install it with: pip install 'torch>=2.10'") from None
-    return TorchBackend.from_checkpoint(
-        opened, device=device, dtype=dtype, attn=attn, threads=threads, ctx_size=ctx_size, progress=progress
-    )

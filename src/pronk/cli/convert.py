@@ -139,9 +139,9 @@ def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None) ->
     from pronk.measure.verify import compare, sample_ids
 
     with progress.shown("reading SRC") as advance:
-        before = pronk.load(src, tokenizer=tokenizer, revision=revision, dtype="f32", progress=advance)
+        before = pronk.load(src, tokenizer=tokenizer, revision=revision, quantize="f32", progress=advance)
     with progress.shown("reading DST") as advance:
-        after = pronk.load(Path(dst), dtype="f32", progress=advance)
+        after = pronk.load(Path(dst), quantize="f32", progress=advance)
     return {
         "src": src,
         "dst": dst,

@@ -97,16 +97,24 @@ tokenizer_option = click.option(
 loading_options = _together(
     tokenizer_option,
     revision_option,
-    click.option("--device", type=NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: the best there is]"),
-    click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Computing type.  [default: by device]"),
-    click.option("--attn", type=click.Choice(["flash", "math"]), default="flash", show_default=True, help="Attention."),
+    click.option("--engine", type=click.Choice(["cpu", "torch"]),
+                 help="pronk's own kernels, or torch.  [default: torch where there is a GPU]"),
+    click.option("--quantize", type=click.Choice(["auto", "f32", "f16", "bf16", "int8", "q8", "q4"]),
+                 help="CPU engine: pack weights as this.  [default: auto, as the file has them]"),
+    click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
+                 help="CPU engine: keys and values.  [default: auto, by the weights]"),
+    click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N."),
+    click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Torch engine: computing type."),
+    click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"),
     click.option(
         "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, metavar="N",
         help="Most tokens a text may have; 0: what the model was made for.  [default: 0]",
     ),
 )  # fmt: skip
-LOADING = ("tokenizer", "revision", "device", "dtype", "attn", "threads", "ctx_size")
+LOADING = (
+    "tokenizer", "revision", "engine", "quantize", "kv_dtype", "device", "dtype", "attn", "threads", "ctx_size",
+)  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
 sampling_options = _together(

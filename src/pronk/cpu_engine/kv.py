@@ -17,16 +17,13 @@ BLOCK_SIZE = 64  # tokens; the kernels know no other
 
 class CpuKV:
     def __init__(self, storage: _native.KV) -> None:
-        self.storage, self.block_size = storage, BLOCK_SIZE
-
-    @property
-    def num_blocks(self) -> int:
-        return self.storage.num_blocks
+        self.storage, self.block_size, self.num_blocks = storage, BLOCK_SIZE, storage.num_blocks
 
     def resize(self, num_blocks: int) -> None:
         """Grow; blocks already there keep their content. Raises PronkError where memory does not suffice."""
         check_memory(num_blocks, self.storage.block_bytes)  # all of it: the old one stays until it is copied
         self.storage.resize(num_blocks)
+        self.num_blocks = num_blocks
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.storage.copy(np.asarray(pairs, np.int32).reshape(-1, 2))
