@@ -332,6 +332,14 @@ def test_pull_verifies_what_is_there(client: Client, file: str) -> None:
     assert (folder / file).read_bytes() == tiny_files()[file]
 
 
+@pytest.mark.parametrize("file", [SHARDS[0], "config.json"])
+def test_a_copy_of_the_wrong_size_comes_anew(client: Client, file: str) -> None:
+    folder = client.resolve("some/tiny")
+    (folder / file).write_bytes((folder / file).read_bytes()[:-1])
+    assert client.resolve("some/tiny") == folder
+    assert (folder / file).read_bytes() == tiny_files()[file]
+
+
 def test_too_little_space(client: Client, server: Hub) -> None:
     need = sum(len(data) for name, data in tiny_files().items() if name in WANTED)
     line = client.refusal("DownloadFailed", "resolve", "some/tiny", free=need - 1)

@@ -248,6 +248,8 @@ def test_int8_of_zeros(tmp_path: Path) -> None:
         ({"rope_scaling": RopeScaling("linear", factor=2.0)}, "rope_scaling"),
         ({"rope_theta": 500000.0}, "rope_theta 500000"),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06"),
+        ({"eos_token_ids": (2, 5, 7)}, r"eos_token_ids \[5, 7\]"),
+        ({"bos_token_id": 0}, "bos_token_id 0"),
         ({"attention_bias": True}, "biases"),
         ({"mlp_bias": True}, "biases"),
         ({"head_dim": 16}, "head_dim 16"),
@@ -365,6 +367,42 @@ def test_what_gguf_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="512 tokens"):
         save(in_memory(tiny_config(), {}), tmp_path / "m.gguf", to="gguf", dtype="f32", vocabulary=spm(512))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"eos_token_ids": (2, 96)}, "eot token is 96"),
+        ({"bos_token_id": 128000}, "bos token is 128000"),
+        ({"pad_token_id": 96}, "padding token is 96"),
+    ],
+)
+def test_gguf_takes_no_token_that_the_vocabulary_lacks(tmp_path: Path, changes: dict, named: str) -> None:
+    config = tiny_config(**changes)
+    with pytest.raises(Unsupported, match=f"the {named}, which a vocabulary of 96 does not have"):
+        save(in_memory(config, {}), tmp_path / "m.gguf", to="gguf", dtype="f32")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [".", "..", "sub/..", "../sub/.."])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_current_folder_is_no_destination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: bool
+) -> None:
+    config = tiny_config()
+    here = tmp_path / "sub"
+    (here / "sub").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for destination in (Path(name), Path(name).resolve()):
+        with pytest.raises(BadRequest, match="is, or holds, the current folder"):
+            save(in_memory(config, {}), destination, to="safetensors", dtype="f32", overwrite=overwrite)
+    assert (here / "sub").is_dir()
+
+
+def test_a_destination_without_a_name_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(BadRequest, match="has no name of its own"):
+        save(in_memory(tiny_config(), {}), tmp_path / "a/b/..", to="safetensors", dtype="f32", overwrite=True)
 
 
 @pytest.mark.parametrize("vocabulary", [spm(), bpe()], ids=["spm", "bpe"])

@@ -55,9 +55,12 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
             return copy
         siblings = {s.rfilename: s for s in info.siblings or ()}
         model = choose(siblings, repository)
-        fresh = [
-            f for f in model.files if not isinstance(try_to_load_from_cache(repository.id, f, revision=info.sha), str)
-        ]
+        here = {f: try_to_load_from_cache(repository.id, f, revision=info.sha) for f in model.files}
+        for file, path in here.items():
+            if isinstance(path, str) and siblings[file].size not in (None, Path(path).stat().st_size):
+                say(f"{repository}: the copy of {file} is damaged; downloading it again", progress)
+                _throw_away(Path(path))
+        fresh = [f for f, path in here.items() if not (isinstance(path, str) and Path(path).is_file())]
         need = sum(siblings[f].size or 0 for f in fresh)
         _check_space(repository, need)
         bars = progress and need > 0 and sys.stderr.isatty()
@@ -148,9 +151,13 @@ def _check_hash(repository: Repository, path: Path, sibling: Any) -> None:
     else:
         expected, hasher = sibling.blob_id, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     if digest(path, hasher) != expected:
-        path.resolve().unlink()  # the blob that the name in the snapshot leads to
-        path.unlink(missing_ok=True)
+        _throw_away(path)
         raise DownloadFailed(f"{repository}: {path.name} has the wrong hash and was thrown away; try again")
+
+
+def _throw_away(path: Path) -> None:
+    path.resolve().unlink()  # the blob that the name in the snapshot leads to
+    path.unlink(missing_ok=True)
 
 
 def _offline() -> bool:

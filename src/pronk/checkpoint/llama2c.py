@@ -29,6 +29,7 @@ MAGIC = 0x616B3432
 HEADER_BYTES = {0: 28, 1: 256, 2: 256}
 RMS_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
+BEGIN_TOKEN, END_TOKENS = 1, (2, 1)  # run.c stops at BOS, which parts one text from the next
 
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 _PROBED = 20 << 20  # bytes of files beside the model, read to see whether they are its tokenizer
@@ -161,8 +162,8 @@ def _parse_header(path: Path, head: bytes) -> Header:
             rms_norm_eps=RMS_NORM_EPS,
             rope_theta=ROPE_THETA,
             tie_word_embeddings=tied,
-            bos_token_id=1,
-            eos_token_ids=(2, 1),  # run.c stops at BOS, which parts one text from the next
+            bos_token_id=BEGIN_TOKEN,
+            eos_token_ids=END_TOKENS,
         )
     except ValueError as error:
         raise BadFile(path, str(error), field="header", offset=at) from None

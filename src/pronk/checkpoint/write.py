@@ -134,6 +134,10 @@ def _check_request(to: Format, dtype: Dtype, version: int | None) -> int:
 
 def _check_destination(checkpoint: Checkpoint, destination: Path, to: Format, overwrite: bool) -> None:
     target = destination.resolve()
+    if target == Path.cwd() or target in Path.cwd().parents:
+        raise BadRequest(f"{destination} is, or holds, the current folder; give another name")
+    if destination.name in ("", ".."):
+        raise BadRequest(f"{destination} has no name of its own; give {target}")
     sources = [checkpoint.path, *checkpoint.files, *([checkpoint.tokenizer.path] if checkpoint.tokenizer else [])]
     for source in map(Path.resolve, sources):
         if target == source or target in source.parents:

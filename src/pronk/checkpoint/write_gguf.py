@@ -48,6 +48,12 @@ def check(config: ModelConfig, vocabulary: Vocabulary | None) -> None:
         raise Unsupported(f"GGUF holds {len(_END_TOKENS)} end tokens, and this model has {len(config.eos_token_ids)}")
     if vocabulary and len(vocabulary.tokens) > config.vocab_size:
         raise BadRequest(f"the vocabulary has {len(vocabulary.tokens)} tokens, the model only {config.vocab_size}")
+    for name, token in _special_tokens(config, vocabulary).items():
+        if not 0 <= token < config.vocab_size:
+            raise Unsupported(
+                f"the {name} token is {token}, which a vocabulary of {config.vocab_size} does not have; GGUF's readers "
+                "refuse that: correct it in the source's config, or write safetensors"
+            )
 
 
 def write(file: BinaryIO, stream: TensorStream, dtype: str, vocabulary: Vocabulary | None, name: str) -> None:
@@ -146,7 +152,12 @@ def _model_pairs(config: ModelConfig, dtype: str, name: str) -> list[Pair]:
 
 
 def _token_pairs(config: ModelConfig, vocabulary: Vocabulary | None) -> list[Pair]:
-    """The config's special tokens; where it has none, the vocabulary's."""
+    tokens = _special_tokens(config, vocabulary)
+    return [(f"tokenizer.ggml.{name}_token_id", UINT32, token) for name, token in tokens.items()]
+
+
+def _special_tokens(config: ModelConfig, vocabulary: Vocabulary | None) -> dict[str, int]:
+    """The config's, by GGUF's names; where it has none, the vocabulary's."""
     tokens = {"bos": config.bos_token_id, "padding": config.pad_token_id}
     tokens |= dict(zip(_END_TOKENS, config.eos_token_ids, strict=False))
     if vocabulary:
@@ -157,7 +168,7 @@ def _token_pairs(config: ModelConfig, vocabulary: Vocabulary | None) -> list[Pai
             "unknown": vocabulary.unk_id,
         }
         tokens = others | {name: token for name, token in tokens.items() if token is not None}
-    return [(f"tokenizer.ggml.{name}_token_id", UINT32, t) for name, t in tokens.items() if t is not None]
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _vocabulary_pairs(vocabulary: Vocabulary | None, config: ModelConfig) -> list[Pair]:

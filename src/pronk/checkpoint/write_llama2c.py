@@ -7,11 +7,20 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pronk.checkpoint.llama2c import HEADER_BYTES, MAGIC, RMS_NORM_EPS, ROPE_THETA, Header, slots
+from pronk.checkpoint.llama2c import (
+    BEGIN_TOKEN,
+    END_TOKENS,
+    HEADER_BYTES,
+    MAGIC,
+    RMS_NORM_EPS,
+    ROPE_THETA,
+    Header,
+    slots,
+)
 from pronk.checkpoint.names import rotary_heads, to_interleaved
 from pronk.checkpoint.writing import TensorStream, pieces, require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
-from pronk.errors import Unsupported
+from pronk.errors import Unsupported, short
 from pronk.rope import cos_sin, inverse_frequencies
 from pronk.vocabulary import TokenType, Vocabulary
 
@@ -29,6 +38,10 @@ def check(config: ModelConfig, version: int, group_size: int) -> None:
         problem = f"rms_norm_eps {config.rms_norm_eps:g} (it is always {RMS_NORM_EPS:g})"
     elif config.attention_bias or config.mlp_bias:
         problem = "biases"
+    elif others := sorted(set(config.eos_token_ids) - set(END_TOKENS)):
+        problem = f"eos_token_ids {short(others)} (its programs stop at {END_TOKENS[0]} and {END_TOKENS[1]} alone)"
+    elif config.bos_token_id not in (None, BEGIN_TOKEN):
+        problem = f"bos_token_id {config.bos_token_id} (it is always {BEGIN_TOKEN})"
     elif config.head_dim * config.num_attention_heads != config.hidden_size:
         problem = f"head_dim {config.head_dim} other than hidden_size / num_attention_heads"
     if problem:
