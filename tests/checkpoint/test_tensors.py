@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mutations import modestly
+from tiny import in_memory, random_weights, tiny_config
 
 from pronk.checkpoint.tensors import check_finite
 from pronk.errors import BadFile
@@ -32,3 +33,13 @@ def test_looking_takes_no_memory() -> None:
     with modestly(megabytes=4):
         check_finite(Path("x"), "a", array)
         check_finite(Path("x"), "a", array[:0])
+
+
+def test_the_plan_counts_a_tied_head_where_an_engine_keeps_it_apart() -> None:
+    tied, untied = (
+        in_memory(c, random_weights(c)) for c in (tiny_config(tie_word_embeddings=t) for t in (True, False))
+    )
+    head = 4 * tied.config.vocab_size * tied.config.hidden_size
+    assert tied.plan(4, head_apart=True).loaded == tied.plan(4).loaded + head == untied.plan(4).loaded
+    assert tied.plan(4, head_apart=True).peak == tied.plan(4).peak
+    assert untied.plan(4, head_apart=True) == untied.plan(4)

@@ -73,8 +73,10 @@ class Checkpoint:
     quantization: str | None = None  # the block types and how many tensors have each, as in "Q4_1 x 210, Q8_0 x 1"
     files: tuple[Path, ...] = ()  # those that hold weights
 
-    def plan(self, itemsize: int | None = None) -> LoadPlan:
-        """`itemsize`: bytes an element once loaded; None keeps each plain type and makes block types float32."""
+    def plan(self, itemsize: int | None = None, *, head_apart: bool = False) -> LoadPlan:
+        """`itemsize`: bytes an element once loaded; None keeps each plain type and makes block types float32.
+        `head_apart`: a head that is the embedding is kept a second time, as the torch engine does on CPUs.
+        """
 
         def loaded(tensor: LazyTensor) -> int:
             width = itemsize or PLAIN_DTYPES.get(tensor.dtype, PLAIN_DTYPES["F32"]).itemsize
@@ -82,7 +84,11 @@ class Checkpoint:
 
         sizes = [loaded(t) for t in self.tensors.values()]
         stored = sum(t.nbytes for t in self.tensors.values())
-        return LoadPlan(len(self.files), stored, sum(sizes), sum(sizes) + max(sizes, default=0))
+        before = sum(sizes)
+        head = (
+            loaded(self.tensors["model.embed_tokens.weight"]) if head_apart and self.config.tie_word_embeddings else 0
+        )
+        return LoadPlan(len(self.files), stored, before + head, before + max(sizes, default=0))
 
 
 def check_finite(path: str | Path, name: str, array: NDArray[Any]) -> None:

@@ -34,7 +34,7 @@ def command(model: str, revision: str | None, as_json: bool) -> None:
         console.write(_as_text(model, opened) + "\n")
 
 
-_F32 = 4  # bytes: what CPUs load weights as
+_F32 = 4  # bytes: what the torch engine loads weights as on CPUs
 
 
 def _parameters(opened: Checkpoint) -> int:
@@ -56,7 +56,7 @@ def _config(opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
-    plan, source = opened.plan(_F32), opened.tokenizer
+    plan, source = opened.plan(_F32, head_apart=True), opened.tokenizer
     return {
         "model": model,
         "path": str(opened.path),
@@ -69,7 +69,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
         },
         "files": [str(file) for file in opened.files],
         "plan": {
-            "type": "f32", "files": plan.files, "stored_bytes": plan.stored,
+            "engine": "torch", "type": "f32", "files": plan.files, "stored_bytes": plan.stored,
             "loaded_bytes": plan.loaded, "peak_bytes": plan.peak,
         },
         "tensors": [
@@ -80,7 +80,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_text(model: str, opened: Checkpoint) -> str:
-    plan, source = opened.plan(_F32), opened.tokenizer
+    plan, source = opened.plan(_F32, head_apart=True), opened.tokenizer
     template = "chat template" if source and source.chat_template else "no chat template"
     head = [
         ("model", model),
@@ -91,7 +91,7 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("tokenizer", f"{source.kind}, {template}" if source else "none"),
         ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
         (
-            "loading",
+            "torch engine",
             f"{console.size(plan.loaded)} in f32, at most {console.size(plan.peak)} on the way; half in 16 bits",
         ),
     ]
