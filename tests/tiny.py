@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.config import ModelConfig
+from pronk.config import ModelConfig, RopeScaling
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 96,
@@ -25,6 +25,21 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_ids": (2,),
+}
+
+
+# Changes to these that engines are held against their oracles with.
+CONFIGS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 8},
+    "mqa": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "odd": {"hidden_size": 56, "intermediate_size": 33, "vocab_size": 51, "head_dim": 6},
+    "linear": {"rope_scaling": RopeScaling("linear", 4.0)},
+    "llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 32), "rope_theta": 500.0},
+    "factors": {"rope_scaling": RopeScaling("factors", factors=(1.0, 1.5, 2.0, 8.0))},
+    "dynamic": {"rope_scaling": RopeScaling("dynamic", 4.0), "max_position_embeddings": 16},
 }
 
 

@@ -7,27 +7,15 @@ import oracle
 import pytest
 import torch
 from peers import hugging_face
-from tiny import in_memory, random_weights, tiny_config
+from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
-from pronk.config import ModelConfig, RopeScaling
+from pronk.config import ModelConfig
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
 from pronk.torch_engine.backend import TorchBackend, load_model
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
 
-CONFIGS = {
-    "gqa": {},
-    "mha": {"num_key_value_heads": 8},
-    "mqa": {"num_key_value_heads": 1},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "odd": {"hidden_size": 56, "intermediate_size": 33, "vocab_size": 51, "head_dim": 6},
-    "linear": {"rope_scaling": RopeScaling("linear", 4.0)},
-    "llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 32), "rope_theta": 500.0},
-    "factors": {"rope_scaling": RopeScaling("factors", factors=(1.0, 1.5, 2.0, 8.0))},
-    "dynamic": {"rope_scaling": RopeScaling("dynamic", 4.0), "max_position_embeddings": 16},
-}
 LENGTH = 40
 
 # float32 against float64: each of about 12 roundings a block may be off by one part in 2^24, independently;
