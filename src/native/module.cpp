@@ -135,6 +135,7 @@ void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out
 
 NB_MODULE(_native, module) {
     using namespace pronk;
+    nb::set_leak_warnings(false);  // a program may end with a model in its hands
     module.def("isas", [] {
         nb::list names;
         for (const char* name : kIsas)

@@ -76,7 +76,7 @@ void rope(const FloatsOut& x, const FloatVector& cos, const FloatVector& sin, co
 }
 
 // out [R][D] of queries [R][D], of which row i sees limits[i] keys. Keys lie in the blocks that `blocks` names, in order;
-// `at_once` rows share a call.
+// `at_once` rows share a call; 0: as many as can.
 void attention(const FloatRows& q, const FloatRows& keys, const FloatRows& values, const Ints& limits, const Ints& blocks,
                const std::string& type, int at_once, const FloatsOut& out, const std::optional<std::string>& isa) {
     const Kernels& kernel = kernels_or_refuse(isa);
@@ -84,7 +84,8 @@ void attention(const FloatRows& q, const FloatRows& keys, const FloatRows& value
     check_range("head_dim", d, 2, 1 << 14);
     check_range("rows", rows, 1, 1 << 16);
     check_range("keys", length, 1, 1 << 20);
-    check_range("at_once", at_once, 1, kernel.attention_rows);
+    check_range("at_once", at_once, 0, kernel.attention_rows);
+    if (at_once == 0) at_once = kernel.attention_rows;
     check_shape("q", q, rows, d);
     check_shape("keys", keys, length, d);
     check_shape("values", values, length, d);

@@ -107,4 +107,5 @@ def attention(
     at_once: int,
     out: _Floats,
     isa: str | None = None,
-) -> None: ...
+) -> None:
+    """Rows of `q`, the i-th of which sees `limits[i]` keys; `at_once` of them share a call, and 0 is as many as can."""

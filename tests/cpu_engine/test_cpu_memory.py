@@ -1,0 +1,82 @@
+"""Memory is counted before the work begins, and what does not fit is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.cpu_engine import formats, memory, weights
+from pronk.cpu_engine.backend import CpuBackend, load_native
+from pronk.engine.batch import Batch, Run
+from pronk.errors import PronkError
+
+CONFIG = tiny_config(vocab_size=5000)
+
+
+def unreadable() -> np.ndarray:
+    raise AssertionError("read, though it cannot fit")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1_000_000)
+    plain = in_memory(CONFIG, random_weights(CONFIG))
+    checkpoint = replace(plain, tensors={n: replace(t, read=unreadable) for n, t in plain.tensors.items()})
+    with pytest.raises(PronkError, match=r"needs \d+ MB of memory, and 1 MB are free; .*quantize='q4'"):
+        CpuBackend.from_checkpoint(checkpoint)
+
+
+def test_a_context_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 50_000_000)
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    CpuBackend.from_checkpoint(checkpoint)
+    with pytest.raises(PronkError, match="are free"):
+        CpuBackend.from_checkpoint(checkpoint, ctx_size=1 << 20)
+
+
+def test_a_cache_that_does_not_fit_is_refused_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CpuBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)))
+    kv = engine.new_kv(1, 64)
+    batch = Batch.of([Run([1, 2, 3], 0, (0,))])
+    before = engine.forward(batch, kv)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1_000_000)
+    for grow in (lambda: kv.resize(10_000), lambda: engine.new_kv(10_000, 64)):
+        with pytest.raises(PronkError, match=r"KV cache of 640000 tokens needs .* 1 MB are free; .*int8"):
+            grow()
+    assert kv.num_blocks == 1
+    assert np.array_equal(engine.forward(batch, kv), before)
+
+
+def test_the_count_is_what_packing_takes() -> None:
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    for quantize in ("f32", "bf16", "int8", "q8", "q4"):
+        slots = list(formats.slots(checkpoint, quantize))
+        counted = weights.packed_bytes(load_native().packed_bytes, checkpoint, slots)
+        taken = CpuBackend.from_checkpoint(checkpoint, quantize=quantize).model.nbytes
+        assert counted <= taken <= counted + 64 * 1024  # norms
+
+
+def test_the_least_limit_of_the_groups_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group's cached files can be dropped; its parents' limits are its own."""
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, limit, current, files in ((inner, "max", "500", 0), (inner.parent, "1000", "700", 50)):
+        (folder / "memory.max").write_text(limit + "\n")
+        (folder / "memory.current").write_text(current + "\n")
+        (folder / "memory.stat").write_text(f"anon 1\nactive_file {files}\ninactive_file {files}\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:      8000 kB\n")
+    (tmp_path / "cgroup").write_text("12:cpu:/elsewhere\n0::/outer/inner\n")
+    places = {"/proc/meminfo": tmp_path / "meminfo", "/proc/self/cgroup": tmp_path / "cgroup"}
+    read = memory._read
+    monkeypatch.setattr(memory, "_read", lambda path: read(places.get(str(path), path)))
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    assert memory.free_bytes() == 1000 - 700 + 100
+    (inner / "memory.max").write_text("600\n")
+    assert memory.free_bytes() == 100
+    (tmp_path / "cgroup").write_text("12:cpu:/elsewhere\n")
+    assert memory.free_bytes() == 8000 * 1024
+    (tmp_path / "meminfo").write_text("")
+    assert memory.free_bytes() is None

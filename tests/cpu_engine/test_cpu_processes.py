@@ -1,0 +1,107 @@
+"""Signals and forks: Ctrl-C is heard in the middle of a pass, and a child generates what its parent does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
+
+SETUP = """
+import multiprocessing, os, signal, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from tiny import in_memory, random_weights, tiny_config
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+
+def engine(threads, isa=None, **sizes):
+    config = tiny_config(**sizes)
+    return CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=threads, isa=isa)
+"""
+
+
+def run(script: str) -> str:
+    """In a process of its own: pytest's has threads, and handlers of signals."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + script, str(TESTS)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+# Prints the processor's time from the beginning of a pass of many seconds to the exception.
+INTERRUPTED = """
+backend = engine(THREADS, "portable", hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+kv = backend.new_kv(64, 64)
+batch = Batch.of([Run([1] * 4096, 0, range(64))])
+begun = 0.0
+
+def at_alarm(signum, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, at_alarm)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+begun = time.process_time()
+try:
+    backend.forward(batch, kv)
+except KeyboardInterrupt:
+    print("interrupted", time.process_time() - begun)
+print("after", np.isfinite(backend.forward(Batch.of([Run([1, 2], 0, (0,))]), kv)).all())
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pass_is_given_up_when_interrupted(threads: int) -> None:
+    interrupted, after = run(INTERRUPTED.replace("THREADS", str(threads))).splitlines()
+    word, seconds = interrupted.split()
+    assert word == "interrupted"
+    assert float(seconds) < threads * (0.5 + 0.2), "the signal came after half a second"
+    assert after == "after True"
+
+
+def test_an_exception_of_a_handler_is_the_one_raised() -> None:
+    script = INTERRUPTED.replace("THREADS", "1").replace("    raise KeyboardInterrupt", "    raise LookupError('mine')")
+    assert run(script.replace("except KeyboardInterrupt", "except LookupError")).startswith("interrupted")
+
+
+FORKED = """
+def text(backend):
+    kv, ids = backend.new_kv(1, 64), [1, 2, 3]
+    logits = backend.forward(Batch.of([Run(ids, 0, (0,))]), kv)
+    while len(ids) < 20:
+        ids.append(int(logits[-1].argmax()))
+        logits = backend.forward(Batch.of([Run(ids[-1:], len(ids) - 1, (0,))]), kv)
+    return ids
+
+backend = engine(2)
+expected = text(backend)
+"""
+
+
+def test_a_forked_child_generates() -> None:
+    script = FORKED + "child = os.fork()\nif child == 0: os._exit(7 if text(backend) == expected else 1)\n"
+    assert (
+        run(script + "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text(backend) == expected)")
+        == "7 True\n"
+    )
+
+
+def test_forked_workers_generate() -> None:
+    script = FORKED + (
+        "def work(n): return text(backend) == expected\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool: print(pool.map(work, range(4)))"
+    )
+    assert run(script) == "[True, True, True, True]\n"
+
+
+def test_threads_of_python_share_a_model() -> None:
+    script = FORKED + (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool: texts = list(pool.map(lambda _: text(backend), range(8)))\n"
+        "print(texts == [expected] * 8)"
+    )
+    assert run(script) == "True\n"
