@@ -104,6 +104,12 @@ def test_inspect(run: Run, model: str) -> None:
     plan = {"engine": "torch", "type": "f32", "files": 1, "stored_bytes": stored}
     plan |= {"loaded_bytes": stored, "peak_bytes": stored + largest}
     assert found["plan"] == plan
+    cpu = found["cpu_plan"]
+    assert (cpu["type"], cpu["kv_type"]) == ("f32", "f32")
+    assert cpu["weight_bytes"] >= 4 * sum(int(np.prod(shape)) for shape in shapes.values() if len(shape) == 2)
+    # Values are stored for 64 dimensions at least; keys for as many as there are.
+    kv_heads, layers = config.num_key_value_heads, config.num_hidden_layers
+    assert cpu["kv_bytes_a_token"] == 4 * layers * kv_heads * (config.head_dim + 64)
     assert found["parameters"] == stored // 4
 
     text = run("inspect", model).stdout

@@ -10,6 +10,7 @@ from pronk.cli import console, options
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+    from pronk.cpu_engine.plan import Plan
 
 
 @options.verb(
@@ -37,6 +38,17 @@ def command(model: str, revision: str | None, as_json: bool) -> None:
 _F32 = 4  # bytes: what the torch engine loads weights as on CPUs
 
 
+def _cpu_plan(opened: Checkpoint) -> Plan | None:
+    """None where the native module is missing: a checkpoint can be looked at all the same."""
+    from pronk.cpu_engine.plan import plan
+    from pronk.errors import PronkError
+
+    try:
+        return plan(opened)
+    except PronkError:
+        return None
+
+
 def _parameters(opened: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
 
@@ -56,7 +68,7 @@ def _config(opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
-    plan, source = opened.plan(_F32, head_apart=True), opened.tokenizer
+    plan, source, cpu = opened.plan(_F32, head_apart=True), opened.tokenizer, _cpu_plan(opened)
     return {
         "model": model,
         "path": str(opened.path),
@@ -72,6 +84,9 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
             "engine": "torch", "type": "f32", "files": plan.files, "stored_bytes": plan.stored,
             "loaded_bytes": plan.loaded, "peak_bytes": plan.peak,
         },
+        "cpu_plan": cpu and {
+            "type": cpu.dtype, "weight_bytes": cpu.weights, "kv_type": cpu.kv_dtype, "kv_bytes_a_token": cpu.kv_a_token
+        },
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "type": t.dtype, "bytes": t.nbytes}
             for t in _tensors(opened)
@@ -80,7 +95,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
 
 
 def _as_text(model: str, opened: Checkpoint) -> str:
-    plan, source = opened.plan(_F32, head_apart=True), opened.tokenizer
+    plan, source, cpu = opened.plan(_F32, head_apart=True), opened.tokenizer, _cpu_plan(opened)
     template = "chat template" if source and source.chat_template else "no chat template"
     head = [
         ("model", model),
@@ -90,6 +105,13 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("quantization", opened.quantization or "none"),
         ("tokenizer", f"{source.kind}, {template}" if source else "none"),
         ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
+        (
+            "CPU engine",
+            f"{console.size(cpu.weights)} in {cpu.dtype}, and {cpu.kv_a_token / 1e3:.1f} kB of {cpu.kv_dtype} keys and "
+            "values a token"
+            if cpu
+            else "not installed",
+        ),
         (
             "torch engine",
             f"{console.size(plan.loaded)} in f32, at most {console.size(plan.peak)} on the way; half in 16 bits",

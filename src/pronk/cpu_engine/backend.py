@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,8 @@ class CpuBackend:
         native, slots = load_native(), list(formats.slots(checkpoint, quantize))
         dtype = weights.commonest(checkpoint, slots)
         if kv_dtype in (None, "auto"):
-            kv_dtype = "f32" if dtype in ("f32", "f16") else "bf16"
-        model = _model(native, checkpoint.config, threads or native.default_threads(), isa)
+            kv_dtype = default_kv_dtype(dtype)
+        model = new_model(native, checkpoint.config, threads or native.default_threads(), isa)
         packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
@@ -136,12 +137,14 @@ class Rope:
 
     def __init__(self, model: _native.Model, config: ModelConfig, ctx_size: int) -> None:
         self._model, self._inv_freq, self._reached = model, inverse_frequencies(config, ctx_size), 0
+        self._lock = Lock()  # calls from several threads must not replace a table by a shorter one
 
     def reach(self, position: int) -> None:
-        if position >= self._reached:
-            reached = max(256, 2 * self._reached, position + 1)
-            self._model.set_rope(*cos_sin(self._inv_freq, 0, reached))
-            self._reached = reached
+        with self._lock:
+            if position >= self._reached:
+                reached = max(256, 2 * self._reached, position + 1)
+                self._model.set_rope(*cos_sin(self._inv_freq, 0, reached))
+                self._reached = reached
 
 
 def load_native() -> ModuleType:
@@ -156,7 +159,12 @@ def load_native() -> ModuleType:
     return _native
 
 
-def _model(native: ModuleType, config: ModelConfig, threads: int, isa: str | None) -> _native.Model:
+def default_kv_dtype(dtype: str) -> str:
+    """For most weights packed as `dtype`: what adds no rounding of another order."""
+    return "f32" if dtype in ("f32", "f16") else "bf16"
+
+
+def new_model(native: ModuleType, config: ModelConfig, threads: int, isa: str | None) -> _native.Model:
     try:
         model: _native.Model = native.Model(
             vocab_size=config.vocab_size,
