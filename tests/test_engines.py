@@ -95,11 +95,7 @@ def test_an_engine_that_is_not_installed_names_the_other(model: Path, monkeypatc
 
 
 def test_an_unknown_instruction_set_is_named(model: Path) -> None:
-    script = (
-        "import pronk, sys\ntry: pronk.load(sys.argv[1], device='cpu')\nexcept pronk.errors.BadRequest as e: print(e)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", "import pronk.errors\n" + script, str(model)],
-        env={"PRONK_ISA": "z80"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "PRONK_ISA=z80: this processor can run" in run.stdout
+    command = [sys.executable, "-m", "pronk", "generate", "-m", str(model), "--engine", "cpu", "Hello"]
+    run = subprocess.run(command, env={**os.environ, "PRONK_ISA": "z80"}, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "PRONK_ISA=z80: this processor can run" in run.stderr
