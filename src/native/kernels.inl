@@ -368,6 +368,11 @@ float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) 
     I largest = S::set_int(0);
     for (int i = 0; i < size; i += 16) largest = S::max_int(largest, S::magnitude(load_part(x + i, size - i)));
     const int32_t bits = S::maximum_int(largest);
+    if (bits >= 0x7f800000) {
+        std::memset(out, 0, padded);
+        *sum = 0;
+        return NAN;
+    }
     const float amax = number(&bits);
     const float scale = amax / 127, inverse = amax > 0 ? 127 / amax : 0;
     I total = S::set_int(0);
@@ -378,7 +383,7 @@ float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) 
         S::store_int8(out + i, q);
     }
     *sum = S::sum_int(total);
-    return bits >= 0x7f800000 ? NAN : std::isfinite(inverse) ? scale : 0;
+    return std::isfinite(inverse) ? scale : 0;
 }
 
 void convert(const float* x, int size, const Rows& rows, int t) {

@@ -1,4 +1,6 @@
 #include <cstring>
+#include <limits>
+#include <new>
 
 #include "model.h"
 
@@ -30,6 +32,7 @@ KV::KV(const Config& config, int layers, KVType type, int64_t num_blocks)
 
 void KV::resize(int64_t num_blocks) {
     if (num_blocks <= num_blocks_) return;
+    if (static_cast<size_t>(num_blocks) > std::numeric_limits<size_t>::max() / block_bytes_) throw std::bad_alloc();
     Arena larger;
     uint8_t* data = larger.allocate(num_blocks * block_bytes_);
     if (num_blocks_) std::memcpy(data, at(0, 0), num_blocks_ * block_bytes_);

@@ -1,8 +1,10 @@
 // Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
 // waited for without the GIL, which who holds them may need.
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <stdexcept>
 
 #include "model.h"
 #include "module.h"
@@ -13,13 +15,40 @@ namespace {
 
 constexpr int kMostTokens = 1 << 24;
 
+// In the child of a fork what another thread of the parent had locked stays so for ever: that is refused, not waited for.
+class Mutex {
+public:
+    void lock() {
+        if (!mutex_.try_lock()) {
+            const long holder = holder_;
+            if (holder && holder != process_id())
+                throw std::runtime_error("the model was at work when this process was forked off: load it again here");
+            mutex_.lock();
+        }
+        holder_ = process_id();
+    }
+    bool try_lock() {
+        if (!mutex_.try_lock()) return false;
+        holder_ = process_id();
+        return true;
+    }
+    void unlock() {
+        holder_ = 0;
+        mutex_.unlock();
+    }
+
+private:
+    std::mutex mutex_;
+    std::atomic<long> holder_{0};  // 0: nobody
+};
+
 struct PyKV {
     PyKV(const Config& config, int layers, KVType type, int64_t num_blocks)
         : layers(layers), heads(config.num_key_value_heads), kv(config, layers, type, num_blocks) {}
 
     const int layers, heads;
     KV kv;
-    std::mutex mutex;
+    Mutex mutex;
 };
 
 // A pass gives up when a Python signal handler raises: Ctrl-C. Asked often, and looks only now and then.
@@ -202,14 +231,14 @@ private:
     // Waits without the GIL, and holds on with it.
     class Unlocked {
     public:
-        explicit Unlocked(std::mutex& mutex) : mutex_(mutex) {
+        explicit Unlocked(Mutex& mutex) : mutex_(mutex) {
             const nb::gil_scoped_release released;
             mutex_.lock();
         }
         ~Unlocked() { mutex_.unlock(); }
 
     private:
-        std::mutex& mutex_;
+        Mutex& mutex_;
     };
 
     struct Slot {
@@ -256,7 +285,7 @@ private:
         if (!complete) refuse("not all of the model's weights are set");
     }
 
-    std::mutex mutex;
+    Mutex mutex;
     std::vector<float> rope_;
 };
 

@@ -52,15 +52,15 @@ void advance(std::atomic<uint32_t>& value, const std::atomic<uint32_t>& sleepers
     if (sleepers.load() != 0) value.notify_all();
 }
 
-long process() {
+}  // namespace
+
+long process_id() {
 #if defined(_WIN32)
     return 0;
 #else
     return getpid();
 #endif
 }
-
-}  // namespace
 
 void Barrier::wait() {
     if (threads_ == 1) return;
@@ -101,7 +101,7 @@ struct ThreadPool::State {
         for (std::thread& worker : workers) worker.join();
     }
 
-    const long owner = process();
+    const long owner = process_id();
     std::mutex caller;
     const std::function<void(int)>* body = nullptr;
     bool stopping = false;  // as `body`, written before a step begins
@@ -117,18 +117,18 @@ ThreadPool::ThreadPool(int threads) : size_(threads), state_(new State(threads))
 // In a child that never called run, the threads are the parent's: there is nothing to join.
 ThreadPool::~ThreadPool() {
     State* state = state_.load();
-    if (state->owner == process()) delete state;
+    if (state->owner == process_id()) delete state;
 }
 
 // This process's threads. A child's copy of its parent's has no threads, and a mutex that may be held for ever: it is
 // left where it is.
 ThreadPool::State& ThreadPool::state() {
     State* state = state_.load(std::memory_order_acquire);
-    if (state->owner == process()) return *state;
+    if (state->owner == process_id()) return *state;
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     state = state_.load(std::memory_order_relaxed);
-    if (state->owner != process()) state_.store(state = new State(size_), std::memory_order_release);
+    if (state->owner != process_id()) state_.store(state = new State(size_), std::memory_order_release);
     return *state;
 }
 

@@ -10,6 +10,9 @@ namespace pronk {
 // How many threads to run by default: one a physical core of the affinity mask, no more than the cgroup's quota allows.
 int default_threads();
 
+// This process, so that the child of a fork can tell; 0 where there is no fork.
+long process_id();
+
 // All threads arrive before any leaves. Spins briefly, then sleeps. Reusable at once.
 class Barrier {
 public:
