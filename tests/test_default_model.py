@@ -12,7 +12,7 @@ from peers import hugging_face
 import pronk
 from pronk.generation import Generation
 from pronk.llm import LLM
-from pronk.measure.verify import TEXT
+from pronk.measure.verify import TEXT, verify
 
 PROMPTS = [
     "The capital of France is",
@@ -42,6 +42,15 @@ def test_logits(llm: LLM, peer: torch.nn.Module) -> None:
         expected = peer(torch.tensor([ids])).logits[0].numpy()
     worst = np.abs(llm.logits(ids) - expected).max()
     assert worst < 2e-3, f"worst logit is off by {worst}"
+
+
+@pytest.mark.parametrize(
+    "quantize", ["auto", *(pytest.param(q, marks=pytest.mark.slow) for q in ("bf16", "int8", "q8"))]
+)
+def test_every_path_of_the_cpu_engine_is_identical(smollm2: Path, quantize: str) -> None:
+    found = verify(pronk.load(smollm2, engine="cpu", quantize=quantize), TEXT)
+    assert found["verdict"] == "identical"
+    assert found["noise_floor"] > 0
 
 
 @pytest.mark.slow
