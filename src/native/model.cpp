@@ -300,7 +300,7 @@ void Model::Step::position(Self& self, int layer) {
         const int begin = batch.offsets[n], end = batch.offsets[n + 1], start = batch.positions[begin];
         const int from = start / kKVBlock, to = (start + end - begin - 1) / kKVBlock + 1;
         const int32_t* table = batch.blocks + batch.block_offsets[n];
-        for (; mine < (first + to - from) * kv_heads; mine = next()) {
+        for (; mine < (first + to - from) * kv_heads && going(self); mine = next()) {
             const int block = from + mine / kv_heads - first, head = mine % kv_heads;
             uint8_t* storage = kv.at(layer, head) + table[block] * kv.block_bytes();
             for (int p = std::max(start, block * kKVBlock); p < std::min(start + end - begin, (block + 1) * kKVBlock); ++p) {

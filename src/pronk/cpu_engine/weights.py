@@ -72,7 +72,12 @@ def place(name: str) -> tuple[str, int, str]:
 
 
 def _pack_matrix(model: _native.Model, role: str, layer: int, tensor: LazyTensor) -> bool:
-    return all(model.pack(role, layer, raw, source, first) for first, raw, source in _pieces(tensor))
+    for first, raw, source in _pieces(tensor):
+        if not model.pack(role, layer, raw, source, first):
+            return False
+        if raw.nbytes >= _PIECE // 2:  # a part of a large tensor, which is not to stay until the rest of it is read
+            mapped.let_go()
+    return True
 
 
 def _pieces(tensor: LazyTensor) -> Iterator[tuple[int, NDArray[np.uint8], str]]:

@@ -1,0 +1,44 @@
+"""After Ctrl-C nothing of a pass is computed any more, not even what each layer takes beside its products."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Many layers of many heads and next to no products: from the signal to the exception, in seconds of the processor.
+INTERRUPTED = """
+import signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from tiny import in_memory, random_weights, tiny_config
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+
+config = tiny_config(
+    hidden_size=4, intermediate_size=4, num_hidden_layers=100, num_attention_heads=16, num_key_value_heads=16, head_dim=64
+)
+backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1, isa="portable")
+heard = 0.0
+
+def stop(signum, frame):
+    global heard
+    heard = time.process_time()
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    backend.forward(Batch.of([Run([1] * 4000)]), None)
+except KeyboardInterrupt:
+    print(time.process_time() - heard)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_an_interrupted_pass_does_not_go_through_its_layers() -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(Path(__file__).parents[1])]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) < 0.2
