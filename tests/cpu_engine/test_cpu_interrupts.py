@@ -17,7 +17,8 @@ from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 
 config = tiny_config(
-    hidden_size=4, intermediate_size=4, num_hidden_layers=100, num_attention_heads=16, num_key_value_heads=16, head_dim=64
+    hidden_size=4, intermediate_size=4, num_hidden_layers=100, num_attention_heads=16,
+    num_key_value_heads=16, head_dim=64,
 )
 backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1, isa="portable")
 heard = 0.0
