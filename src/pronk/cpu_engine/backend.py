@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
 from pronk.cpu_engine import formats, memory, weights
-from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, check_memory
+from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest, PronkError
@@ -85,8 +85,8 @@ class CpuBackend:
         if block_size != BLOCK_SIZE:
             raise ValueError(f"the CPU engine's blocks are of {BLOCK_SIZE} tokens, not {block_size}")
         native = load_native()
-        check_memory(num_blocks, native.KV(self.model, self.kv_dtype, 0).block_bytes)
-        return CpuKV(native.KV(self.model, self.kv_dtype, num_blocks))
+        with enough_memory(num_blocks, native.KV(self.model, self.kv_dtype, 0).block_bytes):
+            return CpuKV(native.KV(self.model, self.kv_dtype, num_blocks))
 
     def perturbed(self) -> CpuBackend:
         """See pronk.engine.backend.Backend. Shares all weights: the noise is added as embeddings are looked up."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pronk.cpu_engine import memory
+from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from pronk import _native
@@ -21,17 +23,23 @@ class CpuKV:
 
     def resize(self, num_blocks: int) -> None:
         """Grow; blocks already there keep their content. Raises PronkError where memory does not suffice."""
-        check_memory(num_blocks, self.storage.block_bytes)  # all of it: the old one stays until it is copied
-        self.storage.resize(num_blocks)
+        with enough_memory(num_blocks, self.storage.block_bytes):  # all of it: the old one stays until it is copied
+            self.storage.resize(num_blocks)
         self.num_blocks = num_blocks
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.storage.copy(np.asarray(pairs, np.int32).reshape(-1, 2))
 
 
-def check_memory(num_blocks: int, block_bytes: int) -> None:
-    memory.check(
-        num_blocks * block_bytes,
-        f"a KV cache of {num_blocks * BLOCK_SIZE} tokens",
-        "shorten the text, lower the context size (-c), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)",
+@contextmanager
+def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
+    """Raises PronkError where memory does not suffice: before it is taken, or, where a limit was not seen, then."""
+    what = f"a KV cache of {num_blocks * BLOCK_SIZE} tokens"
+    way_out = (
+        "shorten the text, lower the context size (-c), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)"
     )
+    memory.check(num_blocks * block_bytes, what, way_out)
+    try:
+        yield
+    except MemoryError:
+        raise PronkError(f"memory ran out for {what}; {way_out}") from None

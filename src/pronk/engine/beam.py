@@ -110,7 +110,9 @@ def _normalizer(length: int, params: SamplingParams) -> float:
 def _log_softmax(logits: Float32) -> Float32:
     top = logits.max()
     if not np.isfinite(top):
-        raise PronkError("the model's logits are not numbers (NaN or infinity); try --dtype f32")
+        raise PronkError(
+            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
+        )
     shifted: Float32 = logits - top
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

@@ -46,7 +46,9 @@ def sample(
     scores = penalize(logits, params, history, generated)
     token = int(scores.argmax())
     if not math.isfinite(scores[token]):
-        raise PronkError("the model's logits are not numbers (NaN or infinity); try --dtype f32")
+        raise PronkError(
+            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
+        )
     if params.temperature > 0:
         coin = uniform() if callable(uniform) else uniform
         choose = _choose_as_llama2c if params.rng == "xorshift" else _choose
