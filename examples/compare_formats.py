@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2:135m")
     arguments = parser.parse_args()
 
-    original = pronk.load(arguments.model, dtype="f32")
+    original = pronk.load(arguments.model, engine="cpu", quantize="f32")
     token_ids = original.tokenizer.encode(TEXT)
     vocabulary = original.tokenizer.vocabulary()
     print(f"{'format':12}{'type':6}{'MB':>8}  largest logit difference")
@@ -44,7 +44,7 @@ def main() -> None:
             except Unsupported as reason:  # not every format has a place for every model
                 print(f"{to:12}{dtype:6}{'-':>8}  {reason}")
                 continue
-            copy = pronk.load(path, dtype="f32")
+            copy = pronk.load(path, engine="cpu", quantize="f32")
             found = compare(original, copy, token_ids)
             megabytes = sum(file.stat().st_size for file in copy.checkpoint.files) / 1e6
         print(f"{to:12}{dtype:6}{megabytes:8.1f}  {found['max_abs_difference']:.3g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_chat_model(tmp_path_factory.mktemp("examples") / "tiny"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As after `pip install .`, which does not bring torch."""
+    folder = tmp_path_factory.mktemp("without_torch")
+    (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        yield
 
 
 def run(name: str, *arguments: str) -> str:
