@@ -101,6 +101,16 @@ def test_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
     assert len(found.tokens) < 30
 
 
+def test_the_token_that_ends_a_text_counts_in_its_rate(llm: LLM) -> None:
+    """One token and a stop token are two steps: a rate, and not 0."""
+    first, second = one(llm.generate("abc", max_new_tokens=2, ignore_eos=True)).tokens
+    assert first != second
+    found = one(llm.generate("abc", max_new_tokens=10, ignore_eos=True, stop_token_ids=[second]))
+    assert found.tokens == [first]
+    assert found.stats.decode_tok_s is not None
+    assert found.stats.decode_tok_s > 0
+
+
 def test_stop_token_is_no_part_of_the_text(llm: LLM) -> None:
     free = one(llm.generate("abc", max_new_tokens=10, ignore_eos=True))
     last = free.tokens[5]

@@ -73,12 +73,14 @@ class Stopwatch:
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
+    drawn: int = 0  # with the one that ended the text, which took as long as any other
     savings: Savings = field(default_factory=Savings)
 
     def token(self, *, counts: bool) -> None:
         self.last = time.perf_counter()
         self.first = self.first or self.last
         self.tokens += counts
+        self.drawn += 1
 
     def stats(self) -> Stats:
         ttft, decode = self.first - self.begun, self.last - self.first
@@ -86,7 +88,7 @@ class Stopwatch:
             load_s=self.load_s,
             ttft_s=ttft,
             prefill_tok_s=(self.prompt_tokens - self.savings.cached_tokens) / ttft if ttft > 0 else None,
-            decode_tok_s=(self.tokens - 1) / decode if decode > 0 else None,
+            decode_tok_s=(self.drawn - 1) / decode if decode > 0 else None,
             peak_rss_mb=peak_rss_mb(),
             prompt_tokens=self.prompt_tokens,
             new_tokens=self.tokens,
