@@ -90,7 +90,8 @@ def test_a_mistyped_verb_is_no_prompt(run: Run, loaded: list[FakeLLM]) -> None:
     result = run("genrate")
     assert (result.exit_code, result.stdout, loaded) == (2, "", [])
     assert result.stderr == (
-        "pronk: no verb 'genrate'; did you mean generate? (a prompt of one word: pronk generate PROMPT)\n"
+        "pronk: no verb 'genrate'; did you mean generate? "
+        "(a prompt goes in quotes; one of a single word: pronk generate PROMPT)\n"
         "Try 'pronk --help'.\n"
     )
     assert "no verb 'Hello'; there are generate, chat, " in run("Hello").stderr

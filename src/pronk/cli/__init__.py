@@ -68,7 +68,7 @@ class Verbs(click.Group):
             raise click.UsageError(
                 f"no verb {short(name)}; "
                 + (f"did you mean {close[0]}?" if close else f"there are {', '.join(VERBS)}")
-                + f" (a prompt of one word: pronk {DEFAULT_VERB} PROMPT)",
+                + f" (a prompt goes in quotes; one of a single word: pronk {DEFAULT_VERB} PROMPT)",
                 ctx,
             )
         return super().resolve_command(ctx, args)
@@ -87,7 +87,7 @@ class Verbs(click.Group):
             _abandon_stdout()
             raise Failure(PronkError(os_problem(error))) from error
         except MemoryError:
-            raise Failure("out of memory; a smaller --dtype or --ctx-size takes less") from None
+            raise Failure("out of memory; fewer bits (--quantize, --dtype) or a smaller --ctx-size take less") from None
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(130) from None

@@ -144,7 +144,7 @@ class Scheduler:
         if params.num_beams > 1:
             raise BadRequest(f"num_beams={params.num_beams} is not a matter of sampling; call beam_search")
         if params.speculative and not self._cached:
-            raise BadRequest(f"speculative={params.speculative!r} needs the KV cache; leave cache=False or it out")
+            raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
         if params.samples > self._plan.max_sequences:
             raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
 
