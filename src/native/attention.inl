@@ -17,7 +17,7 @@ int padded_dim(int head_dim) { return (head_dim + kPanelRows - 1) / kPanelRows *
 void store_as(KVType type, const float* x, int count, float inverse, uint8_t* out) {
     for (int i = 0; i < count; i += 16) {
         const F v = load_part(x + i, count - i);
-        alignas(64) uint8_t part[64];
+        alignas(64) uint8_t part[64] = {};
         switch (type) {
             case KVType::f32: S::store((float*)part, v); break;
             case KVType::f16: S::store_f16((uint16_t*)part, v); break;
@@ -42,16 +42,31 @@ float inverse_scale(const float* x, int size, float* scale) {
     return std::isfinite(inverse) ? inverse : 0;
 }
 
+// Whether all numbers are finite once stored as `type`.
+bool fits(KVType type, const float* x, int count) {
+    const float most = type == KVType::f16 ? 65519.0f : type == KVType::bf16 ? 3.38e38f : 3.4e38f;
+    bool all = true;
+    for (int i = 0; i < count; ++i) all &= std::fabs(x[i]) <= most;
+    return all;
+}
+
 void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
     const int d = layout.head_dim;
     const KVType type = layout.type;
     const size_t size = element_size(type);
     uint8_t *keys = block, *values = block + layout.keys_bytes;
     if (slot == 0) std::memset(values, 0, layout.values_bytes);
+    // A value that is not finite would reach rows that may not see it, as 0 * infinity: its key carries the NaN instead.
+    const bool sound = fits(type, value, d);
+    constexpr float zeros[kPanelRows] = {};
     float inverse = 0, value_inverse = 0;
     if (type == KVType::int8) {
         inverse = inverse_scale(key, d, (float*)(keys + (size_t)d * kPanelRows) + slot);
-        value_inverse = inverse_scale(value, d, (float*)(values + (size_t)padded_dim(d) * kKVBlock) + slot);
+        float* value_scale = (float*)(values + (size_t)padded_dim(d) * kKVBlock) + slot;
+        if (sound)
+            value_inverse = inverse_scale(value, d, value_scale);
+        else
+            *value_scale = 0;
     }
     alignas(64) uint8_t part[kPanelRows * sizeof(float)];
     for (int i = 0; i < d; i += kPanelRows) {
@@ -66,11 +81,19 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
             case KVType::int8: scatter<uint8_t>(part, count, column + slot * size, kPanelRows); break;
         }
         uint8_t* group = values + (size_t)i * kKVBlock * size;
-        store_as(type, value + i, count, value_inverse, part);
+        store_as(type, sound ? value + i : zeros, count, value_inverse, part);
         if (type == KVType::bf16)
             scatter<uint16_t>(part, count, group + (slot / 2 * 2 * kPanelRows + slot % 2) * size, 2);
         else
             std::memcpy(group + slot * kPanelRows * size, part, count * size);
+    }
+    if (sound) return;
+    const float nan = NAN;
+    if (type == KVType::int8)
+        ((float*)(keys + (size_t)d * kPanelRows))[slot] = nan;
+    else {
+        store_as(type, &nan, 1, 0, part);
+        std::memcpy(keys + slot * (type == KVType::bf16 ? 2 : 1) * size, part, size);
     }
 }
 

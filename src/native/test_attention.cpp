@@ -103,6 +103,23 @@ void test(const Kernels& kernel, KVType type, int head_dim, int count) {
     CHECK(std::memcmp(alone.data(), out[r].data(), head_dim * sizeof(float)) == 0);
 }
 
+// What cannot be stored makes NaN of the rows that see it, and of no other.
+void test_overflow(const Kernels& kernel, KVType type) {
+    const int d = 20, count = 70, bad = 30;
+    Keys kv(kernel, type, d, count);
+    kv.values[bad][7] = type == KVType::f16 ? 1e6f : INFINITY;
+    kernel.store_kv(kv.layout, kv.data + kv.table[0] * kv.stride, bad, kv.keys[bad].data(), kv.values[bad].data());
+    const std::vector<float> q(d, 0.5f);
+    std::vector<float> before(d), after(d);
+    const float* queries[] = {q.data(), q.data()};
+    float* out[] = {before.data(), after.data()};
+    const int32_t limit[] = {bad, bad + 1};
+    Arena arena;
+    float* scratch = (float*)arena.allocate(attention_scratch(d) * sizeof(float));
+    kernel.attention(kv.layout, {queries, out, limit, 2, kv.data, kv.stride, kv.table.data(), 1, scratch});
+    for (int i = 0; i < d; ++i) CHECK(std::isfinite(before[i]) && std::isnan(after[i]));
+}
+
 }  // namespace
 
 int main() {
@@ -111,6 +128,7 @@ int main() {
         const Kernels* kernel = kernels_named(name);
         if (!kernel) continue;
         std::printf("%s\n", name);
+        for (int type = 0; type <= (int)KVType::int8; ++type) test_overflow(*kernel, (KVType)type);
         for (int type = 0; type <= (int)KVType::int8; ++type)
             for (int head_dim : {2, 6, 16, 50, 64, 80, 128})
                 for (int count : {1, 63, 64, 65, 255, 256, 257, between(1, 900)})
