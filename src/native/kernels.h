@@ -40,6 +40,7 @@ enum class Then : int {
     store,   // out[t][n] = y
     add,     // out[t][n] += y
     swiglu,  // out[t][m] = silu(gate) * up, of panels of 32 gate rows beside 32 up rows
+    pairs,   // out[t][n] = y[2t][n] + y[2t + 1][n]: rows that come in two parts
 };
 
 struct Output {

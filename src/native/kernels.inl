@@ -241,20 +241,26 @@ PRONK_INLINE void put_vector(float* row, int n, int cols, F value) {
     for (int i = 0; n + i < cols; ++i) row[n + i] = kThen == Then::add ? row[n + i] + part[i] : part[i];
 }
 
-// What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs.
+// Where token t's products go.
+PRONK_INLINE float* row_of(const Output& out, int t) { return out.data + (out.then == Then::pairs ? t / 2 : t) * out.stride; }
+
+// What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs. Its first token is `begin`.
 template <Then kThen>
-void finish_as(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
+void finish_as(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
     const float* bias = w.bias ? w.bias + panel * kPanelRows : nullptr;
     const auto value = [&](int v) {
         const F sum = S::load(y + v * 16);
         return bias ? S::add(sum, S::load(bias + v * 16)) : sum;
     };
-    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
-        float* row = out.data + t * out.stride;
+    for (int t = begin; t < begin + tokens; ++t, y += kPanelRows) {
+        float* row = row_of(out, t);
         if constexpr (kThen == Then::swiglu) {
             for (int v = 0; v < kVectors / 2; ++v)
                 put_vector<kThen>(row, panel * kPanelRows / 2 + v * 16, out.cols,
                                   S::mul(silu(value(v)), value(v + kVectors / 2)));
+        } else if (kThen == Then::pairs && t % 2) {
+            for (int v = first; v < first + vectors; ++v)
+                put_vector<Then::add>(row, panel * kPanelRows + v * 16, out.cols, S::load(y + v * 16));
         } else {
             for (int v = first; v < first + vectors; ++v)
                 put_vector<kThen>(row, panel * kPanelRows + v * 16, out.cols, value(v));
@@ -262,11 +268,12 @@ void finish_as(const Matrix& w, const float* y, int tokens, int panel, int first
     }
 }
 
-void finish(const Matrix& w, const float* y, int tokens, int panel, int first, int vectors, const Output& out) {
+void finish(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
     switch (out.then) {
-        case Then::store: return finish_as<Then::store>(w, y, tokens, panel, first, vectors, out);
-        case Then::add: return finish_as<Then::add>(w, y, tokens, panel, first, vectors, out);
-        case Then::swiglu: return finish_as<Then::swiglu>(w, y, tokens, panel, first, vectors, out);
+        case Then::store: return finish_as<Then::store>(w, y, begin, tokens, panel, first, vectors, out);
+        case Then::add: return finish_as<Then::add>(w, y, begin, tokens, panel, first, vectors, out);
+        case Then::swiglu: return finish_as<Then::swiglu>(w, y, begin, tokens, panel, first, vectors, out);
+        case Then::pairs: return finish_as<Then::pairs>(w, y, begin, tokens, panel, first, vectors, out);
     }
 }
 
@@ -305,11 +312,9 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
         for (int t = 0; t < tokens; t += most) {
             const int count = tokens - t < most ? tokens - t : most;
             const Rows rows = x.at(t);
-            Output part = out;
-            part.data += t * out.stride;
             const int n = out.then == Then::swiglu ? panel * kPanelRows / 2 : panel * kPanelRows + first * 16;
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
-                for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(part.data + i * out.stride + n + v, 1);
+                for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
             switch (count) {
                 case 1: vectors_of_panel<kFormat, 1>(w, data, first, vectors, rows, y); break;
                 case 2: if constexpr (most >= 2) vectors_of_panel<kFormat, 2>(w, data, first, vectors, rows, y); break;
@@ -318,7 +323,7 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
                 case 5: if constexpr (most >= 5) vectors_of_panel<kFormat, 5>(w, data, first, vectors, rows, y); break;
                 default: if constexpr (most >= 6) vectors_of_panel<kFormat, 6>(w, data, first, vectors, rows, y);
             }
-            finish(w, y, count, panel, first, vectors, part);
+            finish(w, y, t, count, panel, first, vectors, out);
         }
     }
 }

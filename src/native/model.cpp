@@ -6,6 +6,8 @@
 #include <limits>
 #include <new>
 
+#include "half.h"
+
 namespace pronk {
 
 namespace {
@@ -58,6 +60,18 @@ struct RowsBuffer {  // one form of `tokens` rows
 };
 
 constexpr int kForms = 4;
+
+// Number k of row t, as the kernels read it.
+float element(const Rows& rows, int t, int k) {
+    const uint8_t* row = rows.data + t * rows.stride;
+    switch (rows.form) {
+        case Form::f32: break;
+        case Form::bf16: return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[k]);
+        case Form::int8: return rows.scale[t] * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
+        case Form::q8: return rows.scale[static_cast<size_t>(t) * rows.groups + k / kGroup] * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
+    }
+    return reinterpret_cast<const float*>(row)[k];
+}
 
 struct Product {
     const Matrix* matrix;
@@ -138,12 +152,12 @@ bool Model::forward(const Batch& batch, KV& kv, float* logits, const std::functi
     for (int i = 0; i < threads; ++i) {
         if (!s.own[i]) s.own[i] = std::make_unique<RowsBuffer[]>(kForms);
         for (int form = 0; form < kForms; ++form)
-            if (used[form]) s.own[i][form].reserve((Form)form, 1, widest);
+            if (used[form]) s.own[i][form].reserve((Form)form, 2, widest);
         s.attention[i].reserve(attention_scratch(config.head_dim));
         s.normed[i].reserve(widest);
     }
     for (int form = 0; form < kForms; ++form)
-        if (used[form]) s.shared[form].reserve((Form)form, t, widest);
+        if (used[form]) s.shared[form].reserve((Form)form, std::max(t, 2 * batch.rows), widest);
     s.run_of.resize(t), s.attend_tokens.resize(t);
     for (int n = 0; n < batch.runs; ++n)
         for (int i = batch.offsets[n]; i < batch.offsets[n + 1]; ++i) s.run_of[i] = n, s.attend_tokens[i] = i;
@@ -210,7 +224,10 @@ void Model::Step::run(int thread) {
         kernel.rmsnorm(x + (size_t)t * c, model.norm, config.rms_norm_eps, c, out);
         return out;
     };
-    const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, Then::store, config.vocab_size}};
+    // What rounding takes from the head's activations goes straight into the logits (a fifth of q8's divergence came from
+    // there), and few rows want any: they are multiplied in two parts, the second being what rounding left of the first.
+    const Then then = form_of(model.lm_head.format) == Form::f32 ? Then::store : Then::pairs;
+    const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, then, config.vocab_size}};
     multiply(self, tokens, c, norm, &head, 1);
 }
 
@@ -231,6 +248,7 @@ void Model::Step::embed(Self& self) {
 // Products of several matrices with the same rows: row(t, buffer) gives `cols` floats, in `buffer` or elsewhere.
 template <class Row>
 void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count) {
+    const int parts = products[0].output.then == Then::pairs ? 2 : 1;
     float* buffer = scratch.normed[self.thread].data;
     RowsBuffer* buffers = tokens == 1 ? scratch.own[self.thread].get() : scratch.shared;
     Rows rows[kForms];
@@ -245,7 +263,12 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
     const auto prepare = [&](int t) {
         const float* x = row(t, buffer);
         for (int form = 0; form < kForms; ++form)
-            if (wanted[form]) kernel.convert(x, cols, rows[form], t);
+            if (wanted[form]) {
+                kernel.convert(x, cols, rows[form], t * parts);
+                if (parts == 1) continue;
+                for (int k = 0; k < cols; ++k) buffer[k] = x[k] - element(rows[form], t * parts, k);
+                kernel.convert(buffer, cols, rows[form], t * parts + 1);
+            }
     };
     if (tokens == 1) {
         prepare(0);  // by each thread for itself: sooner done than waited for
@@ -257,6 +280,8 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
         meet();
     }
 
+    tokens *= parts;
+
     // Half panels are numbered through all the matrices.
     const auto range = [&](int begin, int end, int token, int few) {
         for (int i = 0; i < count && begin < end; ++i) {
@@ -264,7 +289,7 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
             const int own = 2 * m.panels, stop = std::min(end, own);
             if (begin < stop) {
                 Output out = products[i].output;
-                out.data += token * out.stride;
+                out.data += token / parts * out.stride;
                 kernel.matmul(m, rows[(int)form_of(m.format)].at(token), few, begin, stop, out);
             }
             begin = std::max(0, begin - own), end -= own;

@@ -130,6 +130,24 @@ void test_swiglu(const Kernels& kernel) {
         }
 }
 
+// Rows in two parts give the sum of what the parts give, however many there are.
+void test_pairs(const Kernels& kernel, Format format) {
+    const int n = 70, k = 45, tokens = 2 * between(1, 8);
+    Arena arena;
+    Matrix w;
+    w.format = format, w.rows = n, w.cols = k, w.panels = 2, w.panel_bytes = panel_bytes(format, k);
+    w.data = arena.allocate(w.nbytes());
+    const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
+    CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
+    pack_zero_rows(w, n, 2 * kPanelRows);
+    const Activations a(kernel, form_of(format), x, tokens, k);
+    std::vector<float> each(tokens * n), sums(tokens / 2 * n);
+    kernel.matmul(w, a.rows, tokens, 0, 4, {each.data(), (size_t)n, Then::store, n});
+    kernel.matmul(w, a.rows, tokens, 0, 4, {sums.data(), (size_t)n, Then::pairs, n});
+    for (int t = 0; t < tokens / 2; ++t)
+        for (int i = 0; i < n; ++i) CHECK(sums[t * n + i] == each[2 * t * n + i] + each[(2 * t + 1) * n + i]);
+}
+
 // Whole numbers are summed exactly: every instruction set gives the same.
 void test_extremes(const Kernels& kernel) {
     Arena arena;
@@ -180,6 +198,7 @@ int main() {
         for (int format = 0; format <= (int)Format::q4_0; ++format)
             for (int round = 0; round < 25; ++round)
                 test_product(*kernel, (Format)format, between(1, 14), between(1, 200), between(1, 200));
+        for (int format = 0; format <= (int)Format::q4_0; ++format) test_pairs(*kernel, (Format)format);
         test_swiglu(*kernel);
         test_extremes(*kernel);
         test_rows(*kernel);
