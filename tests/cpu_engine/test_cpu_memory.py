@@ -27,13 +27,17 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pyt
     checkpoint = replace(plain, tensors={n: replace(t, read=unreadable) for n, t in plain.tensors.items()})
     with pytest.raises(PronkError, match=r"needs \d+ MB of memory, and 1 MB are free; .*quantize='q4'"):
         CpuBackend.from_checkpoint(checkpoint)
+    with pytest.raises(
+        PronkError, match=r"free; choose a smaller model$"
+    ):  # what is small already is not to be made so
+        CpuBackend.from_checkpoint(checkpoint, quantize="q4")
 
 
 def test_a_context_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 50_000_000)
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
     CpuBackend.from_checkpoint(checkpoint)
-    with pytest.raises(PronkError, match="are free"):
+    with pytest.raises(PronkError, match="are free; give a smaller ctx_size"):
         CpuBackend.from_checkpoint(checkpoint, ctx_size=1 << 20)
 
 

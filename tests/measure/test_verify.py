@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.backend import KVStorage
+from pronk.engine.batch import Batch
 from pronk.llm import LLM
 from pronk.measure.verify import compare, verify
 from pronk.torch_engine.backend import TorchBackend
@@ -55,6 +60,20 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
     found = verify(sound)
     assert found["verdict"] == "bug"
     assert all(path["verdict"] == "bug" for path in found["paths"])
+
+
+@pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "q4"])
+def test_where_equal_bits_are_promised_the_last_place_is_a_bug(quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, quantize=quantize, threads=1))
+    assert verify(sound)["verdict"] == "identical"
+    forward = CpuBackend.forward
+
+    def a_place_off(self: CpuBackend, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        logits = forward(self, batch, kv)
+        return np.nextafter(logits, np.float32(np.inf)) if kv else logits
+
+    monkeypatch.setattr(CpuBackend, "forward", a_place_off)
+    assert verify(sound)["verdict"] == "bug"
 
 
 def test_compare_measures_what_a_type_costs() -> None:

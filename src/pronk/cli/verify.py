@@ -49,8 +49,11 @@ def command(model: str, file: str | None, max_tokens: int, as_json: bool, **load
         raise click.exceptions.Exit(1)
 
 
+_ENGINES = {"CpuBackend": "CPU engine", "TorchBackend": "torch engine"}
+
+
 def _as_text(result: Mapping[str, Any]) -> str:
-    rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens part", "verdict")]
+    rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens differ", "verdict")]
     for path in result["paths"]:
         at = path["first_greedy_divergence"]
         rows.append(
@@ -58,20 +61,24 @@ def _as_text(result: Mapping[str, Any]) -> str:
                 path["path"],
                 f"{path['max_abs_difference']:.3g}",
                 f"{path['worst_rms_difference']:.3g}",
-                "never" if at is None else f"at token {at}",
+                "nowhere" if at is None else f"at token {at}",
                 path["verdict"],
             )
         )
+    engine = _ENGINES.get(result["engine"], result["engine"])
+    promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
+    if result["exact"]:
+        promise = "this engine promises equal bits"
     wrong, tokens, whole = result["last_token_only"], result["tokens"], result["text_tokens"]
     text = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
     return "\n".join(
         [
-            f"{result['model']}: {result['engine']} in {result['dtype']} on {result['device']}; "
+            f"{result['model']}: {engine} in {result['dtype']} on {result['device']}; "
             f"the logits of {text} against those of one cache-free pass",
             "",
             console.table(rows, right=(1, 2)),
             "",
-            f"verdict: {result['verdict']} (an RMS up to {result['allowed']:.3g} is this type's rounding)",
+            f"verdict: {result['verdict']} ({promise})",
             f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
             f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
         ]

@@ -31,7 +31,7 @@ _PASS = 512  # tokens of the passes that a scheduler makes
 
 
 class CpuBackend:
-    device = "cpu"
+    device, exact = "cpu", True
 
     def __init__(self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str) -> None:
         self.model, self.config, self.ctx_size = model, checkpoint.config, ctx_size
@@ -70,15 +70,12 @@ class CpuBackend:
         packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
-        memory.check(
-            packed + cache + _pass_bytes(checkpoint.config),
-            f"{checkpoint.path}: running it",
-            "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)",
-        )
+        way_out = _smaller("q4" if quantize == "q4" else dtype, ctx_size is not None and cache > packed)
+        memory.check(packed + cache + _pass_bytes(checkpoint.config), f"{checkpoint.path}: running it", way_out)
         try:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
-            raise PronkError(f"{checkpoint.path}: memory ran out; pack it smaller with quantize='q4'") from None
+            raise PronkError(f"{checkpoint.path}: memory ran out; {way_out}") from None
         return cls(model, checkpoint, ctx_size or checkpoint.config.max_position_embeddings, dtype, str(kv_dtype))
 
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
@@ -183,6 +180,14 @@ def new_model(native: ModuleType, config: ModelConfig, threads: int, isa: str | 
     except RuntimeError as error:
         raise PronkError(f"cannot start {threads} threads ({error}); give fewer with threads= (--threads)") from None
     return model
+
+
+def _smaller(dtype: str, cache_is_most: bool) -> str:
+    if cache_is_most:
+        return "give a smaller ctx_size (--ctx-size), or smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
+    if dtype == "q4":
+        return "choose a smaller model"
+    return "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)"
 
 
 def _pass_bytes(config: ModelConfig) -> int:

@@ -8,6 +8,8 @@ A path does the same sums in another order. Where the sums are kept in a wider t
 have it, that costs about one rounding an operation, and the logits move by 0.5 to 0.9 times the noise. In float32 the
 sums themselves round, more the longer they are: 1 to 3 times. Bugs move float32 by thousands of times the noise, and
 16-bit types by little more than twice: verify in float32 where that can be afforded.
+
+An engine that promises equal bits (`Backend.exact`) is held to that: there, any difference is a bug.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ def verify(
     if len(ids) < 2:
         raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
     engine = type(llm.backend).__name__
+    exact = llm.backend.exact
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
     noise = _worst_rms(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
-    allowed = _ALLOWED.get(llm.backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
+    allowed = 0.0 if exact else _ALLOWED.get(llm.backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
     paths = [
         _path("cached", llm.logits(ids, cache=True), free, allowed),
         _path("chunked", llm.logits(ids, cache=True, chunk=_CHUNK), free, allowed),
@@ -74,6 +77,7 @@ def verify(
         "dtype": llm.backend.dtype,
         "tokens": len(ids),
         "text_tokens": len(whole),
+        "exact": exact,
         "noise_floor": noise,
         "allowed": allowed,
         "paths": paths,
@@ -113,7 +117,7 @@ def _path(name: str, logits: Logits, free: Logits, allowed: float) -> dict[str, 
     found = _difference(logits, free)
     worst = found["worst_rms_difference"]
     # Written so that a NaN is a bug.
-    verdict = "identical" if np.array_equal(logits, free) else "rounding" if worst <= allowed else "bug"
+    verdict = "identical" if np.array_equal(logits, free) else "rounding" if allowed and worst <= allowed else "bug"
     return {"path": name, **found, "verdict": verdict}
 
 

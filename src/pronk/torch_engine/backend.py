@@ -23,6 +23,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class TorchBackend:
+    exact = False
+
     def __init__(self, model: Llama, ctx_size: int | None = None) -> None:
         self.model, self.config = model, model.config
         self.ctx_size = ctx_size or model.config.max_position_embeddings
