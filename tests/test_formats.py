@@ -58,7 +58,9 @@ IDS = np.random.default_rng(5).integers(0, PLAIN.vocab_size, 60).tolist()
 
 
 def logits(path: Path) -> NDArray[np.float32]:
-    return pronk.load(path, device="cpu").logits(IDS)
+    """Of both engines, [2, T, V]."""
+    torch, cpu = pronk.load(path, engine="torch", device="cpu"), pronk.load(path, engine="cpu")
+    return np.stack([torch.logits(IDS), cpu.logits(IDS)])
 
 
 @pytest.mark.parametrize("name", WRITERS)

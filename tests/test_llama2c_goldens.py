@@ -23,9 +23,9 @@ def load(data: Path, name: str = "stories260K.bin", **options) -> LLM:
     return pronk.load(folder / name, tokenizer=folder / "tok512.bin", device="cpu", threads=1, **options)
 
 
-@pytest.fixture(scope="module")
-def stories(data: Path) -> LLM:
-    return load(data)
+@pytest.fixture(scope="module", params=["cpu", "torch"])
+def stories(data: Path, request: pytest.FixtureRequest) -> LLM:
+    return load(data, engine=request.param)
 
 
 def text(llm: LLM, prompt: str = "", **options) -> str:
@@ -38,9 +38,10 @@ def golden(name: str) -> str:
     return (GOLDENS / f"{name}.txt").read_text().removesuffix("\n")
 
 
-@pytest.mark.parametrize(("attn", "cache"), [("flash", True), ("flash", False), ("math", True)])
-def test_greedy(data: Path, attn: str, cache: bool) -> None:
-    found = text(load(data, attn=attn), max_new_tokens=200, cache=cache)
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("options", [{"engine": "cpu"}, {"attn": "flash"}, {"attn": "math"}], ids=str)
+def test_greedy(data: Path, options: dict[str, str], cache: bool) -> None:
+    found = text(load(data, **options), max_new_tokens=200, cache=cache)
     assert found.startswith(
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     )
