@@ -5,6 +5,7 @@ A prompt that came before might be answered from a cache of prefixes, so each ro
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 from collections.abc import Callable
@@ -31,6 +32,14 @@ class Sizes:
 
 QUICK = Sizes(prefill=64, long=256, prompt=16, new=16, sequences=4)
 TASKS = ("prefill", "decode", "batch", "long")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those that every comparison has."""
+    parser.add_argument("--engine", default="cpu", choices=["cpu", "torch"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="short texts, two rounds; nothing is kept in results/")
 
 
 def measure(

@@ -72,10 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--tasks", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode", "long"])
-    parser.add_argument("--engine", default="cpu", choices=["cpu", "torch"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="short texts, two rounds; nothing is kept in results/")
+    tasks.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.rounds = 2

@@ -119,10 +119,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--tasks", nargs="+", choices=tasks.TASKS, help="default: those that a goal was set for")
-    parser.add_argument("--engine", default="cpu", choices=["cpu", "torch"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="short texts, two rounds; nothing is kept in results/")
+    tasks.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.rounds = 2

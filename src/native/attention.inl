@@ -9,22 +9,18 @@ constexpr int kRows = tile_tokens(1);  // query rows at once
 template <class Op>
 constexpr bool kPairs = Op::step == 2;
 
-size_t element_size(KVType type) { return type == KVType::f32 ? 4 : type == KVType::int8 ? 1 : 2; }
-
-int padded_dim(int head_dim) { return (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows; }
-
 // `count` numbers as a KV type has them, into `out`.
-void store_as(KVType type, const float* x, int count, float inverse, uint8_t* out) {
+void store_as(const KVLayout& layout, const float* x, int count, float inverse, uint8_t* out) {
     for (int i = 0; i < count; i += 16) {
         const F v = load_part(x + i, count - i);
         alignas(64) uint8_t part[64] = {};
-        switch (type) {
+        switch (layout.type) {
             case KVType::f32: S::store((float*)part, v); break;
             case KVType::f16: S::store_f16((uint16_t*)part, v); break;
             case KVType::bf16: S::store_bf16((uint16_t*)part, v); break;
             case KVType::int8: S::store_int8((int8_t*)part, S::round(S::mul(v, S::set(inverse)))); break;
         }
-        std::memcpy(out + i * element_size(type), part, (count - i < 16 ? count - i : 16) * element_size(type));
+        std::memcpy(out + i * layout.element, part, (count - i < 16 ? count - i : 16) * layout.element);
     }
 }
 
@@ -53,7 +49,7 @@ bool fits(KVType type, const float* x, int count) {
 void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
     const int d = layout.head_dim;
     const KVType type = layout.type;
-    const size_t size = element_size(type);
+    const size_t size = layout.element;
     uint8_t *keys = block, *values = block + layout.keys_bytes;
     if (slot == 0) std::memset(values, 0, layout.values_bytes);
     // A value that is not finite would reach rows that may not see it, as 0 * infinity: its key carries the NaN instead.
@@ -62,7 +58,7 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
     float inverse = 0, value_inverse = 0;
     if (type == KVType::int8) {
         inverse = inverse_scale(key, d, (float*)(keys + (size_t)d * kPanelRows) + slot);
-        float* value_scale = (float*)(values + (size_t)padded_dim(d) * kKVBlock) + slot;
+        float* value_scale = (float*)(values + (size_t)layout.padded_dim * kKVBlock) + slot;
         if (sound)
             value_inverse = inverse_scale(value, d, value_scale);
         else
@@ -72,7 +68,7 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
     for (int i = 0; i < d; i += kPanelRows) {
         const int count = d - i < kPanelRows ? d - i : kPanelRows;
         std::memset(part, 0, sizeof part);
-        store_as(type, key + i, count, inverse, part);
+        store_as(layout, key + i, count, inverse, part);
         uint8_t* column = keys + i * kPanelRows * size;
         switch (type) {
             case KVType::f32: scatter<uint32_t>(part, count, column + slot * size, kPanelRows); break;
@@ -81,7 +77,7 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
             case KVType::int8: scatter<uint8_t>(part, count, column + slot * size, kPanelRows); break;
         }
         uint8_t* group = values + (size_t)i * kKVBlock * size;
-        store_as(type, sound ? value + i : zeros, count, value_inverse, part);
+        store_as(layout, sound ? value + i : zeros, count, value_inverse, part);
         if (type == KVType::bf16)
             scatter<uint16_t>(part, count, group + (slot / 2 * 2 * kPanelRows + slot % 2) * size, 2);
         else
@@ -92,7 +88,7 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
     if (type == KVType::int8)
         ((float*)(keys + (size_t)d * kPanelRows))[slot] = nan;
     else {
-        store_as(type, &nan, 1, 0, part);
+        store_as(layout, &nan, 1, 0, part);
         std::memcpy(keys + slot * (type == KVType::bf16 ? 2 : 1) * size, part, size);
     }
 }
@@ -110,7 +106,7 @@ void to_form(const float* x, int count, float* out) {
 template <class Op, int T>
 void attend(const KVLayout& layout, const AttentionTask& task) {
     constexpr int R = tile_vectors(T, 1);
-    const int d = layout.head_dim, dp = padded_dim(d);
+    const int d = layout.head_dim, dp = layout.padded_dim;
     const int q_steps = (d + Op::step - 1) / Op::step;
     const size_t group_bytes = (size_t)kKVBlock / Op::step * kVectors * Op::vector;  // of values: 64 of D
     float* scores = task.scratch;               // [T][kSpan]

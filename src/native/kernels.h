@@ -53,6 +53,7 @@ struct Output {
 enum class KVType : int { f32, f16, bf16, int8 };
 
 constexpr int kKVBlock = 64;   // tokens in a block of the KV cache
+constexpr int kTileTokens = 6;  // the most that a register tile holds, in any instruction set
 constexpr int kSpan = 256;     // keys whose scores are taken together, aligned to absolute positions
 
 // Keys and values of one head in one block, laid out as panels whose "rows" are keys, and head dimensions:
@@ -60,7 +61,8 @@ constexpr int kSpan = 256;     // keys whose scores are taken together, aligned 
 //   values  for each 64 of D: f32, f16 [64][64]; bf16 [32][64][2]; int8 [64][64]; then, int8 only, float scale[64]
 struct KVLayout {
     KVType type;
-    int head_dim;
+    int head_dim, padded_dim;         // the latter a multiple of 64: values come in panels
+    size_t element;                   // bytes of a number
     size_t keys_bytes, values_bytes;  // of one head in one block; multiples of 64
 };
 

@@ -82,7 +82,7 @@ constexpr int tile_vectors(int tokens, int accumulators) {
 }
 
 constexpr int tile_tokens(int accumulators) {
-    int t = 6;
+    int t = kTileTokens;
     while (t > 1 && (t * accumulators + 1) * S::registers_per_vector + 1 > S::registers) --t;
     return t;
 }

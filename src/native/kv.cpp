@@ -12,13 +12,11 @@ KVLayout kv_layout(KVType type, int head_dim) {
     const size_t pairs = type == KVType::bf16 ? 2 : 1;  // key dimensions come in pairs
     const size_t dims = (head_dim + pairs - 1) / pairs * pairs;
     const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
-    return {type, head_dim, dims * kKVBlock * element + scales, padded * kKVBlock * element + scales};
+    return {type, head_dim, static_cast<int>(padded), element, dims * kKVBlock * element + scales, padded * kKVBlock * element + scales};
 }
 
 size_t attention_scratch(int head_dim) {
-    constexpr size_t rows = 6;
-    const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
-    return rows * (2 * kSpan + 3 * padded);
+    return kTileTokens * (2 * kSpan + 3 * static_cast<size_t>(kv_layout(KVType::f32, head_dim).padded_dim));
 }
 
 KV::KV(const Config& config, int layers, KVType type, int64_t num_blocks)

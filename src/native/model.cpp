@@ -356,9 +356,9 @@ void Model::Step::attend(Self& self, int layer, const int32_t* wanted, int token
         for (; mine < first + tiles * kv_heads && going(self); mine = next()) {
             // The longest rows first, so that the last units are short ones.
             const int tile = tiles - 1 - (mine - first) / kv_heads, head = (mine - first) % kv_heads;
-            const float* q[16];
-            float* out[16];
-            int32_t limit[16];
+            const float* q[kTileTokens];
+            float* out[kTileTokens];
+            int32_t limit[kTileTokens];
             AttentionTask task;
             task.rows = std::min(most, rows - tile * most);
             for (int r = 0; r < task.rows; ++r) {

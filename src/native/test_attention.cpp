@@ -3,25 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "arena.h"
 #include "kernels.h"
 #include "test.h"
+#include "test_random.h"
 
 using namespace pronk;
 
 namespace {
-
-std::mt19937 random_bits(11);
-
-float normal() {
-    static std::normal_distribution<float> distribution;
-    return distribution(random_bits);
-}
-
-int between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_bits); }
 
 // How far a stored number may be from what was given, relative to the largest of its vector.
 double precision(KVType type) {

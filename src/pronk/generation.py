@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pronk.engine.events import Savings
-from pronk.engine.params import FinishReason
+from pronk.engine.params import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -107,3 +107,25 @@ def peak_rss_mb() -> float | None:
     except ImportError:  # Windows
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
+
+
+def joined(chunks: list[Chunk], prompt: tuple[list[int], int], params: SamplingParams) -> Generation:
+    """All chunks of one sample; `prompt`: its token ids, and how many were cut."""
+    last = chunks[-1]
+    if last.finish_reason is None or last.stats is None:
+        raise RuntimeError("the scheduler lost a sequence before its end")
+    return Generation(
+        text="".join(c.text for c in chunks),
+        tokens=[c.token for c in chunks if c.token is not None],
+        finish_reason=last.finish_reason,
+        logprobs=None if params.logprobs is None else _logprobs(chunks),
+        seed=last.seed,
+        stats=last.stats,
+        prompt_tokens=len(prompt[0]),
+        truncated_tokens=prompt[1],
+        score=last.score,
+    )
+
+
+def _logprobs(chunks: list[Chunk]) -> list[TokenLogprob]:
+    return [TokenLogprob(c.token, c.logprob, c.top) for c in chunks if c.token is not None and c.logprob is not None]

@@ -24,7 +24,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
-from pronk.generation import Chunk, Generation, Stopwatch, TokenLogprob
+from pronk.generation import Chunk, Generation, Stopwatch, joined
 from pronk.prompts import Message, Prompt, Truncate
 from pronk.streaming import TextStream
 from pronk.watched import READING, WatchedBackend, beam_progress
@@ -177,7 +177,7 @@ class LLM:
         chunks: dict[tuple[int, int], list[Chunk]] = {}
         for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
-        return [_joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
+        return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 
     def _run(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache: bool, progress: Progress | None
@@ -287,24 +287,3 @@ def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingP
     if unknown := options.keys() - {field.name for field in fields(SamplingParams)}:
         raise BadRequest(f"unknown option {min(unknown)!r}; SamplingParams lists those there are")
     return replace(params or SamplingParams(), **options)
-
-
-def _joined(chunks: list[Chunk], prompt: tuple[list[int], int], params: SamplingParams) -> Generation:
-    last = chunks[-1]
-    if last.finish_reason is None or last.stats is None:
-        raise RuntimeError("the scheduler lost a sequence before its end")
-    return Generation(
-        text="".join(c.text for c in chunks),
-        tokens=[c.token for c in chunks if c.token is not None],
-        finish_reason=last.finish_reason,
-        logprobs=None if params.logprobs is None else _logprobs(chunks),
-        seed=last.seed,
-        stats=last.stats,
-        prompt_tokens=len(prompt[0]),
-        truncated_tokens=prompt[1],
-        score=last.score,
-    )
-
-
-def _logprobs(chunks: list[Chunk]) -> list[TokenLogprob]:
-    return [TokenLogprob(c.token, c.logprob, c.top) for c in chunks if c.token is not None and c.logprob is not None]

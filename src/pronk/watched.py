@@ -22,7 +22,8 @@ class WatchedBackend:
 
     def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
-        self.device, self.dtype, self.exact = backend.device, backend.dtype, backend.exact
+        self.device, self.dtype = backend.device, backend.dtype
+        self.engine, self.exact = backend.engine, backend.exact
         self.new_kv = backend.new_kv
         self._backend, self._tell = backend, tell
 

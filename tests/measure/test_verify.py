@@ -92,7 +92,7 @@ def test_compare_measures_what_a_type_costs() -> None:
 def test_progress_is_of_all_the_passes() -> None:
     told: list[tuple[str, int, int]] = []
     found = verify(llm(), progress=lambda *t: told.append(t))
-    assert found["engine"] == "TorchBackend"
+    assert found["engine"] == "torch"
     assert told[0] == ("verifying", 0, 8 * 96)
     assert told[-1] == ("verifying", 8 * 96, 8 * 96)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)

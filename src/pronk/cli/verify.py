@@ -49,9 +49,6 @@ def command(model: str, file: str | None, max_tokens: int, as_json: bool, **load
         raise click.exceptions.Exit(1)
 
 
-_ENGINES = {"CpuBackend": "CPU engine", "TorchBackend": "torch engine"}
-
-
 def _as_text(result: Mapping[str, Any]) -> str:
     rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens differ", "verdict")]
     for path in result["paths"]:
@@ -65,7 +62,6 @@ def _as_text(result: Mapping[str, Any]) -> str:
                 path["verdict"],
             )
         )
-    engine = _ENGINES.get(result["engine"], result["engine"])
     promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
     if result["exact"]:
         promise = "this engine promises equal bits"
@@ -73,7 +69,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
     text = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
     return "\n".join(
         [
-            f"{result['model']}: {engine} in {result['dtype']} on {result['device']}; "
+            f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
             f"the logits of {text} against those of one cache-free pass",
             "",
             console.table(rows, right=(1, 2)),

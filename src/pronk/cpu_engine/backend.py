@@ -31,7 +31,7 @@ _PASS = 512  # tokens of the passes that a scheduler makes
 
 
 class CpuBackend:
-    device, exact = "cpu", True
+    engine, device, exact = "cpu", "cpu", True
 
     def __init__(self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str) -> None:
         self.model, self.config, self.ctx_size = model, checkpoint.config, ctx_size

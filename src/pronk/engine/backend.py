@@ -30,6 +30,7 @@ class Backend(Protocol):
     ctx_size: int  # the most tokens a sequence may have
     device: str  # "cpu", "cuda:0"
     dtype: str  # of weights and activations: "f32", "bf16", "f16"
+    engine: str  # "cpu", "torch"
     exact: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...

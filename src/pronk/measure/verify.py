@@ -58,7 +58,6 @@ def verify(
     ids = whole[: min(max_tokens, llm.ctx_size)]
     if len(ids) < 2:
         raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
-    engine = type(llm.backend).__name__
     exact = llm.backend.exact
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
@@ -72,7 +71,7 @@ def verify(
     verdicts = [path["verdict"] for path in paths]
     return {
         "model": llm.name,
-        "engine": engine,
+        "engine": llm.backend.engine,
         "device": llm.backend.device,
         "dtype": llm.backend.dtype,
         "tokens": len(ids),

@@ -23,7 +23,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class TorchBackend:
-    exact = False
+    engine, exact = "torch", False
 
     def __init__(self, model: Llama, ctx_size: int | None = None) -> None:
         self.model, self.config = model, model.config
