@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_folder import save_tiny_chat_model
@@ -14,7 +15,7 @@ import pronk
 from pronk import engines
 from pronk.errors import BadRequest, PronkError
 
-NONE = dict.fromkeys(("quantize", "kv_dtype", "device", "dtype", "attn"))
+NONE = dict.fromkeys(("quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn"))
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (None, {"device": "cpu"}, "cpu"),
         (None, {"device": "cpu", "quantize": "q4"}, "cpu"),
         (None, {"quantize": "q4"}, "cpu"),
+        (None, {"quantize": {"model.layers.0.": "q4"}}, "cpu"),
+        (None, {"quantize": "int8"}, None),
+        (None, {"quantize": "llm-int8", "int8_threshold": 3.0}, None),
+        (None, {"quantize": "int8", "kv_dtype": "int8"}, "cpu"),
+        (None, {"quantize": "absmax"}, "torch"),
+        ("torch", {"quantize": "llm-int8"}, "torch"),
         (None, {"kv_dtype": "int8"}, "cpu"),
         (None, {"device": "cuda"}, "torch"),
         (None, {"dtype": "bf16"}, "torch"),
@@ -41,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_engine_of_choice(
-    engine: str | None, given: dict[str, str], expected: str | None, gpu: bool, monkeypatch: pytest.MonkeyPatch
+    engine: str | None, given: dict[str, Any], expected: str | None, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "has_gpu", lambda: gpu)
     assert engines.choose(engine, {**NONE, **given}) == expected or ("torch" if gpu else "cpu")
@@ -54,11 +61,13 @@ def test_the_engine_of_choice(
         ({"engine": "cpu", "dtype": "bf16"}, "the cpu engine has no dtype"),
         ({"engine": "cpu", "device": "cuda"}, "the cpu engine has no device"),
         ({"engine": "cpu", "attn": "math"}, "the cpu engine has no attn"),
-        ({"engine": "torch", "quantize": "auto"}, "the torch engine has no quantize"),
+        ({"engine": "torch", "quantize": "auto"}, "the torch engine has no quantize='auto'"),
+        ({"engine": "torch", "quantize": {"": "q8"}}, "the torch engine has no quantize for single tensors"),
+        ({"engine": "cpu", "quantize": "zeropoint"}, "the cpu engine has no quantize='zeropoint'"),
         ({"engine": "torch", "kv_dtype": "int8"}, "the torch engine has no kv_dtype"),
         (
             {"quantize": "q4", "dtype": "f32"},
-            "quantize is an option of the CPU engine and dtype one of the torch engine",
+            "quantize='q4' is an option of the CPU engine and dtype one of the torch engine",
         ),
     ],
 )

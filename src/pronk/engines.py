@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from pronk.engine.backend import Backend
 
 Engine = Literal["cpu", "torch"]
-_OPTIONS: dict[Engine, tuple[str, ...]] = {"cpu": ("quantize", "kv_dtype"), "torch": ("device", "dtype", "attn")}
+_SHARED = ("quantize", "int8_threshold", "int8_outliers")
+_OWN: dict[Engine, tuple[str, ...]] = {"cpu": ("kv_dtype",), "torch": ("device", "dtype", "attn")}
+# Schemes that one engine alone has call for it.
+_SCHEMES: dict[Engine, tuple[str, ...]] = {
+    "cpu": ("auto", "f32", "f16", "bf16", "q8", "q4"),
+    "torch": ("absmax", "absmax-row", "zeropoint"),
+}
 
 
 def choose(engine: str | None, options: Mapping[str, Any]) -> Engine:
@@ -24,8 +30,14 @@ def choose(engine: str | None, options: Mapping[str, Any]) -> Engine:
     if engine not in (None, "cpu", "torch"):
         raise BadRequest(f"engine must be cpu or torch, not {engine!r}")
     given: dict[Engine, list[str]] = {
-        known: [name for name in names if options[name] is not None] for known, names in _OPTIONS.items()
+        known: [name for name in names if options[name] is not None] for known, names in _OWN.items()
     }
+    quantize = options["quantize"]
+    for known, schemes in _SCHEMES.items():
+        if isinstance(quantize, str) and quantize in schemes:
+            given[known].append(f"quantize={quantize!r}")
+    if isinstance(quantize, Mapping):
+        given["cpu"].append("quantize for single tensors")
     if options["device"] == "cpu":  # which both engines know
         given["torch"].remove("device")
     if engine is None and given["cpu"] and given["torch"]:
@@ -61,7 +73,7 @@ def backend(
     ctx_size: int | None,
     progress: Progress | None,
 ) -> Backend:
-    own = {name: options[name] for name in _OPTIONS[engine] if options[name] is not None}
+    own = {name: options[name] for name in (*_OWN[engine], *_SHARED) if options[name] is not None}
     if engine == "cpu":
         from pronk.cpu_engine.backend import CpuBackend
 

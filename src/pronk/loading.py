@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,7 +28,9 @@ def load(
     *,
     tokenizer: str | Path | None = None,
     engine: Literal["cpu", "torch"] | None = None,
-    quantize: Quantize | None = None,
+    quantize: Quantize | Mapping[str, str] | None = None,
+    int8_threshold: float | None = None,
+    int8_outliers: int | None = None,
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] | None = None,
     device: str | None = None,
     dtype: Literal["f32", "bf16", "f16"] | None = None,
@@ -46,9 +49,15 @@ def load(
     context's; 0: none). With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
-    The CPU engine's options: `quantize`, what weights are packed as (None or "auto": as the file has them), and
-    `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights, bf16 for all others).
-    The torch engine's: `device`, `dtype` (None: f32 on a CPU, the stored 16-bit type on a GPU) and `attn`.
+    `quantize`: what weight matrices are made. Both engines have int8 and llm-int8; the CPU engine also f32, f16, bf16, q8,
+    q4, "auto" (as the file has them: its default) and a mapping from the beginnings of tensor names to formats, the
+    longest of which decides ("" is for all others); the torch engine also absmax, absmax-row and zeropoint, for
+    comparison (pronk.quantize has their formulas). Of llm-int8's activations, those over `int8_threshold` (6.0, or what
+    the checkpoint says) are computed apart in 32 bits, and of each token at least the `int8_outliers` largest (8; 0
+    leaves the threshold alone, as in the paper).
+    The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
+    bf16 for all others). The torch engine's: `device`, `dtype` (None: f32 on a CPU, the stored 16-bit type on a GPU) and
+    `attn`.
 
     Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest, and PronkError where memory does not
     suffice or the engine is not installed.
@@ -60,7 +69,15 @@ def load(
     named = {"model": model, "tokenizer": tokenizer, "device": device, "dtype": dtype, "revision": revision}
     for what, name in named.items():
         _check_name(what, name)
-    options = {"quantize": quantize, "kv_dtype": kv_dtype, "device": device, "dtype": dtype, "attn": attn}
+    options = {
+        "quantize": quantize,
+        "int8_threshold": int8_threshold,
+        "int8_outliers": int8_outliers,
+        "kv_dtype": kv_dtype,
+        "device": device,
+        "dtype": dtype,
+        "attn": attn,
+    }
     chosen = engines.choose(engine, options)
     opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = _tokenizer(opened, tokenizer)

@@ -44,10 +44,11 @@ class LazyTensor:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # "F32", "F16", "BF16", "Q4_0", ..., "I8" (llama2.c's int8 groups)
+    dtype: str  # "F32", "F16", "BF16", "Q4_0", ..., "I8" (llama2.c's int8 groups), "INT8" or "LLM_INT8" (a scale a row)
     nbytes: int  # as stored
     read: Callable[[], NDArray[Any]]
-    # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them.
+    # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them. A row
+    # of INT8 or LLM_INT8 is its scale, a little-endian float32, and then an int8 for each weight.
     read_blocks: Callable[[], NDArray[np.uint8]] | None = None
     # Where the bytes stand, in containers that may give one place to several tensors.
     place: tuple[Path, int] | None = None
@@ -71,6 +72,7 @@ class Checkpoint:
     tensors: Mapping[str, LazyTensor]
     tokenizer: TokenizerSource | None = None
     quantization: str | None = None  # the block types and how many tensors have each, as in "Q4_1 x 210, Q8_0 x 1"
+    int8_threshold: float | None = None  # what an LLM.int8() checkpoint says of itself
     files: tuple[Path, ...] = ()  # those that hold weights
 
     def plan(self, itemsize: int | None = None, *, head_apart: bool = False) -> LoadPlan:

@@ -94,13 +94,20 @@ tokenizer_option = click.option(
     "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
 )
 
+# What both engines have, then the CPU engine's own, then the torch engine's.
+QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
+
 loading_options = _together(
     tokenizer_option,
     revision_option,
     click.option("--engine", type=click.Choice(["cpu", "torch"]),
                  help="pronk's own kernels, or torch.  [default: torch where there is a GPU]"),
-    click.option("--quantize", type=click.Choice(["auto", "f32", "f16", "bf16", "int8", "q8", "q4"]),
-                 help="CPU engine: pack weights as this.  [default: auto, as the file has them]"),
+    click.option("--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
+                 help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]"),
+    click.option("--int8-threshold", type=click.FloatRange(min=0), metavar="X",
+                 help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
+    click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
+                 help="llm-int8: and of each token at least the N largest.  [default: 8]"),
     click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N."),
@@ -113,7 +120,7 @@ loading_options = _together(
     ),
 )  # fmt: skip
 LOADING = (
-    "tokenizer", "revision", "engine", "quantize", "kv_dtype", "device", "dtype", "attn", "threads", "ctx_size",
+    "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn", "threads", "ctx_size",
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.

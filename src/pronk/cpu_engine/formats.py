@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest
 
-Quantize = Literal["auto", "f32", "f16", "bf16", "int8", "q8", "q4"]
+Quantize = Literal["auto", "f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"]
 
 _LONGEST_INT8_ROW = 1 << 16  # beyond it, sums of products would not fit in 32 bits
 
