@@ -120,8 +120,8 @@ loading_options = _together(
     ),
 )  # fmt: skip
 LOADING = (
-    "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn",
-    "threads", "ctx_size",
+    "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype",
+    "attn", "threads", "ctx_size",
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
