@@ -16,7 +16,7 @@ FLOORS = [
     (0, ("errors", "config", "rope_scaling", "rope", "paths", "vocabulary", "strict_json")),
     (0, ("tokenizer_files", "tokenizer_json", "tokenizer_source")),
     (3, ("engine.scheduler", "engine.beam")),
-    (1, ("checkpoint", "tokenizer", "quantize", "engine")),
+    (1, ("checkpoint", "tokenizer", "quantize", "int8", "engine")),
     (2, ("torch_engine", "cpu_engine")),
     (4, ("generation", "stopping", "streaming", "prompts", "watched", "engines", "llm", "loading", "train")),
     (5, ("measure", "serve")),

@@ -57,7 +57,7 @@ def quantize(array: NDArray[Any], format: Format) -> QuantizedTensor:
 
 
 def _int8(rows: Floats) -> QuantizedTensor:
-    """scale = max|w| / 127 of a row, q = round(w / scale): the vector-wise absmax of LLM.int8() (arXiv 2208.07339)."""
+    """scale = max|w| / 127 of a row, q = round(w / scale): what LLM.int8() makes of weights; see pronk.int8."""
     scale = np.abs(rows).max(axis=-1) / np.float32(127)
     return QuantizedTensor("int8", rows.shape, _codes(rows, scale[..., None]), scale)
 
