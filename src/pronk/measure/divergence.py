@@ -1,0 +1,156 @@
+"""Divergence: how far one model's predictions lie from another's, on the same tokens.
+
+For each prediction: the Kullback-Leibler divergence of the model's distribution from the reference's (KLD, in nats),
+the change of the probability that the text's own next token gets, and whether both find the same token the likeliest.
+Logits are taken in float32 as the engines give them, and all that follows is float64.
+
+The standard error is that of a mean over windows, not over predictions: see windows.standard_error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.errors import BadRequest
+from pronk.measure.windows import Logits, Reader, Window, begins_with, standard_error, watched, windows
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.engine.backend import Backend
+    from pronk.llm import LLM
+
+Floats = NDArray[np.float64]
+
+# Of log10(KLD). Float32 logits cannot tell less than about 1e-12 from nothing: such rows are counted in the first bin.
+EDGES = np.arange(-12, 2.001, 0.25)
+_ROWS = 8  # taken to float64 at once: little beside the logits themselves, and small enough for a cache
+
+
+def divergence(
+    reference: LLM,
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    count: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """How far `llm` lies from `reference` on a text, in windows of `ctx` tokens (`count`: of that many) of which the
+    second half counts. Raises BadRequest for models with different vocabularies and for texts shorter than a window.
+
+    Keys: mean, standard_error, median, p99 and max of the KLD in nats; top1, the share of predictions whose likeliest
+    token is the same; rms_dp, the root mean square change of the right token's probability; perplexity {reference,
+    own}; histogram {edges, counts}, of log10(KLD); rows, windows, ctx.
+    """
+    return divergences(reference, {"own": llm}, ids, ctx=ctx, count=count, progress=progress)["own"]
+
+
+def divergences(
+    reference: LLM,
+    llms: Mapping[str, LLM],
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    count: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Of several models at once: the reference reads the text a single time."""
+    for llm in llms.values():
+        if (ours := reference.config.vocab_size) != (others := llm.config.vocab_size):
+            raise BadRequest(
+                f"{reference.name} predicts {ours} tokens and {llm.name} {others}: only models with the same "
+                "vocabulary can be compared"
+            )
+    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+    return _measure(reference.backend, {name: llm.backend for name, llm in llms.items()}, texts, ctx, progress)
+
+
+def noise_floor(
+    llm: LLM, ids: Sequence[int], *, ctx: int = 512, count: int | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """How far a model lies from itself when only its rounding changes; keys as of `divergence`, and "how", "exact"."""
+    texts = windows(ids, ctx, count=count, bos=begins_with(llm))
+    nudged = llm.backend.perturbed()
+    found = _measure(llm.backend, {"nudged": nudged}, texts, ctx, progress)["nudged"]
+    return {**found, "how": HOW, "exact": llm.backend.exact}
+
+
+HOW = "the same model, with every token embedding off by one unit in its last place"
+
+
+def _measure(
+    reference: Backend, others: Mapping[str, Backend], texts: Sequence[Window], ctx: int, progress: Progress | None
+) -> dict[str, dict[str, Any]]:
+    longest = max(len(window.ids) for window in texts)
+    first, readers = Reader(reference, longest), {name: Reader(other, longest) for name, other in others.items()}
+    tallies = {name: Tally() for name in others}
+    for window in watched(texts, progress):
+        pieces = {name: reader.read(window) for name, reader in readers.items()}
+        for true, targets in first.read(window):
+            for name, tally in tallies.items():
+                tally.add(true, next(pieces[name])[0], targets)
+        for tally in tallies.values():
+            tally.end_window()
+    return {name: {**tally.summary(), "windows": len(texts), "ctx": ctx} for name, tally in tallies.items()}
+
+
+class Tally:
+    """What the predictions of one model add up to beside the reference's: four numbers of each are kept."""
+
+    def __init__(self) -> None:
+        self._rows: list[Floats] = []  # [rows, 4] each, of _compared
+        self._ends: list[int] = []  # rows up to each window's end
+
+    def add(self, reference: Logits, own: Logits, targets: Sequence[int]) -> None:
+        """Logits [rows, V] of both, and the tokens that the text goes on with."""
+        for at in range(0, len(targets), _ROWS):
+            part = slice(at, at + _ROWS)
+            self._rows.append(_compared(reference[part], own[part], np.asarray(targets[part])))
+
+    def end_window(self) -> None:
+        self._ends.append(sum(map(len, self._rows)))
+
+    def summary(self) -> dict[str, Any]:
+        rows = np.concatenate(self._rows)
+        kld, same, true, own = rows.T
+        median, p99 = np.quantile(kld, (0.5, 0.99))
+        return {
+            "mean": float(kld.mean()),
+            "standard_error": standard_error(kld, self._ends),
+            "median": float(median),
+            "p99": float(p99),
+            "max": float(kld.max()),
+            "top1": float(same.mean()),
+            "rms_dp": float(np.sqrt(np.square(np.exp(own) - np.exp(true)).mean())),
+            "rows": len(kld),
+            "histogram": histogram(kld),
+            "perplexity": {"reference": float(np.exp(-true.mean())), "own": float(np.exp(-own.mean()))},
+        }
+
+
+def histogram(kld: Floats) -> dict[str, list[Any]]:
+    """Rows by log10(KLD), in bins between "edges"; what lies beyond them is in the outermost."""
+    logs = np.log10(np.maximum(kld, 1e-300)).clip(EDGES[0], EDGES[-1])
+    return {"edges": EDGES.tolist(), "counts": np.histogram(logs, EDGES)[0].tolist()}
+
+
+def _compared(reference: Logits, own: Logits, targets: NDArray[np.int64]) -> Floats:
+    """[rows, 4]: KLD, whether the likeliest token is the same, and the target's log-probability in both."""
+    x, y = _shifted(reference), _shifted(own)
+    p = np.exp(x)  # [rows, V], times its sum
+    sum_x, sum_y = p.sum(-1), np.exp(y).sum(-1)
+    log_x, log_y = np.log(sum_x), np.log(sum_y)
+    row = np.arange(len(targets))
+    # sum over v of p (log p - log q); less than nothing only by float64's rounding.
+    kld = np.einsum("rv,rv->r", p, x - y) / sum_x - log_x + log_y
+    same = reference.argmax(-1) == own.argmax(-1)
+    return np.stack([kld.clip(0), same, x[row, targets] - log_x, y[row, targets] - log_y], axis=-1)
+
+
+def _shifted(logits: Logits) -> Floats:
+    """In float64, with the largest of each row at 0."""
+    return logits.astype(np.float64) - logits.max(-1, keepdims=True)

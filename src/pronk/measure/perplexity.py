@@ -1,0 +1,77 @@
+"""Perplexity: how many tokens a model wavers between, on average, where a text goes on.
+
+The exponential of the mean surprise, in nats, of the text's own next tokens. What it is depends on how the text is cut
+into windows and on which predictions count, so the protocol is part of the result; windows.py has both that there are.
+Figures compare only within one protocol, window size, text and vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.measure.windows import Logits, Reader, begins_with, standard_error, watched, windows
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.llm import LLM
+
+_ROWS = 8  # taken to float64 at once
+
+
+def perplexity(
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    stride: int | None = None,
+    count: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Of a text, by llama.cpp's protocol, or with `stride` by Hugging Face's; `count`: over that many windows only.
+
+    Keys: value; standard_error (over windows; None of a single one); rows, the predictions that counted; windows; ctx;
+    stride; protocol, in words. Raises BadRequest where the text is shorter than a window.
+    """
+    bos = begins_with(llm) if stride is None else None
+    texts = windows(ids, ctx, stride, count, bos=bos)
+    reader = Reader(llm.backend, max(len(window.ids) for window in texts))
+    surprises: list[NDArray[np.float64]] = []
+    ends: list[int] = []
+    for window in watched(texts, progress):
+        surprises += [-log_likelihoods(logits, targets) for logits, targets in reader.read(window)]
+        ends.append(sum(map(len, surprises)))
+    rows = np.concatenate(surprises)
+    value, error = float(np.exp(rows.mean())), standard_error(rows, ends)
+    return {
+        "value": value,
+        "standard_error": None if error is None else value * error,  # of an exponential, to first order
+        "rows": len(rows),
+        "windows": len(texts),
+        "ctx": ctx,
+        "stride": stride,
+        "protocol": _in_words(ctx, stride, bos),
+    }
+
+
+def log_likelihoods(logits: Logits, targets: Sequence[int]) -> NDArray[np.float64]:
+    """Of `targets`, a token for each row of the logits [rows, V], in nats: [rows]."""
+    found = np.empty(len(targets))
+    for at in range(0, len(targets), _ROWS):
+        part = logits[at : at + _ROWS].astype(np.float64)
+        part -= part.max(-1, keepdims=True)
+        right = part[np.arange(len(part)), targets[at : at + _ROWS]]
+        found[at : at + _ROWS] = right - np.log(np.exp(part).sum(-1))
+    return found
+
+
+def _in_words(ctx: int, stride: int | None, bos: int | None) -> str:
+    if stride is not None:
+        return (
+            f"Hugging Face's: windows of {ctx} tokens, {stride} apart; in each, the tokens that none before it reached"
+        )
+    begin = "" if bos is None else f", the first replaced by token {bos}"
+    return f"llama.cpp's: windows of {ctx} tokens side by side{begin}; tokens {ctx // 2 + 1} to {ctx - 1} of each count"

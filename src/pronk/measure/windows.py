@@ -1,0 +1,165 @@
+"""Windows of a text: what a model reads in one go, which of its predictions count, and a Reader that holds few at once.
+
+A prediction is worth as much as the text before it, so measures of quality read a text in windows and count only those
+predictions that had enough to go by. Two protocols are in use, and their figures differ:
+
+- llama.cpp's: windows of `ctx` tokens side by side; what is left at the end is dropped; the first token of each gives
+  way to the token that texts begin with, where the tokenizer puts one; the second half counts, which is tokens
+  ctx/2 + 1 to ctx - 1 of each window, or 255 of 512.
+- Hugging Face's strided one: windows of `ctx` tokens, each `stride` further on, and in each those tokens count that no
+  window before it reached: all of the text but its first token (with stride = ctx, the first of each window). Nothing
+  is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.engine.batch import Batch, Run
+from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.errors import BadRequest, PronkError
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.engine.backend import Backend
+    from pronk.llm import LLM
+
+Logits = NDArray[np.float32]  # [rows, V]
+
+LOGITS_BYTES = 32 << 20  # at most, in the pieces that a Reader gives: 170 rows of a vocabulary of 49,152
+_PASS = 512  # tokens of a forward pass whose logits nobody wants
+_SHORTEST = 4  # tokens: the second half of three is a single prediction out of almost nothing
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is read, and what counts of it: row `first + n` of the logits predicts `targets[n]`."""
+
+    ids: Sequence[int]  # the last target is not read: nothing is predicted from it
+    first: int
+    targets: Sequence[int]
+
+
+def evaluation_text() -> str:
+    """The text that comes with pronk, written for this: a dozen kinds of prose, and some code."""
+    return files("pronk.measure").joinpath("evaluation.txt").read_text(encoding="utf-8")
+
+
+def windows(
+    ids: Sequence[int], ctx: int, stride: int | None = None, count: int | None = None, *, bos: int | None = None
+) -> list[Window]:
+    """Those of a text: llama.cpp's, or with `stride` Hugging Face's. `count`: that many, spread evenly over the text.
+
+    `bos`: the token that replaces the first of each of llama.cpp's windows (see `begins_with`). Raises BadRequest where
+    the text is shorter than one window.
+    """
+    for name, value, least in (("ctx", ctx, _SHORTEST), ("stride", stride, 1), ("count", count, 1)):
+        if value is not None and (type(value) is not int or value < least):
+            raise BadRequest(f"{name} must be a whole number from {least} on, not {value!r}")
+    if stride is not None and stride > ctx:
+        raise BadRequest(f"a stride of {stride} would skip tokens between windows of {ctx}; take one of at most {ctx}")
+    if len(ids) < ctx:
+        raise BadRequest(
+            f"the text has {len(ids)} tokens, and a window takes {ctx}; give a longer text, or smaller windows (--ctx)"
+        )
+    if stride is None:
+        begins: Sequence[int] = range(0, len(ids) - ctx + 1, ctx)
+        starts = _spread(begins, count)
+        return [_half(ids[at : at + ctx], bos) for at in starts]
+    # The last window is the first that reaches the text's end, unless all it has is a token that nothing stands before.
+    begins = range(0, min(len(ids) - ctx + stride, len(ids) - 1), stride)
+    return [_newest(ids, at, ctx, stride) for at in _spread(begins, count)]
+
+
+def begins_with(llm: LLM) -> int | None:
+    """The token that the model's tokenizer puts before every text; None where it puts none."""
+    return llm.tokenizer.bos_id if llm.has_tokenizer and llm.tokenizer.add_bos else None
+
+
+def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:
+    """The windows one by one, telling how many of their tokens have been read."""
+    done, total = 0, sum(len(window.ids) for window in texts)
+    for window in texts:
+        if progress:
+            progress("reading", done, total)
+        yield window
+        done += len(window.ids)
+    if progress:
+        progress("reading", done, total)
+
+
+def standard_error(values: NDArray[np.float64], ends: Sequence[int]) -> float | None:
+    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window.
+
+    Predictions of one window share their context, so what goes wrong in it goes wrong for many of them at once: they
+    are no independent samples. Windows lie apart. So the error is that of a mean over windows, which may be unequal in
+    length (the cluster-robust estimate).
+    """
+    if len(ends) < 2:
+        return None
+    sums = np.add.reduceat(values - values.mean(), [0, *ends[:-1]])
+    return float(np.sqrt(len(ends) / (len(ends) - 1) * np.square(sums).sum()) / len(values))
+
+
+def _spread(begins: Sequence[int], count: int | None) -> list[int]:
+    """`count` of them, as far apart as they can be; all of them where there are no more."""
+    most = len(begins)
+    wanted = most if count is None else min(count, most)
+    return [begins[number * most // wanted] for number in range(wanted)]
+
+
+def _half(ids: Sequence[int], bos: int | None) -> Window:
+    read = list(ids[:-1])
+    if bos is not None:
+        read[0] = bos
+    first = len(ids) // 2
+    return Window(read, first, list(ids[first + 1 :]))
+
+
+def _newest(ids: Sequence[int], at: int, ctx: int, stride: int) -> Window:
+    end = min(at + ctx, len(ids))
+    reached = at - stride + ctx if at else 0  # by the windows before
+    new = end - max(reached, at + 1)
+    read = list(ids[at : end - 1])
+    return Window(read, len(read) - new, list(ids[end - new : end]))
+
+
+class Reader:
+    """A model that reads windows, one after another, through one KV cache."""
+
+    def __init__(self, backend: Backend, longest: int) -> None:
+        """`longest`: tokens of the longest window."""
+        if longest > backend.ctx_size:
+            raise BadRequest(
+                f"windows of {longest} tokens are longer than the context of {backend.ctx_size}; take smaller ones "
+                "(--ctx), or a larger context (--ctx-size)"
+            )
+        self._backend = backend
+        self._kv = backend.new_kv(-(-longest // BLOCK_SIZE), BLOCK_SIZE)
+
+    def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
+        """The logits of the rows that count and the tokens that follow them, in pieces of at most LOGITS_BYTES.
+
+        Raises PronkError where a logit is no number.
+        """
+        for at in range(0, window.first, _PASS):
+            self._forward(window, at, min(at + _PASS, window.first), wanted=False)
+        rows = min(_PASS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
+        for at in range(window.first, len(window.ids), rows):
+            logits = self._forward(window, at, min(at + rows, len(window.ids)), wanted=True)
+            if not np.isfinite(logits).all():
+                raise PronkError(
+                    "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the "
+                    "CPU engine"
+                )
+            yield logits, window.targets[at - window.first : at - window.first + len(logits)]
+
+    def _forward(self, window: Window, at: int, end: int, *, wanted: bool) -> Logits:
+        run = Run(window.ids[at:end], at, range(-(-end // BLOCK_SIZE)), "all" if wanted else "none")
+        return self._backend.forward(Batch.of([run]), self._kv)
