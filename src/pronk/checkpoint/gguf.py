@@ -56,7 +56,7 @@ def read(path: Path) -> Checkpoint:
     counts = Counter(t.dtype for t in tensors.values() if t.dtype not in PLAIN_DTYPES)
     quantization = ", ".join(f"{dtype} x {count}" for dtype, count in counts.most_common()) or None
     files = tuple(part.path for part in parts)
-    return Checkpoint(path, "gguf", config, tensors, _tokenizer(first), quantization, files)
+    return Checkpoint(path, "gguf", config, tensors, _tokenizer(first), quantization, files=files)
 
 
 def _open_parts(path: Path) -> list[GgufFile]:

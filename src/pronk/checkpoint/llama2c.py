@@ -84,7 +84,7 @@ def read(path: Path) -> Checkpoint:
         if slot.name is not None:
             tensors[slot.name] = _lazy(file, slot, slot.name, header)
     count = sum(slot.quantized for slot in placed)
-    return Checkpoint(path, "llama2c", config, tensors, tokenizer, f"I8 x {count}" if count else None, (path,))
+    return Checkpoint(path, "llama2c", config, tensors, tokenizer, f"I8 x {count}" if count else None, files=(path,))
 
 
 def slots(header: Header) -> tuple[list[Slot], int]:
