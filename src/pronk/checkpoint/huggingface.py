@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: a folder with config.json and weights in safetensors, or in torch's .bin archives.
 
 Which of the two a weight file is, and whether an unlisted file holds weights at all, is told by its content. Where a
-folder has both kinds, safetensors win: they are the same weights saved twice.
+folder has both kinds, safetensors win: they are the same weights saved twice. Quantized ones: quantization.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pronk import strict_json, tokenizer_source
-from pronk.checkpoint import safetensors, torch_zip, weight_file
+from pronk.checkpoint import quantization, safetensors, torch_zip, weight_file
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
@@ -39,16 +39,23 @@ def read(path: Path) -> Checkpoint:
     """A folder, or one of the weight files in it. Raises BadFile, or Unsupported for maths or types pronk lacks."""
     folder = path if path.is_dir() else path.parent
     config_path = folder / "config.json"
-    config = ModelConfig.from_dict(strict_json.read(config_path), path=str(config_path))
+    raw = strict_json.read(config_path)
+    scheme = quantization.parse(raw.pop("quantization_config", None), config_path)
+    config = ModelConfig.from_dict(raw, path=str(config_path))
     config = _more_ends(config, folder)
     files, weight_map, source = _chosen_files(path)
     tensors = {n: t for n, t in _all_tensors(files, weight_map, source).items() if not _is_table(n)}
     if config.tie_word_embeddings and HEAD in tensors:
         config = _settle_head(config, tensors)
+    described = None
+    if scheme:
+        tensors, described = quantization.gather(scheme, path, tensors)
     check_tensors(path, config, tensors)
     for tensor in tensors.values():
-        plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
-    return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), files=tuple(files))
+        if not scheme or tensor.dtype != scheme.dtype:
+            plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
+    threshold = scheme.threshold if scheme else None
+    return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), described, threshold, tuple(files))
 
 
 def _is_table(name: str) -> bool:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.tensors import LazyTensor, plain_dtype
+from pronk.checkpoint.tensors import LazyTensor, stored_dtype
 from pronk.errors import BadFile, short
 
-# Every type of the format, in bits an element; pronk reads those in PLAIN_DTYPES.
+# Every type of the format, in bits an element; pronk reads those in tensors.py.
 _BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -109,4 +109,4 @@ def _is_size(value: object) -> bool:
 
 
 def _read(file: MappedFile, name: str, dtype: str, shape: tuple[int, ...], start: int) -> NDArray[Any]:
-    return file.array(start, shape, plain_dtype(file.path, name, dtype))
+    return file.array(start, shape, stored_dtype(file.path, name, dtype))

@@ -22,6 +22,9 @@ PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
+# What containers hold besides: codes, which mean nothing without their scales.
+_CODE_DTYPES: dict[str, np.dtype[Any]] = {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8)}
+
 # The bits that are all set in infinities and NaNs alone. numpy's isfinite takes ten times as long over 16-bit types.
 _EXPONENTS = {
     PLAIN_DTYPES["F32"]: np.uint32(0x7F800000),
@@ -107,6 +110,11 @@ def plain_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:
     if dtype not in PLAIN_DTYPES:
         raise Unsupported(f"{path}: tensor {name!r} is stored as {dtype}; {', '.join(PLAIN_DTYPES)} are supported")
     return PLAIN_DTYPES[dtype]
+
+
+def stored_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:
+    """As `plain_dtype`, for those who know what to do with codes."""
+    return _CODE_DTYPES.get(dtype) or plain_dtype(path, name, dtype)
 
 
 def check_tensors(path: str | Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pronk.checkpoint import unpickle, zip_directory
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.tensors import LazyTensor, plain_dtype
+from pronk.checkpoint.tensors import LazyTensor, stored_dtype
 from pronk.checkpoint.zip_directory import Entry
 from pronk.errors import BadFile, short
 
@@ -168,7 +168,7 @@ class _Archive:
 
     def read_tensor(self, name: str, tensor: _Tensor) -> NDArray[Any]:
         storage = tensor.storage
-        dtype = plain_dtype(self.file.path, name, storage.dtype)
+        dtype = stored_dtype(self.file.path, name, storage.dtype)
         start = self.start(tensor)
         if tensor.contiguous or 0 in tensor.shape:
             return self.file.array(start, tensor.shape, dtype, self.byteorder)

@@ -1,0 +1,73 @@
+"""INT8 and LLM_INT8 tensors: rows of int8 codes, each row with one float32 scale; a weight is scale * code.
+
+`read_blocks()` of such a tensor gives uint8 [N, 4 + K]: the scale of a row, little-endian, and its K codes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.checkpoint.tensors import LazyTensor
+from pronk.errors import BadFile, Unsupported, short
+
+DTYPES = ("INT8", "LLM_INT8")
+_PIECE = 1 << 20  # weights that are multiplied out at once
+
+Codes = NDArray[np.int8]
+Floats = NDArray[np.float32]
+
+
+def lazy(
+    dtype: str, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None = None, steps: int = 1
+) -> LazyTensor:
+    """The tensor of int8 `codes` [N, K] and of `scale`, N numbers that each stand for `steps` steps of a code.
+
+    `zeros`, a zero point or a number for the order of codes, must be 0, and like the scales is looked at when read:
+    BadFile where a scale is negative or not finite, Unsupported for another order.
+    """
+    rows, cols = codes.shape
+
+    def scales() -> Floats:
+        if zeros is not None and zeros.read().any():
+            raise Unsupported(f"{path}: tensor {short(zeros.name)} is not zero; only codes in rows, around 0, are read")
+        stored: Floats = scale.read().reshape(rows).astype(np.float32)
+        if not (np.isfinite(stored) & (stored >= 0)).all():
+            raise BadFile(path, "holds a scale that is negative or not finite", field=f"tensor {short(scale.name)}")
+        stored /= np.float32(steps)
+        return stored
+
+    def read() -> Floats:
+        return multiply(scales(), codes.read())
+
+    def read_blocks() -> NDArray[np.uint8]:
+        return join(scales(), codes.read())
+
+    nbytes = codes.nbytes + scale.nbytes + (zeros.nbytes if zeros else 0)
+    return LazyTensor(codes.name, (rows, cols), dtype, nbytes, read, read_blocks)
+
+
+def join(scale: Floats, codes: Codes) -> NDArray[np.uint8]:
+    """Scales [N] and codes [N, K] to blocks [N, 4 + K]."""
+    blocks = np.empty((len(codes), 4 + codes.shape[1]), np.uint8)
+    blocks[:, :4] = np.ascontiguousarray(scale.astype("<f4", copy=False)).view(np.uint8).reshape(-1, 4)
+    blocks[:, 4:] = codes.view(np.uint8)
+    return blocks
+
+
+def split(blocks: NDArray[np.uint8]) -> tuple[Floats, Codes]:
+    """The inverse of `join`; the codes are a view."""
+    scale = np.ascontiguousarray(blocks[:, :4]).view("<f4").reshape(-1)
+    return scale.astype(np.float32, copy=False), blocks[:, 4:].view(np.int8)
+
+
+def multiply(scale: Floats, codes: Codes) -> Floats:
+    """scale * code, [N, K]."""
+    values = np.empty(codes.shape, np.float32)
+    step = max(1, _PIECE // max(1, codes.shape[1]))
+    for first in range(0, len(codes), step):
+        part = slice(first, first + step)
+        np.multiply(codes[part], scale[part, None], out=values[part], dtype=np.float32)
+    return values
