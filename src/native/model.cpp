@@ -97,7 +97,8 @@ struct Model::Step {
     const Kernels& kernel;
     const Batch& batch;
     KV& kv;
-    float* logits;
+    float* logits;  // none: only taps are wanted
+    const Taps& taps;
     const std::function<bool()>& interrupted;
     Scratch& scratch;
     const int threads;
@@ -129,12 +130,20 @@ private:
 
     void embed(Self& self);
     template <class Row>
-    void multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count);
+    void multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap);
     void position(Self& self, int layer);
     void attend(Self& self, int layer, const int32_t* wanted, int tokens);
 };
 
 bool Model::forward(const Batch& batch, KV& kv, float* logits, const std::function<bool()>& interrupted) {
+    return pass(batch, kv, logits, Taps{}, interrupted);
+}
+
+bool Model::tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted) {
+    return pass(batch, kv, nullptr, taps, interrupted);
+}
+
+bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted) {
     if (!scratch_) scratch_ = std::make_shared<Scratch>();
     Scratch& s = *scratch_;
     const int t = batch.tokens, threads = pool.size();
@@ -165,7 +174,7 @@ bool Model::forward(const Batch& batch, KV& kv, float* logits, const std::functi
     if (s.phases < phases) s.tickets = std::make_unique<std::atomic<int>[]>(phases), s.phases = phases;
     for (size_t i = 0; i < phases; ++i) s.tickets[i].store(0, std::memory_order_relaxed);
 
-    Step step{*this, config, kernel, batch, kv, logits, interrupted, s, threads};
+    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, s, threads};
     pool.run([&](int thread) { step.run(thread); });
     return !step.abandoned;
 }
@@ -182,6 +191,7 @@ void Model::Step::run(int thread) {
     for (size_t index = 0; index < model.layers.size(); ++index) {
         const Layer& layer = model.layers[index];
         const bool last = index + 1 == model.layers.size();
+        const auto tap = [&](float* all, int cols) { return all ? all + index * batch.tokens * cols : nullptr; };
 
         const auto input_norm = [&](int t, float* out) {
             kernel.rmsnorm(x + (size_t)t * c, layer.input_layernorm, config.rms_norm_eps, c, out);
@@ -190,7 +200,7 @@ void Model::Step::run(int thread) {
         const Product qkv[] = {{&layer.q_proj, {scratch.q.data, (size_t)q, Then::store, q}},
                                {&layer.k_proj, {scratch.k.data, (size_t)kvs, Then::store, kvs}},
                                {&layer.v_proj, {scratch.v.data, (size_t)kvs, Then::store, kvs}}};
-        multiply(self, tokens, c, input_norm, qkv, 3);
+        multiply(self, tokens, c, input_norm, qkv, 3, tap(taps.qkv, c));
         meet();
         position(self, index);
         meet();
@@ -205,7 +215,8 @@ void Model::Step::run(int thread) {
                 std::memmove(x + (size_t)t * c, x + (size_t)wanted[t] * c, c * sizeof(float));
         meet();
         const Product o{&layer.o_proj, {x, (size_t)c, Then::add, c}};
-        multiply(self, tokens, q, [&](int t, float*) { return scratch.attended.data + (size_t)t * q; }, &o, 1);
+        multiply(self, tokens, q, [&](int t, float*) { return scratch.attended.data + (size_t)t * q; }, &o, 1,
+                 tap(taps.o, q));
         meet();
 
         const auto mlp_norm = [&](int t, float* out) {
@@ -213,10 +224,10 @@ void Model::Step::run(int thread) {
             return out;
         };
         const Product gate_up{&layer.gate_up_proj, {h, (size_t)f, Then::swiglu, f}};
-        multiply(self, tokens, c, mlp_norm, &gate_up, 1);
+        multiply(self, tokens, c, mlp_norm, &gate_up, 1, tap(taps.gate_up, c));
         meet();
         const Product down{&layer.down_proj, {x, (size_t)c, Then::add, c}};
-        multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1);
+        multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1, tap(taps.down, f));
         meet();
     }
     if (tokens == 0) return;
@@ -228,7 +239,7 @@ void Model::Step::run(int thread) {
     // there), and few rows want any: they are multiplied in two parts, the second being what rounding left of the first.
     const Then then = form_of(model.lm_head.format) == Form::f32 ? Then::store : Then::pairs;
     const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, then, config.vocab_size}};
-    multiply(self, tokens, c, norm, &head, 1);
+    multiply(self, tokens, c, norm, &head, logits ? 1 : 0, taps.head);
 }
 
 void Model::Step::embed(Self& self) {
@@ -245,9 +256,10 @@ void Model::Step::embed(Self& self) {
     });
 }
 
-// Products of several matrices with the same rows: row(t, buffer) gives `cols` floats, in `buffer` or elsewhere.
+// Products of several matrices with the same rows: row(t, buffer) gives `cols` floats, in `buffer` or elsewhere. They are
+// copied to `tap` where there is one.
 template <class Row>
-void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count) {
+void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap) {
     const int parts = products[0].output.then == Then::pairs ? 2 : 1;
     float* buffer = scratch.normed[self.thread].data;
     RowsBuffer* buffers = tokens == 1 ? scratch.own[self.thread].get() : scratch.shared;
@@ -262,6 +274,7 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
     }
     const auto prepare = [&](int t) {
         const float* x = row(t, buffer);
+        if (tap && (tokens > 1 || self.thread == 0)) std::memcpy(tap + (size_t)t * cols, x, cols * sizeof(float));
         for (int form = 0; form < kForms; ++form)
             if (wanted[form]) {
                 kernel.convert(x, cols, rows[form], t * parts);

@@ -60,6 +60,11 @@ struct Batch {
     const int32_t* logits_rows;   // [R] ascending
 };
 
+// Where a pass leaves what its products are fed, as floats, for those that want to look: [layers][T][K]; head [T][C].
+struct Taps {
+    float *qkv = nullptr, *o = nullptr, *gate_up = nullptr, *down = nullptr, *head = nullptr;
+};
+
 class Model {
 public:
     Model(const Config& config, int threads, const Kernels& kernel = kernels());
@@ -82,9 +87,13 @@ public:
     // and false returned. Throws std::bad_alloc before anything is computed.
     bool forward(const Batch& batch, KV& kv, float* logits, const std::function<bool()>& interrupted);
 
+    // The same pass, but for logits: all rows of the batch must want them, and none are made.
+    bool tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted);
+
 private:
     struct Scratch;
     struct Step;
+    bool pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted);
     std::shared_ptr<Scratch> scratch_;
 };
 

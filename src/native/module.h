@@ -28,6 +28,7 @@ using Ints = Array<const int32_t, 1>;
 using FloatVector = Array<const float, 1>;
 using FloatRows = Array<const float, 2>;
 using FloatsOut = Array<float, 2>;  // must be writable
+using LayersOut = Array<float, 3>;
 using RawRows = Array<const uint8_t, 2>;
 
 // ValueError.
@@ -44,11 +45,19 @@ inline void check_range(const char* what, int64_t value, int64_t least, int64_t 
     if (value < least || value > most) refuse(what, " must be from ", least, " to ", most, ", not ", value);
 }
 
-template <class T>
-void check_shape(const char* what, const Array<T, 2>& array, int64_t rows, int64_t cols) {
-    if (static_cast<int64_t>(array.shape(0)) != rows || static_cast<int64_t>(array.shape(1)) != cols)
-        refuse(what, " must be of shape (", rows, ", ", cols, "), not (", array.shape(0), ", ", array.shape(1), ")");
-    if (reinterpret_cast<uintptr_t>(array.data()) % sizeof(T)) refuse(what, " is not aligned");
+template <class Of, class... Sizes>
+void check_shape(const char* what, const Of& array, Sizes... sizes) {
+    const int64_t expected[] = {static_cast<int64_t>(sizes)...};
+    const auto text = [](const auto& size) {
+        std::string list;
+        for (size_t i = 0; i < sizeof...(sizes); ++i) list += (i ? ", " : "(") + std::to_string(size(i));
+        return list + ")";
+    };
+    for (size_t i = 0; i < sizeof...(sizes); ++i)
+        if (static_cast<int64_t>(array.shape(i)) != expected[i])
+            refuse(what, " must be of shape ", text([&](size_t d) { return expected[d]; }), ", not ",
+                   text([&](size_t d) { return array.shape(d); }));
+    if (reinterpret_cast<uintptr_t>(array.data()) % alignof(typename Of::Scalar)) refuse(what, " is not aligned");
 }
 
 // A copy: what was checked must not change under the kernels.

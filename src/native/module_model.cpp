@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 
 #include "model.h"
@@ -207,27 +208,57 @@ public:
                  const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const FloatsOut& out, float embedding_noise) {
         const BatchArrays batch{copied(token_ids), copied(positions), copied(offsets),
                                 copied(blocks), copied(block_offsets), copied(logits_rows)};
-        check_complete();
-        if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
-            (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
-            refuse("these keys and values are those of another model");
         check_shape("out", out, logits_rows.shape(0), model.config.vocab_size);
-        bool done;
-        {
-            float* logits = out.data();
-            const nb::gil_scoped_release released;
-            const std::scoped_lock locks(mutex, kv.mutex);
-            batch.check(model, kv);
-            model.embedding_noise = embedding_noise;
-            Interrupted interrupted;
-            done = model.forward(batch.view(), kv.kv, logits, [&] { return interrupted(); });
-        }
-        if (!done) nb::raise_python_error();
+        float* logits = out.data();
+        pass(batch, kv, embedding_noise, [&](const auto& interrupted) {
+            return model.forward(batch.view(), kv.kv, logits, interrupted);
+        });
+    }
+
+    void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                     const Ints& block_offsets, PyKV& kv, const LayersOut& qkv, const LayersOut& o, const LayersOut& gate_up,
+                     const LayersOut& down, const LayersOut& head, float embedding_noise) {
+        BatchArrays batch{copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), {}};
+        const int64_t tokens = token_ids.shape(0);
+        batch.logits_rows.resize(tokens);
+        std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
+        const Config& c = model.config;
+        const auto place = [&](const char* what, const LayersOut& array, int64_t layers, int64_t cols) {
+            check_shape(what, array, layers, tokens, cols);
+            return array.data();
+        };
+        const int64_t layers = c.num_hidden_layers;
+        const Taps taps{place("qkv", qkv, layers, c.hidden_size),
+                        place("o", o, layers, static_cast<int64_t>(c.num_attention_heads) * c.head_dim),
+                        place("gate_up", gate_up, layers, c.hidden_size),
+                        place("down", down, layers, c.intermediate_size), place("head", head, 1, c.hidden_size)};
+        pass(batch, kv, embedding_noise, [&](const auto& interrupted) {
+            return model.tap(batch.view(), kv.kv, taps, interrupted);
+        });
     }
 
     Model model;
 
 private:
+    // run(interrupted) says whether the pass was finished.
+    template <class Run>
+    void pass(const BatchArrays& batch, PyKV& kv, float embedding_noise, const Run& run) {
+        check_complete();
+        if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
+            (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
+            refuse("these keys and values are those of another model");
+        bool done;
+        {
+            const nb::gil_scoped_release released;
+            const std::scoped_lock locks(mutex, kv.mutex);
+            batch.check(model, kv);
+            model.embedding_noise = embedding_noise;
+            Interrupted interrupted;
+            done = run([&] { return interrupted(); });
+        }
+        if (!done) nb::raise_python_error();
+    }
+
     // Waits without the GIL, and holds on with it.
     class Unlocked {
     public:
@@ -354,7 +385,11 @@ void bind_model(nb::module_& module) {
         .def("set_rope", &PyModel::set_rope, arg("cos").noconvert(), arg("sin").noconvert())
         .def("forward", &PyModel::forward, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
-             arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f);
+             arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f)
+        .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
+             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
+             arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),
+             arg("head").noconvert(), arg("embedding_noise") = 0.0f);
     nb::class_<PyKV>(module, "KV")
         .def("__init__", new_kv, arg("model"), arg("type"), arg("num_blocks"), arg("remembers") = true)
         .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })

@@ -72,6 +72,23 @@ class Model:
     ) -> None:
         """A pronk.engine.batch.Batch, with block tables one after the other. Raises what a signal handler raises."""
 
+    def activations(
+        self,
+        token_ids: _Ints,
+        positions: _Ints,
+        offsets: _Ints,
+        blocks: _Ints,
+        block_offsets: _Ints,
+        kv: KV,
+        qkv: _Floats,
+        o: _Floats,
+        gate_up: _Floats,
+        down: _Floats,
+        head: _Floats,
+        embedding_noise: float = 0.0,
+    ) -> None:
+        """The same pass with all rows of the last layer and without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
+
 class KV:
     def __init__(self, model: Model, type: str, num_blocks: int, remembers: bool = True) -> None:
         """Blocks of 64 tokens. What remembers nothing serves passes that begin at position 0, and is of one layer."""

@@ -16,6 +16,7 @@ from pronk.config import ModelConfig
 from pronk.cpu_engine import formats
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadFile, BadRequest
+from pronk.quantize import quantize
 
 CONFIG = tiny_config(hidden_size=256, intermediate_size=512, num_attention_heads=4, head_dim=64, num_key_value_heads=2)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -29,7 +30,7 @@ def stored_as(dtypes: dict[str, str], others: str, config: ModelConfig = CONFIG)
     return replace(plain, tensors=tensors)
 
 
-def chosen(checkpoint: Checkpoint, quantize: str) -> dict[str, str]:
+def chosen(checkpoint: Checkpoint, quantize: formats.Wish) -> dict[str, str]:
     return {name: slot.format for slot in formats.slots(checkpoint, quantize) for name in slot.tensors}
 
 
@@ -74,6 +75,61 @@ def test_int8_refuses_rows_whose_sums_would_overflow() -> None:
     with pytest.raises(BadRequest, match=r"down_proj.* 65537 weights.*q8"):
         chosen(in_memory(config, random_weights(config)), "int8")
     assert set(chosen(in_memory(config, random_weights(config)), "q8").values()) == {"q8"}
+
+
+def test_a_mapping_gives_tensors_formats_of_their_own() -> None:
+    """The longest beginning decides; what none covers stays as it is."""
+    wishes = {
+        "model.layers.0.": "int8",
+        "model.layers.0.mlp.down": "bf16",
+        "model.layers.1.self_attn.o_proj.weight": "q4",
+    }
+    found = chosen(stored_as({}, "F16"), wishes)
+    assert found["model.layers.0.self_attn.q_proj.weight"] == found[GATE] == found[UP] == "int8"
+    assert found["model.layers.0.mlp.down_proj.weight"] == "bf16"
+    assert found["model.layers.1.self_attn.o_proj.weight"] == "q4"
+    assert found["model.layers.1.self_attn.q_proj.weight"] == found[HEAD] == found[EMBEDDING] == "f16"
+    assert set(chosen(stored_as({}, "F16"), {"": "q8"}).values()) == {"q8"}
+    assert chosen(stored_as({}, "F16"), {"": "q8", "model.layers.": "auto"})[GATE] == "f16"
+    assert chosen(stored_as({}, "F16"), {GATE: "q8", UP: "q4"})[GATE] == "q8"
+
+
+@pytest.mark.parametrize("format", ["q4"])
+def test_a_mapping_spares_embeddings_unless_it_names_them(format: str) -> None:
+    assert chosen(stored_as({}, "F16"), {"": format}) == chosen(stored_as({}, "F16"), format)
+    found = chosen(stored_as({}, "F16"), {"model.": format, "lm_head": format})
+    assert (found[EMBEDDING], found[HEAD], found[GATE]) == ("q8", format, format)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "problem"),
+    [
+        ("q5", "one of auto, .*, not 'q5'$"),
+        (None, "one of auto, .*, not None$"),
+        ({"": "q8", "model.layers.0.": "int4"}, r"not 'int4' \(for 'model.layers.0.'\)$"),
+        ({"model.layer.0": "q8"}, r"begins with 'model.layer.0'; the first is model.embed_tokens.weight$"),
+        ({"model.layers.2.": "q8"}, r"begins with 'model.layers.2.'"),
+        ({"model.norm.weight": "q8"}, r"begins with 'model.norm.weight'"),
+        ({0: "q8"}, "begins with 0"),
+        ({"": ["q8"]}, "not .'q8'.$"),
+    ],
+)
+def test_a_format_or_a_beginning_that_is_not_there_is_refused(wishes: object, problem: str) -> None:
+    with pytest.raises(BadRequest, match=problem):
+        chosen(stored_as({}, "F16"), wishes)
+
+
+def test_mixed_formats_are_packed_so() -> None:
+    """Layer 0 in q8 and all others in f16."""
+    engine = CpuBackend.from_checkpoint(
+        in_memory(CONFIG, random_weights(CONFIG)), quantize={"": "f16", "model.layers.0.": "q8"}
+    )
+    assert engine.dtype == "f16"
+    numbers = {name: t.read() for name, t in engine.dequantized().tensors.items()}
+    weight = random_weights(CONFIG)[GATE]
+    assert np.array_equal(numbers[GATE], quantize(weight, "q8").dequantize())
+    later = "model.layers.1.mlp.gate_proj.weight"
+    assert np.array_equal(numbers[later], random_weights(CONFIG)[later].astype(np.float16))
 
 
 @pytest.mark.parametrize(("stored", "format"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", "q4")])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,24 +45,24 @@ class CpuBackend:
         cls,
         checkpoint: Checkpoint,
         *,
-        quantize: str = "auto",
+        quantize: formats.Wish = "auto",
         kv_dtype: str | None = None,
         threads: int | None = None,
         ctx_size: int | None = None,
         isa: str | None = None,
         progress: Progress | None = None,
     ) -> CpuBackend:
-        """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has. `kv_dtype` None or
-        "auto": f32 where most weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None:
-        the best one, or PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
+        """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has, and a mapping says it
+        of tensors whose names begin with its keys. `kv_dtype` None or "auto": f32 where most weights are f32 or f16,
+        bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or PRONK_ISA. Raises BadFile,
+        BadRequest, and PronkError where memory does not suffice.
         """
-        formats.check(quantize)
         if kv_dtype not in (None, *KV_DTYPES):
             raise BadRequest(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
         for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
-        native, slots = load_native(), list(formats.slots(checkpoint, quantize))
+        native, slots = load_native(), formats.slots(checkpoint, quantize)
         dtype = weights.commonest(checkpoint, slots)
         if kv_dtype in (None, "auto"):
             kv_dtype = default_kv_dtype(dtype)
@@ -102,16 +102,39 @@ class CpuBackend:
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
+        out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
+        self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
+        return out
+
+    def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
+        """What each product is fed: (layer, "qkv", "o", "gate_up" or "down") and (-1, "head") -> [T, K], all rows.
+
+        A pass like any other, and its keys and values are kept, but no logits are made of it. Raises PronkError where
+        memory does not suffice.
+        """
+        config, tokens = self.config, len(batch.token_ids)
+        q = config.num_attention_heads * config.head_dim
+        widths = {"qkv": config.hidden_size, "o": q, "gate_up": config.hidden_size, "down": config.intermediate_size}
+        need = 4 * tokens * (config.num_hidden_layers * sum(widths.values()) + config.hidden_size)
+        memory.check(need, f"keeping the activations of {tokens} tokens", "take fewer at a time")
+        taps: dict[str, Any] = {
+            name: np.empty((config.num_hidden_layers, tokens, k), np.float32) for name, k in widths.items()
+        }
+        head = np.empty((1, tokens, config.hidden_size), np.float32)
+        self.model.activations(**self._arguments(batch, kv), **taps, head=head)
+        inputs = {(layer, name): of[layer] for layer in range(config.num_hidden_layers) for name, of in taps.items()}
+        return {**inputs, (-1, "head"): head[0]}
+
+    def _arguments(self, batch: Batch, kv: KVStorage | None) -> dict[str, Any]:
+        """Of a pass, as the native model takes them."""
         assert kv is None or isinstance(kv, CpuKV)
         self._rope.reach(int(batch.positions.max(initial=0)))
-        out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
         storage, tables = (kv.storage, batch.blocks) if kv else self._forgetful(batch)
         ends = np.cumsum([0, *(len(table) for table in tables)], dtype=np.int32)
-        self.model.forward(
-            batch.token_ids, batch.positions, batch.offsets, np.concatenate(tables), ends, batch.logits_rows,
-            storage, out, self._noise,
-        )  # fmt: skip
-        return out
+        return {
+            "token_ids": batch.token_ids, "positions": batch.positions, "offsets": batch.offsets,
+            "blocks": np.concatenate(tables), "block_offsets": ends, "kv": storage, "embedding_noise": self._noise,
+        }  # fmt: skip
 
     def _forgetful(self, batch: Batch) -> tuple[_native.KV, tuple[NDArray[np.int32], ...]]:
         """Keys and values of one layer, which every layer overwrites, and tables for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, get_args
@@ -11,6 +11,7 @@ from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest
 
 Quantize = Literal["auto", "f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"]
+Wish = str | Mapping[str, str]  # a format for all, or for tensors whose names begin so: the longest beginning decides
 
 _LONGEST_INT8_ROW = 1 << 16  # beyond it, sums of products would not fit in 32 bits
 
@@ -31,45 +32,66 @@ class Slot:
     format: str
 
 
-def check(quantize: str) -> None:
-    if quantize not in get_args(Quantize):
-        raise BadRequest(f"quantize must be one of {', '.join(get_args(Quantize))}, not {quantize!r}")
-
-
-def slots(checkpoint: Checkpoint, quantize: str) -> Iterator[Slot]:
-    """Every weight matrix. "auto" keeps what the file has; what is not asked for by name is never made smaller."""
+def slots(checkpoint: Checkpoint, quantize: Wish) -> list[Slot]:
+    """Every weight matrix. "auto", which also holds for what a mapping leaves out, keeps what the file has; what is not
+    asked for by name is never made smaller. Raises BadRequest for formats that there are not, and beginnings of no
+    matrix's name.
+    """
     config = checkpoint.config
+    wishes = quantize if isinstance(quantize, Mapping) else {"": quantize}
+    _check(checkpoint, wishes)
 
     def slot(role: str, layer: int, *tensors: str) -> Slot:
-        formats = (_format(checkpoint, name, quantize) for name in tensors)
-        return Slot(role, layer, tensors, reduce(_wider, formats))
+        return Slot(role, layer, tensors, reduce(_wider, (_format(checkpoint, name, wishes) for name in tensors)))
 
-    yield slot("embed_tokens", -1, "model.embed_tokens.weight")
-    for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        for role in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            yield slot(role, layer, f"{prefix}self_attn.{role}.weight")
-        yield slot("gate_up_proj", layer, f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
-        yield slot("down_proj", layer, f"{prefix}mlp.down_proj.weight")
-    if not config.tie_word_embeddings:
-        yield slot("lm_head", -1, "lm_head.weight")
+    def every() -> Iterator[Slot]:
+        yield slot("embed_tokens", -1, "model.embed_tokens.weight")
+        for layer in range(config.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            for role in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                yield slot(role, layer, f"{prefix}self_attn.{role}.weight")
+            yield slot("gate_up_proj", layer, f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
+            yield slot("down_proj", layer, f"{prefix}mlp.down_proj.weight")
+        if not config.tie_word_embeddings:
+            yield slot("lm_head", -1, "lm_head.weight")
+
+    return list(every())
 
 
-def _format(checkpoint: Checkpoint, name: str, quantize: str) -> str:
+def _check(checkpoint: Checkpoint, wishes: Mapping[str, str]) -> None:
+    matrices = [name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2]
+    for beginning, format in wishes.items():
+        if format not in get_args(Quantize):
+            of = f" (for {beginning!r})" if beginning else ""
+            raise BadRequest(f"quantize must be one of {', '.join(get_args(Quantize))}, not {format!r}{of}")
+        if not isinstance(beginning, str) or not any(name.startswith(beginning) for name in matrices):
+            raise BadRequest(
+                f"{checkpoint.path}: no weight matrix's name begins with {beginning!r}; the first is {matrices[0]}"
+            )
+
+
+def _format(checkpoint: Checkpoint, name: str, wishes: Mapping[str, str]) -> str:
     tensor = checkpoint.tensors[name]
-    if quantize == "int8" and tensor.shape[1] > _LONGEST_INT8_ROW:
+    beginning = max((b for b in wishes if name.startswith(b)), key=len, default="")
+    wish = wishes.get(beginning, "auto")
+    if wish == "int8" and tensor.shape[1] > _LONGEST_INT8_ROW:
         raise BadRequest(
             f"{checkpoint.path}: {name} has rows of {tensor.shape[1]} weights, too long for int8; q8 takes them"
         )
-    if quantize == "q4" and tensor.dtype not in _FOUR_BITS and name in ("model.embed_tokens.weight", "lm_head.weight"):
-        return "q8"  # four bits cost more quality here than anywhere else
-    if quantize == "auto" or (quantize == "q4" and tensor.dtype in _FOUR_BITS):
+    if wish == "q4" and tensor.dtype not in _FOUR_BITS and _is_spared(name, beginning):
+        return "q8"
+    if wish == "auto" or (wish == "q4" and tensor.dtype in _FOUR_BITS):
         return _KEEPS.get(tensor.dtype, "q8")
-    return quantize
+    return wish
+
+
+def _is_spared(name: str, beginning: str) -> bool:
+    """Whether what is asked for as `beginning` does not mean this tensor, where it costs the most: unless by name."""
+    return name in ("model.embed_tokens.weight", "lm_head.weight") and name.removesuffix(".weight") not in beginning
 
 
 def _wider(a: str, b: str) -> str:
-    """What holds both; of two 16-bit types neither holds the other."""
+    """What holds both; of two types of one width neither holds the other."""
     if a != b and _WIDTHS[a] == _WIDTHS[b]:
         return "f32"
     return max(a, b, key=_WIDTHS.__getitem__)

@@ -18,10 +18,9 @@ class Plan:
     kv_a_token: int  # bytes
 
 
-def plan(checkpoint: Checkpoint, quantize: str = "auto", kv_dtype: str | None = None) -> Plan:
+def plan(checkpoint: Checkpoint, quantize: formats.Wish = "auto", kv_dtype: str | None = None) -> Plan:
     """Raises BadRequest, and PronkError where there is no native module."""
-    formats.check(quantize)
-    native, slots = load_native(), list(formats.slots(checkpoint, quantize))
+    native, slots = load_native(), formats.slots(checkpoint, quantize)
     dtype = weights.commonest(checkpoint, slots)
     kv_dtype = default_kv_dtype(dtype) if kv_dtype in (None, "auto") else kv_dtype
     block = native.KV(new_model(native, checkpoint.config, 1, None), kv_dtype, 0).block_bytes
