@@ -51,6 +51,13 @@ def test_few_shot(model: str) -> None:
     assert shown.count(" -> ") == 9
 
 
+def test_decoding(model: str) -> None:
+    header, *ways = run("decoding.py", model, "--tokens", "6", "--samples", "2").splitlines()
+    assert header.split()[0] == "way"
+    assert len(ways) == 9
+    assert all("%" in way for way in ways)
+
+
 def test_chat(model: str) -> None:
     assert run("chat.py", model, "--tokens", "3").count("\n> ") == 2  # and one at the beginning
 
@@ -80,5 +87,6 @@ def test_no_example_is_left_out() -> None:
         "zero_shot.py",
         "few_shot.py",
         "chat.py",
+        "decoding.py",
         "compare_formats.py",
     }
