@@ -110,11 +110,12 @@ def test_the_torch_module_has_the_weights_as_packed(quantize: str) -> None:
 def test_perturbed_moves_the_logits_by_the_types_noise() -> None:
     config = tiny_config()
     ids = some_ids(config)
-    for quantize, eps in (("f32", 2.0**-23), ("f16", 2.0**-10), ("bf16", 2.0**-7), ("q4", 2.0**-7)):
+    last_place = 2.0**-23  # activations fed to bf16 and q4 are rounded to 8 bits: some of them to another value
+    for quantize, most in (("f32", last_place), ("f16", last_place), ("bf16", 2.0**-7), ("q4", 2.0**-7)):
         engine = backend(config, quantize=quantize)
         before = whole(engine, ids)
         moved = np.abs(whole(engine.perturbed(), ids) - before).max() / np.abs(before).max()
-        assert eps / 10 < moved < 30 * eps, quantize
+        assert last_place / 10 < moved < 30 * most, quantize
         assert np.array_equal(whole(engine, ids), before)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pronk import _native
 
 KV_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
-_EPS = {"f32": 2.0**-23, "f16": 2.0**-10}  # the last place of a number near 1; bfloat16's is that of all others
+_EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are kept whatever the weights are
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _PASS = 512  # tokens of the passes that a scheduler makes
 
@@ -86,9 +86,13 @@ class CpuBackend:
             return CpuKV(native.KV(self.model, self.kv_dtype, num_blocks))
 
     def perturbed(self) -> CpuBackend:
-        """See pronk.engine.backend.Backend. Shares all weights: the noise is added as embeddings are looked up."""
+        """See pronk.engine.backend.Backend. Shares all weights: the noise is added as embeddings are looked up.
+
+        It moves the logits as far as another order of the sums does (another instruction set, say), which where
+        activations are rounded to fewer bits is much farther than in float32: some of them fall on the other side.
+        """
         other = copy.copy(self)
-        other._noise = _EPS.get(self.dtype, 2.0**-7)
+        other._noise = _EPS
         return other
 
     def dequantized(self) -> Checkpoint:
