@@ -94,7 +94,7 @@ def activation_codes(x: Floats, scheme: Scheme) -> Codes:
     largest = np.abs(x).max(axis=None if scheme == "absmax" else -1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(127) / largest
-    tiny = ~np.isfinite(inverse)  # zeros, and numbers of no account
+    tiny = np.isinf(inverse)  # zeros, and numbers of no account
     q = np.rint(x * np.where(tiny, np.float32(0), inverse)).astype(np.int8)
     return Codes(q, np.where(tiny, np.float32(0), largest / np.float32(127)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, Progress, check_finite
+from pronk.checkpoint import int8_rows
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
+from pronk.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
 from pronk.torch_engine.packed import pack
+from pronk.torch_engine.quantized import Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -29,7 +33,10 @@ class TorchBackend:
         self.model, self.config = model, model.config
         self.ctx_size = ctx_size or model.config.max_position_embeddings
         weight = model.model.embed_tokens.weight
-        self.device, self.dtype = str(weight.device), next(n for n, t in DTYPES.items() if t is weight.dtype)
+        self.device, self._float_type = str(weight.device), weight.dtype
+        schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
+        # As in "llm-int8+bf16": that of most weights, and that of activations, keys and values, embedding and head.
+        self.dtype = "+".join([*schemes, next(name for name, t in DTYPES.items() if t is weight.dtype)])
 
     @classmethod
     def from_checkpoint(
@@ -39,27 +46,41 @@ class TorchBackend:
         device: str | None = None,
         dtype: str | None = None,
         attn: AttentionMode = "flash",
+        quantize: str | None = None,
+        int8_threshold: float | None = None,
+        int8_outliers: int | None = None,
         threads: int | None = None,
         ctx_size: int | None = None,
         progress: Progress | None = None,
     ) -> TorchBackend:
         """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU.
 
+        `quantize`: a scheme of pronk.int8 for every Linear but lm_head; None: none, and stored codes become floats.
+        `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's (pronk.int8.Outliers).
         `threads` is torch's, and holds for the whole process.
         """
         _check(dtype, attn, threads, ctx_size)
+        scheme = _scheme(quantize, int8_threshold, int8_outliers)
+        outliers = _outliers(checkpoint, int8_threshold, int8_outliers)
         if threads is not None:
             torch.set_num_threads(threads)
         where = pick_device(device)
         model = load_model(
-            checkpoint, where, DTYPES[dtype or default_dtype(checkpoint, where)], attn, ctx_size, progress
+            checkpoint,
+            where,
+            DTYPES[dtype or default_dtype(checkpoint, where)],
+            attn,
+            ctx_size,
+            progress,
+            scheme,
+            outliers,
         )
         model.eval().requires_grad_(False)
         pack(model)
         return cls(model, ctx_size)
 
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
-        return TorchKV(self.config, num_blocks, block_size, DTYPES[self.dtype], torch.device(self.device))
+        return TorchKV(self.config, num_blocks, block_size, self._float_type, torch.device(self.device))
 
     def perturbed(self) -> TorchBackend:
         """See pronk.engine.backend.Backend. Shares every weight but the embedding."""
@@ -74,6 +95,19 @@ class TorchBackend:
         nudged = weight * (1 + signs * torch.finfo(weight.dtype).eps)
         embedding._parameters = {"weight": torch.nn.Parameter(nudged, requires_grad=False)}
         return TorchBackend(model, self.ctx_size)
+
+    def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The one that this was made from, with the weights that quantized layers multiply with, in float32."""
+        tensors = dict(checkpoint.tensors)
+        for path, module in self.model.named_modules():
+            if isinstance(module, Int8Linear):
+                name, of = f"{path}.weight", module  # `of`: this one, and not the last one, when it is read
+
+                def read(of: Int8Linear = of) -> NDArray[np.float32]:
+                    return of.dequantized().cpu().numpy()
+
+                tensors[name] = LazyTensor(name, tensors[name].shape, "F32", 4 * of.q.numel(), read)
+        return replace(checkpoint, tensors=tensors, quantization=None)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
@@ -91,6 +125,21 @@ def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | No
     for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+
+
+def _scheme(quantize: str | None, threshold: float | None, least: int | None) -> Scheme | None:
+    if quantize is not None and quantize not in SCHEMES:
+        raise BadRequest(f"quantize must be one of {', '.join(SCHEMES)} on the torch engine, not {quantize!r}")
+    for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
+        if value is not None and quantize != "llm-int8":
+            raise BadRequest(f"{name}={value!r} is for quantize='llm-int8'; leave it out, or ask for that")
+    return next((scheme for scheme in SCHEMES if scheme == quantize), None)
+
+
+def _outliers(checkpoint: Checkpoint, threshold: float | None, least: int | None) -> Outliers:
+    threshold = checkpoint.int8_threshold if threshold is None else threshold
+    given = {"threshold": threshold, "least": least}
+    return Outliers(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -123,19 +172,24 @@ def load_model(
     attn: AttentionMode = "flash",
     ctx_size: int | None = None,
     progress: Progress | None = None,
+    scheme: Scheme | None = None,
+    outliers: Outliers | None = None,
 ) -> Llama:
-    """Build on the meta device, then assign tensor by tensor: at its peak, the finished model plus one tensor."""
+    """Build on the meta device, then assign tensor by tensor: at its peak, the finished model plus one tensor.
+
+    With a `scheme`, every Linear but lm_head becomes an Int8Linear as its weight arrives.
+    """
     with torch.device("meta"):
         model = Llama(checkpoint.config, attn, ctx_size)
     total, done = sum(t.nbytes for t in checkpoint.tensors.values()), 0
     for name, tensor in checkpoint.tensors.items():
         owner, _, leaf = name.rpartition(".")
-        array = tensor.read()
-        check_finite(checkpoint.path, name, array)
-        weight = to_torch(array, device, dtype)
-        if dtype == torch.float16 and tensor.dtype != "F16" and not weight.isfinite().all():
-            raise BadRequest(f"{checkpoint.path}: tensor {name!r} holds numbers too large for f16; take bf16 or f32")
-        setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(weight))
+        module = model.get_submodule(owner)
+        if scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and module is not model.lm_head:
+            codes = _codes(checkpoint, tensor, scheme, device)
+            model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
+        else:
+            setattr(module, leaf, torch.nn.Parameter(_floats(checkpoint, tensor, device, dtype)))
         done += tensor.nbytes
         if progress:
             progress(name, done, total)
@@ -143,6 +197,27 @@ def load_model(
     if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"the checkpoint has no tensor {unset[0]}")
     return model
+
+
+def _floats(checkpoint: Checkpoint, tensor: LazyTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    array = tensor.read()
+    check_finite(checkpoint.path, tensor.name, array)
+    weight = to_torch(array, device, dtype)
+    if dtype == torch.float16 and tensor.dtype != "F16" and not weight.isfinite().all():
+        problem = "holds numbers too large for f16; take bf16 or f32"
+        raise BadRequest(f"{checkpoint.path}: tensor {tensor.name!r} {problem}")
+    return weight
+
+
+def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: torch.device) -> Codes:
+    """Those of the file, where it has them; they are never made from codes that were made into floats."""
+    if tensor.shape[1] > LONGEST_ROW:
+        problem = f"has rows of {tensor.shape[1]} weights, too long for sums of 8-bit products in 32 bits"
+        raise BadRequest(f"{checkpoint.path}: {tensor.name} {problem}; leave quantize out")
+    if scheme in ("int8", "llm-int8") and tensor.read_blocks and tensor.dtype in int8_rows.DTYPES:
+        scale, q = int8_rows.split(tensor.read_blocks())
+        return Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
+    return weight_codes(_floats(checkpoint, tensor, device, torch.float32), scheme)
 
 
 def to_torch(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:
