@@ -158,10 +158,14 @@ class LLM:
         """The same model as a plain torch module in float32, with the weights as this engine has packed them."""
         engines.import_torch()
         from pronk.cpu_engine.backend import CpuBackend
-        from pronk.torch_engine.backend import load_module
+        from pronk.torch_engine.backend import TorchBackend, load_module
 
-        backend = self.backend
-        return load_module(backend.dequantized() if isinstance(backend, CpuBackend) else self.checkpoint, self.ctx_size)
+        backend, checkpoint = self.backend, self.checkpoint
+        if isinstance(backend, CpuBackend):
+            checkpoint = backend.dequantized()
+        elif isinstance(backend, TorchBackend):
+            checkpoint = backend.dequantized(checkpoint)
+        return load_module(checkpoint, self.ctx_size)
 
     # -- from prompts to chunks --
 
