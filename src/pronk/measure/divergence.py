@@ -5,6 +5,14 @@ the change of the probability that the text's own next token gets, and whether b
 Logits are taken in float32 as the engines give them, and all that follows is float64.
 
 The standard error is that of a mean over windows, not over predictions: see windows.standard_error.
+
+The noise floor says which divergences mean nothing. The same function can be computed with its sums in another order,
+and no order is the right one; so a model is compared with itself after a nudge of that size, one unit in the last place
+of every token embedding (Backend.perturbed). An engine that repeats itself to the bit has such a floor as well: it
+repeats one of many orders. The nudge stands for the others faithfully: on the default model it moves the predictions
+by a mean KLD of 2e-11 in f32, 0.00013 in bf16, 0.0021 in q8 and 0.029 in int8, and AVX2 in place of AVX-512 moves them
+by 0 (there both add up alike), 0.00013, 0.0020 and 0.029. Where activations are rounded to few bits the smallest nudge
+makes some of them fall on the other side, whose error makes others fall, until the noise is that of the rounding.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ Floats = NDArray[np.float64]
 
 # Of log10(KLD). Float32 logits cannot tell less than about 1e-12 from nothing: such rows are counted in the first bin.
 EDGES = np.arange(-12, 2.001, 0.25)
+HOW = "the same model with every token embedding off by one unit in its last place, as another order of sums might be"
 _ROWS = 8  # taken to float64 at once: little beside the logits themselves, and small enough for a cache
 
 
@@ -74,12 +83,8 @@ def noise_floor(
 ) -> dict[str, Any]:
     """How far a model lies from itself when only its rounding changes; keys as of `divergence`, and "how", "exact"."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
-    nudged = llm.backend.perturbed()
-    found = _measure(llm.backend, {"nudged": nudged}, texts, ctx, progress)["nudged"]
+    found = _measure(llm.backend, {"nudged": llm.backend.perturbed()}, texts, ctx, progress)["nudged"]
     return {**found, "how": HOW, "exact": llm.backend.exact}
-
-
-HOW = "the same model, with every token embedding off by one unit in its last place"
 
 
 def _measure(
@@ -153,4 +158,6 @@ def _compared(reference: Logits, own: Logits, targets: NDArray[np.int64]) -> Flo
 
 def _shifted(logits: Logits) -> Floats:
     """In float64, with the largest of each row at 0."""
-    return logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    x: Floats = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    return x
