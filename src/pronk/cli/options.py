@@ -67,7 +67,7 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return biases
 
 
-def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for option in reversed(options):
             function = option(function)
@@ -97,7 +97,7 @@ tokenizer_option = click.option(
 # What both engines have, then the CPU engine's own, then the torch engine's.
 QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
 
-loading_options = _together(
+loading_options = together(
     tokenizer_option,
     revision_option,
     click.option("--engine", type=click.Choice(["cpu", "torch"]),
@@ -125,7 +125,7 @@ LOADING = (
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
-sampling_options = _together(
+sampling_options = together(
     click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
                  metavar="N", help="Stop after N tokens."),
     click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy."),
@@ -153,7 +153,7 @@ sampling_options = _together(
                  help="Guess ahead from what the text has said before: the same tokens, in fewer steps."),
 )  # fmt: skip
 
-generation_options = _together(
+generation_options = together(
     click.option("--no-cache", is_flag=True, help="Recompute the whole text for each token: slow, and the same text."),
     click.option("--truncate", type=click.Choice(["left", "right"]),
                  help="Cut a prompt that does not fit, on this side, instead of refusing it."),
