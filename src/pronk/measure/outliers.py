@@ -1,0 +1,163 @@
+"""Outliers: which columns of the activations pass a threshold on a text, how many and how often.
+
+LLM.int8() (arXiv 2208.07339) computes those apart, for one large number makes the steps of all others of its token
+coarse. An activation is an outlier here where its magnitude is over the threshold, as for the engines. The paper's
+**outlier features** are rarer (its section 4): dimensions of the hidden state that hold an outlier in at least 25% of
+the layers, and at 6% of all positions at least. The hidden state is what attention and the MLP are fed (`qkv` and
+`gate_up`), whose columns are the same dimension in all layers; those of `o` and `down` are dimensions of that layer's
+heads and neurons, and the paper leaves them out too. A layer counts where either of its two hidden states has one, and
+positions are counted over all hidden states: of T tokens and L layers there are 2 L T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.engine.batch import Batch, Run
+from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.errors import BadRequest
+from pronk.int8 import Outliers
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.llm import LLM
+
+Floats = NDArray[np.float32]
+Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
+
+THRESHOLD = 6.0
+LAYERS, POSITIONS = 0.25, 0.06  # what makes a column an outlier feature
+HIDDEN = ("qkv", "gate_up")
+_PIECE = 1 << 27  # bytes of activations that are looked at together
+_TOP = 10
+
+
+class Tally:
+    """What the columns of one product's input have held so far: of T tokens, K columns."""
+
+    def __init__(self, columns: int) -> None:
+        self.tokens, self.touched = 0, 0  # those seen, and those with any outlier
+        self.passes = np.zeros(columns, np.int64)  # tokens that have an outlier in this column
+        self.largest = np.zeros(columns, np.float32)
+
+    def add(self, x: Floats, rule: Outliers) -> None:
+        """x [T, K]"""
+        apart = rule.find(x)
+        self.tokens += len(x)
+        self.touched += int(apart.any(axis=1).sum())
+        self.passes += apart.sum(axis=0)
+        np.maximum(self.largest, np.abs(x).max(axis=0), out=self.largest)
+
+    def as_dict(self) -> dict[str, Any]:
+        passing = np.flatnonzero(self.passes)
+        return {
+            "width": self.passes.size,
+            "columns": passing.size,
+            "share_of_tokens": self.touched / self.tokens,
+            "share_of_activations": float(self.passes.sum() / (self.tokens * self.passes.size)),
+            "largest": float(self.largest.max()),
+            "passing": [
+                {
+                    "column": int(k),
+                    "share_of_tokens": float(self.passes[k] / self.tokens),
+                    "largest": float(self.largest[k]),
+                }
+                for k in passing[np.argsort(-self.passes[passing], kind="stable")]
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a text has shown: a Tally for each product of each layer, in the order in which they are computed."""
+
+    threshold: float
+    tokens: int
+    tallies: Mapping[Fed, Tally]
+
+    def features(self) -> list[dict[str, Any]]:
+        """The paper's outlier features: the columns of the hidden state that pass often enough, most often first."""
+        hidden = [(layer, tally) for (layer, fed), tally in self.tallies.items() if fed in HIDDEN]
+        layers = sorted({layer for layer, _ in hidden})
+        of_layer = [np.any([tally.passes > 0 for at, tally in hidden if at == layer], axis=0) for layer in layers]
+        in_layers = np.mean(of_layer, axis=0)
+        at_positions = np.sum([tally.passes for _, tally in hidden], axis=0) / (len(hidden) * self.tokens)
+        largest = np.max([tally.largest for _, tally in hidden], axis=0)
+        found = np.flatnonzero((in_layers >= LAYERS) & (at_positions >= POSITIONS))
+        return [
+            {
+                "column": int(k),
+                "layers": float(in_layers[k]),
+                "positions": float(at_positions[k]),
+                "largest": float(largest[k]),
+            }
+            for k in found[np.argsort(-at_positions[found], kind="stable")]
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. Shares are of 1; those of the whole leave the head out, which LLM.int8() does not quantize so."""
+        inputs = [{"layer": layer, "input": fed, **tally.as_dict()} for (layer, fed), tally in self.tallies.items()]
+        layers = [tally for (layer, _), tally in self.tallies.items() if layer >= 0]
+        activations = self.tokens * sum(tally.passes.size for tally in layers)
+        outliers = int(sum(tally.passes.sum() for tally in layers))
+        columns = [
+            {"layer": entry["layer"], "input": entry["input"], **column}
+            for entry in inputs
+            for column in entry["passing"]
+        ]
+        return {
+            "threshold": self.threshold,
+            "tokens": self.tokens,
+            "activations": activations,
+            "outliers": outliers,
+            "share_of_activations": outliers / activations,
+            "columns": int(sum(np.count_nonzero(tally.passes) for tally in layers)),
+            "features": {"layers": LAYERS, "positions": POSITIONS, "columns": self.features()},
+            "top": sorted(columns, key=lambda column: -float(column["largest"]))[:_TOP],
+            "inputs": inputs,
+        }
+
+    def hidden_counts(self) -> NDArray[np.int64]:
+        """How many outliers each dimension of the hidden state held, a row a layer: [layers, C]."""
+        first, second = ([t.passes for (_, fed), t in self.tallies.items() if fed == name] for name in HIDDEN)
+        return np.stack(first) + np.stack(second)
+
+
+def outliers(
+    llm: LLM, texts: Sequence[Sequence[int]], threshold: float = THRESHOLD, *, progress: Progress | None = None
+) -> Survey:
+    """Of `texts` of token ids, each read from its own beginning. Raises BadRequest where the engine shows no
+    activations.
+    """
+    rule, tallies = Outliers(threshold, least=0), dict[Fed, Tally]()
+    for fed, x in activations(llm, texts, progress=progress):
+        tallies.setdefault(fed, Tally(x.shape[1])).add(x, rule)
+    return Survey(threshold, sum(map(len, texts)), tallies)
+
+
+def activations(
+    llm: LLM, texts: Sequence[Sequence[int]], *, progress: Progress | None = None
+) -> Iterator[tuple[Fed, Floats]]:
+    """What each product is fed [T, K], in pieces of few enough tokens that a large model's fit into memory."""
+    show: Callable[..., Mapping[Fed, Floats]] | None = getattr(llm.backend, "activations", None)
+    if show is None:
+        raise BadRequest(f"the {llm.backend.engine} engine does not show its activations; take engine='cpu'")
+    config = llm.config
+    attention = config.num_attention_heads * config.head_dim
+    widths = 3 * config.hidden_size + attention + config.intermediate_size
+    step = max(1, _PIECE // (4 * config.num_hidden_layers * widths))
+    kv = llm.backend.new_kv(-(-max(map(len, texts)) // BLOCK_SIZE), BLOCK_SIZE)
+    total, done = sum(map(len, texts)), 0
+    for ids in texts:
+        for at in range(0, len(ids), step):
+            piece = ids[at : at + step]
+            blocks = range(-(-(at + len(piece)) // BLOCK_SIZE))
+            yield from show(Batch.of([Run(piece, at, blocks, "none")]), kv).items()
+            done += len(piece)
+            if progress:
+                progress("looking for outliers", done, total)

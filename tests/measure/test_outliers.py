@@ -1,0 +1,139 @@
+"""Outliers are counted as numpy counts them in what the torch module's products are fed, however the text is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+from pronk.errors import BadRequest
+from pronk.llm import LLM
+from pronk.measure import outliers as module
+from pronk.measure.outliers import Survey, Tally, outliers
+from pronk.torch_engine.backend import TorchBackend, load_module
+from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.model import Llama
+
+CONFIG = tiny_config(num_hidden_layers=3)
+THRESHOLD = 1.5
+TEXTS = [np.random.default_rng(n).integers(0, CONFIG.vocab_size, size).tolist() for n, size in enumerate((70, 33))]
+FED = {"q_proj": "qkv", "o_proj": "o", "gate_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
+
+
+def llm() -> LLM:
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    return LLM("tiny", checkpoint, None, CpuBackend.from_checkpoint(checkpoint, threads=1))
+
+
+@contextmanager
+def recorded(model: Llama) -> Iterator[dict[tuple[int, str], NDArray[np.float32]]]:
+    """What the modules of a torch model are fed."""
+    seen: dict[tuple[int, str], NDArray[np.float32]] = {}
+
+    def hook(key: tuple[int, str]):  # type: ignore[no-untyped-def]
+        return lambda _, given: seen.__setitem__(key, given[0].detach().numpy())
+
+    handles = []
+    for name, part in model.named_modules():
+        *path, role = name.split(".")
+        if role in FED:
+            layer = int(path[2]) if path else -1
+            handles.append(part.register_forward_pre_hook(hook((layer, FED[role]))))
+    yield seen
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[int, str], NDArray[np.float32]]:
+    """Of both texts, one after the other."""
+    model, each = load_module(in_memory(CONFIG, random_weights(CONFIG))), []
+    for text in TEXTS:
+        with recorded(model) as seen, torch.inference_mode():
+            model(TorchBatch.of(Batch.of([Run(text, logits="all")]), torch.device("cpu"), None))
+        each.append(seen)
+    return {key: np.concatenate([seen[key] for seen in each]) for key in each[0]}
+
+
+@pytest.mark.parametrize("piece", [1 << 27, 1 << 14])  # whole texts, and a few tokens at a time
+def test_counts_are_those_of_the_torch_module(
+    piece: int, expected: dict[tuple[int, str], NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PIECE", piece)
+    told: list[tuple[str, int, int]] = []
+    found = outliers(llm(), TEXTS, THRESHOLD, progress=lambda *t: told.append(t))
+    # Nothing lies so near the threshold that another order of sums could take it across.
+    assert min(np.abs(np.abs(x) - THRESHOLD).min() for x in expected.values()) > 2e-6
+    assert set(found.tallies) == set(expected)
+    for key, x in expected.items():
+        over, tally = np.abs(x) > THRESHOLD, found.tallies[key]
+        assert np.array_equal(tally.passes, over.sum(0)), key
+        assert (tally.tokens, tally.touched) == (103, over.any(1).sum()), key
+        np.testing.assert_allclose(tally.largest, np.abs(x).max(0), rtol=1e-4, err_msg=str(key))
+    assert told[-1][1:] == (103, 103)
+    assert len(told) == 2 if piece == 1 << 27 else len(told) > 5
+
+    whole, layers = found.as_dict(), [x for (layer, _), x in expected.items() if layer >= 0]
+    assert whole["activations"] == sum(x.size for x in layers)
+    assert whole["outliers"] == sum((np.abs(x) > THRESHOLD).sum() for x in layers) > 0
+    assert whole["columns"] == sum((np.abs(x) > THRESHOLD).any(0).sum() for x in layers)
+    assert whole["top"][0]["largest"] == max(float(t.largest.max()) for t in found.tallies.values())
+    hidden = sum((np.abs(expected[1, fed]) > THRESHOLD).sum(0) for fed in ("qkv", "gate_up"))
+    assert np.array_equal(found.hidden_counts()[1], hidden)
+
+
+def test_a_higher_threshold_never_finds_more() -> None:
+    model = llm()
+    counts = [outliers(model, TEXTS, threshold).as_dict()["outliers"] for threshold in (0, 0.5, 1, 2, 4, float("inf"))]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > 0 == counts[-1]
+
+
+@pytest.mark.parametrize("threshold", [-1.0, float("nan")])
+def test_a_threshold_that_is_none(threshold: float) -> None:
+    with pytest.raises(BadRequest, match="threshold must be a number"):
+        outliers(llm(), TEXTS, threshold)
+
+
+def survey(passes: dict[tuple[int, str], list[int]], tokens: int = 100) -> Survey:
+    tallies = {}
+    for key, counts in passes.items():
+        tallies[key] = Tally(len(counts))
+        tallies[key].tokens, tallies[key].passes = tokens, np.array(counts)
+        tallies[key].largest = np.where(np.array(counts) > 0, 7.0, 1.0).astype(np.float32)
+    return Survey(6.0, tokens, tallies)
+
+
+def test_outlier_features_are_in_a_quarter_of_the_layers_and_at_6_percent_of_the_positions() -> None:
+    """8 layers of 2 hidden states and 100 tokens: 1600 positions, of which 96 are 6%; 2 layers are a quarter.
+
+    Column 0: 96 positions in two layers. 1: one position fewer. 2: as many as 0, but in one layer. 3: in two layers, in
+    one of them before the MLP alone. 4: every position of `o` and `down`, which are no hidden states.
+    """
+    nothing = [0, 0, 0, 0, 0]
+    passes = {(layer, fed): nothing for layer in range(8) for fed in ("qkv", "gate_up")}
+    passes |= {(0, "qkv"): [48, 48, 96, 90, 0], (1, "qkv"): [48, 47, 0, 0, 0], (1, "gate_up"): [0, 0, 0, 70, 0]}
+    passes |= {(layer, fed): [0, 0, 0, 0, 100] for layer in range(8) for fed in ("o", "down")}
+    found = survey(passes).as_dict()["features"]["columns"]
+    assert [feature["column"] for feature in found] == [3, 0]
+    assert found[1] == {"column": 0, "layers": 0.25, "positions": 0.06, "largest": 7.0}
+
+
+def test_columns_come_most_often_passed_first() -> None:
+    entry = survey({(0, "qkv"): [0, 5, 9], (0, "gate_up"): [0, 0, 0]}).as_dict()["inputs"][0]
+    assert [(c["column"], c["share_of_tokens"]) for c in entry["passing"]] == [(2, 0.09), (1, 0.05)]
+    assert (entry["columns"], entry["width"]) == (2, 3)
+
+
+def test_an_engine_that_shows_nothing() -> None:
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    model = LLM("tiny", checkpoint, None, TorchBackend.from_checkpoint(checkpoint, device="cpu"))
+    with pytest.raises(BadRequest, match="the torch engine does not show its activations; take engine='cpu'"):
+        outliers(model, TEXTS)
