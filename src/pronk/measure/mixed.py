@@ -1,0 +1,235 @@
+"""Mixed precision by measurement: each part of a model gets 16, 8 or 4 bits by the harm that fewer bits do there.
+
+Harm is the mean KL divergence of the model's predictions from those of its weights in float32. It is measured for each
+part in each format alone, all others in float32: roundings that are independent of each other add up in the logits as
+variances do, so that harms nearly add up; and beside the roundings of 30 layers in 16 bits, those of one in 8 bits
+would drown. `pronk.measure.parts` puts the steps in order; how many of them are taken is decided by measuring the
+whole, on the windows that the harms were measured on and on others that had no part in the choice. Both must keep the
+budget, with a standard error to spare.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pronk.errors import BadRequest
+from pronk.measure.parts import SMALLER, Formats, Part, Step, after, in_order, parts_of, sixteen_bits
+from pronk.measure.replay import Replay
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint, Progress
+    from pronk.llm import LLM
+
+_CTX = 128  # tokens of a window, of which the second half counts: many short ones say more than a few long ones
+_CHOOSE, _CONFIRM = 4, 8  # windows, at most; and 2 at least, for one has no standard error
+_TRIES = 6  # of the whole, at most
+
+
+class Divergence(NamedTuple):
+    mean: float
+    standard_error: float
+
+    @property
+    def upper(self) -> float:
+        return self.mean + self.standard_error
+
+
+class Whole(NamedTuple):
+    """A model's divergence on the windows that formats are chosen on, and on those held out."""
+
+    chosen: Divergence
+    held_out: Divergence
+
+    @property
+    def upper(self) -> float:
+        return max(self.chosen.upper, self.held_out.upper)
+
+
+class Measures(NamedTuple):
+    """Ways to measure a model with given formats."""
+
+    alone: Callable[[Formats], Divergence]  # on the windows to choose on
+    whole: Callable[[Formats], Whole]
+
+
+@dataclass(frozen=True)
+class Choice:
+    formats: Formats
+    measured_kld: float  # the whole's mean on the windows held out
+    steps: list[dict[str, Any]]  # that were taken, least harm a byte first: part, format, harm, saved (bytes)
+    standard_error: float  # of measured_kld
+    chosen_kld: float  # the whole's mean on the windows that the harms were measured on
+    floor_kld: float  # the mean with all parts in 16 bits, on the windows held out
+    max_kld: float
+    nbytes: dict[str, int]  # of the matrices: "before", with all parts in 16 bits, and "after"
+    parts: list[dict[str, Any]]  # all of them: part, format, harms by format, saved
+    tries: list[dict[str, Any]]  # of the whole, in order: steps, predicted, chosen and held_out mean KLD
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def choose(
+    model: str | Path,
+    *,
+    max_kld: float,
+    ids: Sequence[int],
+    progress: Progress | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> Choice:
+    """Formats with which `model` is as small as its mean KLD of at most `max_kld` on the text `ids` allows.
+
+    `loading`: options of pronk.load. Raises BadRequest where 16 bits alone are over the budget, and where the text is
+    too short.
+    """
+    import pronk
+
+    _check(max_kld)
+    texts, options = split(ids), dict(loading or {})
+    reference = pronk.load(model, **options, quantize="f32")
+    checkpoint, recorded = reference.checkpoint, [_recorded(reference) for _ in texts]
+    del reference
+
+    def measures(formats: Formats, *which: int) -> list[Divergence]:
+        llm = pronk.load(model, **options, quantize=formats)
+        return [_divergence(recorded[n], llm, texts[n]) for n in which]
+
+    ways = Measures(lambda formats: measures(formats, 0)[0], lambda formats: Whole(*measures(formats, 0, 1)))
+    return chosen_by(ways, checkpoint, max_kld, progress)
+
+
+def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progress: Progress | None = None) -> Choice:
+    """The choice, whatever measures the models."""
+    _check(max_kld)
+    wide, parts = sixteen_bits(checkpoint), parts_of(checkpoint)
+    floor = measures.whole({"": wide})
+    if floor.upper > max_kld:
+        raise BadRequest(
+            f"{checkpoint.path}: with all weights in {wide} the mean KL divergence is already {floor.upper:.2g} (with "
+            f"a standard error), and the budget is {max_kld:.2g}; allow more"
+        )
+    harms: dict[str, dict[str, float]] = {part.name: {} for part in parts}
+    jobs = [(part.name, format) for part in parts for format in SMALLER]
+    for done, (name, format) in enumerate(jobs):
+        if progress:
+            progress("measuring each part", done, len(jobs))
+        harms[name][format] = measures.alone({"": "f32", name: format}).mean
+    if progress:
+        progress("measuring each part", len(jobs), len(jobs))
+    steps = in_order(parts, wide, harms)
+    taken, whole, tries = _as_many_as_fit(steps, floor, max_kld, lambda s: measures.whole(after(s, wide)), progress)
+    return _described(parts, wide, harms, steps[:taken], floor, whole, max_kld, tries)
+
+
+def split(ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Windows to choose on, and others to confirm the choice on, both from all over the text."""
+    windows = [list(ids[at : at + _CTX]) for at in range(0, len(ids) - _CTX + 1, _CTX)]
+    if len(windows) < 4:
+        raise BadRequest(
+            f"choosing formats takes a text of {4 * _CTX} tokens at least: two windows of {_CTX} to choose on, and two "
+            f"to confirm on; this one has {len(ids)}"
+        )
+    wanted = min(len(windows), _CHOOSE + _CONFIRM)
+    spread = [windows[n * len(windows) // wanted] for n in range(wanted)]
+    every = 3 if wanted >= 6 else 2
+    choosing, confirming = spread[::every], [window for n, window in enumerate(spread) if n % every]
+    return list(chain.from_iterable(choosing)), list(chain.from_iterable(confirming))
+
+
+def _check(max_kld: float) -> None:
+    if not max_kld > 0:
+        raise BadRequest(f"a budget of KL divergence must be a number over 0, not {max_kld!r}")
+
+
+def _recorded(llm: LLM) -> LLM:
+    """A model whose logits are computed once: beside many others it is read again and again."""
+    recorded = copy.copy(llm)
+    recorded.backend = Replay(llm.backend)
+    return recorded
+
+
+def _divergence(recorded: LLM, llm: LLM, text: Sequence[int]) -> Divergence:
+    from pronk.measure.divergence import divergence
+
+    found = divergence(recorded, llm, text, ctx=_CTX)
+    assert isinstance(recorded.backend, Replay)
+    recorded.backend.rewind()
+    return Divergence(found["mean"], found["standard_error"])
+
+
+def _as_many_as_fit(
+    steps: Sequence[Step],
+    floor: Whole,
+    max_kld: float,
+    measured: Callable[[Sequence[Step]], Whole],
+    progress: Progress | None,
+) -> tuple[int, Whole, list[dict[str, Any]]]:
+    """How many steps keep the budget: guessed from the sum of their harms, measured, and guessed anew by what that
+    showed, between the most that are known to keep it and the fewest that are known to break it."""
+    sums = [0.0, *accumulate(step.harm for step in steps)]
+    good, whole, bad, scale = 0, floor, len(steps) + 1, 1.0
+    tries: list[dict[str, Any]] = []
+    while bad - good > 1 and len(tries) < _TRIES:
+        if progress:
+            progress("measuring the whole", len(tries), _TRIES)
+        fitting = sum(floor.upper + scale * harm <= max_kld for harm in sums) - 1
+        count = min(max(fitting, good + 1), bad - 1)
+        found = measured(steps[:count])
+        tries.append(
+            {
+                "steps": count,
+                "predicted": floor.chosen.mean + sums[count],
+                "chosen": found.chosen.mean,
+                "held_out": found.held_out.mean,
+                "kept": found.upper <= max_kld,
+            }
+        )
+        if found.upper <= max_kld:
+            good, whole = count, found
+        else:
+            bad = count
+        if sums[count] > 0:
+            scale = max(found.upper - floor.upper, 0.0) / sums[count]
+    if progress:
+        progress("measuring the whole", _TRIES, _TRIES)
+    return good, whole, tries
+
+
+def _described(
+    parts: Sequence[Part],
+    wide: str,
+    harms: Mapping[str, dict[str, float]],
+    taken: Sequence[Step],
+    floor: Whole,
+    whole: Whole,
+    max_kld: float,
+    tries: list[dict[str, Any]],
+) -> Choice:
+    formats = after(taken, wide)
+    rows = [
+        {
+            "part": part.name,
+            "format": (format := formats.get(part.name, wide)),
+            "harms": harms[part.name],
+            "saved": part.nbytes[wide] - part.nbytes[format],
+        }
+        for part in parts
+    ]
+    before = sum(part.nbytes[wide] for part in parts)
+    return Choice(
+        formats=formats,
+        measured_kld=whole.held_out.mean,
+        steps=[asdict(step) for step in taken],
+        standard_error=whole.held_out.standard_error,
+        chosen_kld=whole.chosen.mean,
+        floor_kld=floor.held_out.mean,
+        max_kld=max_kld,
+        nbytes={"before": before, "after": before - sum(int(str(row["saved"])) for row in rows)},
+        parts=rows,
+        tries=tries,
+    )
