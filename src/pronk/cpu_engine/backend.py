@@ -71,7 +71,7 @@ class CpuBackend:
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
         way_out = _smaller("q4" if quantize == "q4" else dtype, ctx_size is not None and cache > packed)
-        memory.check(packed + cache + _pass_bytes(checkpoint.config), f"{checkpoint.path}: running it", way_out)
+        memory.check(packed + cache + pass_bytes(checkpoint.config), f"{checkpoint.path}: running it", way_out)
         try:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
@@ -217,7 +217,7 @@ def _smaller(dtype: str, cache_is_most: bool) -> str:
     return "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)"
 
 
-def _pass_bytes(config: ModelConfig) -> int:
+def pass_bytes(config: ModelConfig) -> int:
     """What a forward pass takes besides, about."""
     q, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     widest = max(config.hidden_size, config.intermediate_size, q)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.cpu_engine import formats, weights
-from pronk.cpu_engine.backend import default_kv_dtype, load_native, new_model
+from pronk.cpu_engine.backend import default_kv_dtype, load_native, new_model, pass_bytes
 from pronk.cpu_engine.kv import BLOCK_SIZE
 
 
@@ -16,6 +16,7 @@ class Plan:
     weights: int  # bytes, packed
     kv_dtype: str
     kv_a_token: int  # bytes
+    a_pass: int  # bytes, about: what a forward pass needs besides
 
 
 def plan(checkpoint: Checkpoint, quantize: formats.Wish = "auto", kv_dtype: str | None = None) -> Plan:
@@ -25,4 +26,4 @@ def plan(checkpoint: Checkpoint, quantize: formats.Wish = "auto", kv_dtype: str 
     kv_dtype = default_kv_dtype(dtype) if kv_dtype in (None, "auto") else kv_dtype
     block = native.KV(new_model(native, checkpoint.config, 1, None), kv_dtype, 0).block_bytes
     packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
-    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE)
+    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE, pass_bytes(checkpoint.config))
