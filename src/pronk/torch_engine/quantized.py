@@ -116,13 +116,7 @@ def int_product(a: Tensor, b: Tensor) -> Tensor:
     """a [T, K] b[N, K]^T of int8, exact in int32."""
     if not has_int_product(a.device):
         return _product_in_floats(a, b)
-    if a.device.type == "cpu":
-        return torch._int_mm(a, b.T)
-    # CUDA's wants more than 16 rows, and multiples of 8 of everything else.
-    (t, k), n = a.shape, b.shape[0]
-    rows = 24 if t <= 16 else t
-    a, b = _padded(a, rows, -(-k // 8) * 8), _padded(b, -(-n // 8) * 8, -(-k // 8) * 8)
-    return torch._int_mm(a, b.T)[:t, :n]
+    return torch._int_mm(a, b.T) if a.device.type == "cpu" else _padded_product(a, b)
 
 
 @cache
@@ -142,6 +136,14 @@ def _product_in_floats(a: Tensor, b: Tensor) -> Tensor:
     for some, others in zip(a.split(_EXACT, 1), b.split(_EXACT, 1), strict=True):
         sums += (some.float() @ others.float().T).int()
     return sums
+
+
+def _padded_product(a: Tensor, b: Tensor) -> Tensor:
+    """CUDA's wants more than 16 rows, and multiples of 8 of everything else."""
+    (t, k), n = a.shape, b.shape[0]
+    a = _padded(a, 24 if t <= 16 else t, -(-k // 8) * 8)
+    b = _padded(b, -(-n // 8) * 8, a.shape[1])
+    return torch._int_mm(a, b.T)[:t, :n]
 
 
 def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
