@@ -13,10 +13,10 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
 
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
-    (0, ("errors", "config", "rope_scaling", "rope", "paths", "vocabulary", "strict_json")),
+    (0, ("errors", "config", "rope_scaling", "rope", "paths", "vocabulary", "strict_json", "quantize")),
     (0, ("tokenizer_files", "tokenizer_json", "tokenizer_source")),
     (3, ("engine.scheduler", "engine.beam")),
-    (1, ("checkpoint", "tokenizer", "quantize", "int8", "engine")),
+    (1, ("checkpoint", "tokenizer", "int8", "engine")),
     (2, ("torch_engine", "cpu_engine")),
     (4, ("generation", "stopping", "streaming", "prompts", "watched", "engines", "llm", "loading", "train")),
     (5, ("measure", "serve")),

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pronk.quantize import quantize
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -61,6 +64,37 @@ def encode_q8_0(rows: Floats) -> Bytes:
     packed[:, :2] = half.view(np.uint8)
     packed[:, 2:] = rounded.astype(np.int8).view(np.uint8)
     return packed.reshape(*rows.shape[:-1], -1)
+
+
+def encode_q8(rows: Floats) -> Bytes:
+    """As `encode_q8_0`, rounded as `pronk.quantize` does. Raises BadRequest for what no float16 scale holds."""
+    return _encode(rows, "q8", 34)
+
+
+def encode_q4(rows: Floats) -> Bytes:
+    """float32 [..., C], C a multiple of 32, to Q4_1 blocks [..., C / 32 * 20] of `pronk.quantize`'s q4."""
+    return _encode(rows, "q4", 20)
+
+
+def _encode(rows: Floats, format: Literal["q8", "q4"], nbytes: int) -> Bytes:
+    groups = rows.reshape(-1, 32)
+    out = np.empty((len(groups), nbytes), np.uint8)
+    for start in range(0, len(groups), _CHUNK // 32):
+        part = slice(start, start + _CHUNK // 32)
+        quantized = quantize(groups[part], format)
+        heads = [quantized.scale] if quantized.minimum is None else [quantized.scale, quantized.minimum]
+        codes: Bytes = quantized.q.view(np.uint8)
+        if format == "q4":
+            codes = codes[:, :16] | np.left_shift(codes[:, 16:], 4, dtype=np.uint8)
+        np.concatenate([*(head.astype("<f2").view(np.uint8) for head in heads), codes], axis=1, out=out[part])
+    return out.reshape(*rows.shape[:-1], -1)
+
+
+def finite(dtype: str, blocks: Bytes) -> bool:
+    """Whether no scale, and no minimum, is infinite or NaN."""
+    kind = BLOCK_TYPES[dtype]
+    flat = blocks.reshape(-1, kind.nbytes)
+    return all(np.isfinite(_halves(flat, offset)).all() for offset, width in kind.words if width == 2)
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from pronk.checkpoint import write_gguf, write_llama2c, write_safetensors
+from pronk.checkpoint import gguf_types, write_gguf, write_int8, write_llama2c, write_safetensors
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.checkpoint.writing import TensorStream
 from pronk.errors import BadRequest, PronkError
 from pronk.vocabulary import Vocabulary
 
 Format = Literal["safetensors", "llama2c", "gguf"]
-Dtype = Literal["f32", "f16", "bf16", "q8_0", "int8"]
+Dtype = Literal["f32", "f16", "bf16", "q8_0", "int8", "llm-int8", "q8", "q4"]
 
 DTYPES: dict[Format, tuple[Dtype, ...]] = {
-    "safetensors": ("f32", "f16", "bf16"),
+    "safetensors": ("f32", "f16", "bf16", "int8", "llm-int8"),
     "llama2c": ("f32", "int8"),
-    "gguf": ("f32", "f16", "bf16", "q8_0"),
+    "gguf": ("f32", "f16", "bf16", "q8_0", "q8", "q4"),
 }
 MAX_SHARD_BYTES = 5_000_000_000  # Hugging Face's
 
@@ -31,7 +31,9 @@ def save(
     destination: Path,
     *,
     to: Format,
-    dtype: Dtype,
+    dtype: Dtype | Mapping[str, str],
+    int8_threshold: float | None = None,
+    finite: bool = False,
     version: int | None = None,
     group_size: int = 64,
     vocabulary: Vocabulary | None = None,
@@ -42,6 +44,12 @@ def save(
 ) -> Path:
     """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
 
+    `dtype`: for all matrices; for GGUF also a mapping from beginnings of tensor names, as `gguf_types.assign` has it.
+    What is quantized here has the codes and scales that the CPU engine quantizes to in memory: safetensors in int8 has
+    compressed-tensors' layout, and in llm-int8 bitsandbytes', with `int8_threshold` (None: the source's, or 6.0); q8
+    and q4 are Q8_0 and Q4_1.
+    `finite`: refuse infinity and NaN wherever they are.
+
     `version` is llama2.c's: 0 (the default) or 1 for f32, 2 for int8, in groups of `group_size`. The tokenizer goes
     along where the format holds it (`tokenizer_problem` says where it does not): safetensors gets copies of the
     source's Hugging Face files, or else `tokenizer_files` (name -> content); GGUF gets `vocabulary`, and so does
@@ -51,14 +59,24 @@ def save(
     tensor. Everything is written under another name and renamed at the end.
 
     Raises Unsupported for what the format cannot hold, BadRequest for arguments that do not fit together or a
-    destination that exists, PronkError where the disk refuses.
+    destination that exists, BadFile for a source that is broken, PronkError where the disk refuses.
     """
     version = _check_request(to, dtype, version)
-    config, stream = checkpoint.config, TensorStream(checkpoint, progress)
+    config, stream = checkpoint.config, TensorStream(checkpoint, progress, finite=finite)
+    quantization, types = None, dict[str, str]()
     if to == "llama2c":
         write_llama2c.check(config, version, group_size)
     elif to == "gguf":
         write_gguf.check(config, vocabulary)
+        types = gguf_types.assign(checkpoint, {"": dtype} if isinstance(dtype, str) else dtype)
+    elif isinstance(dtype, str) and dtype in write_int8.DTYPES:
+        told = checkpoint.int8_threshold if int8_threshold is None and dtype == "llm-int8" else int8_threshold
+        quantization = write_int8.quantization_config(dtype, told)
+        types = write_int8.assign(checkpoint, dtype)
+    else:
+        types = dict.fromkeys(checkpoint.tensors, str(dtype).upper())
+    if int8_threshold is not None and quantization is None:
+        raise BadRequest("int8_threshold is llm-int8's; leave it out")
     _check_destination(checkpoint, destination, to, overwrite)
     carried = tokenizer_problem(checkpoint, to, vocabulary, tokenizer_files) is None
     tokenizer = write_llama2c.tokenizer(vocabulary) if to == "llama2c" and carried and vocabulary else b""
@@ -72,14 +90,15 @@ def save(
     with _one_line(destination), _replacing(destination) as partial:
         if to == "safetensors":
             partial.mkdir()
-            write_safetensors.write(partial, stream, dtype.upper(), max_shard_bytes)
+            write_safetensors.write(partial, stream, types, max_shard_bytes, quantization)
             for name, content in (tokenizer_files or {}).items():
                 (partial / name).write_bytes(content)
             if checkpoint.tokenizer and not tokenizer_files and carried:
                 write_safetensors.copy_tokenizer(partial, checkpoint.tokenizer)
         elif to == "gguf":
             with partial.open("xb") as file:
-                write_gguf.write(file, stream, dtype.upper(), vocabulary, checkpoint.path.stem)
+                number = gguf_types.file_type(checkpoint, types)
+                write_gguf.write(file, stream, types, number, vocabulary, checkpoint.path.stem)
         else:
             with partial.open("xb") as file:
                 write_llama2c.write(file, stream, version, group_size)
@@ -116,11 +135,13 @@ def tokenizer_problem(
     return write_llama2c.tokenizer_problem(vocabulary, checkpoint.config.vocab_size) if to == "llama2c" else None
 
 
-def _check_request(to: Format, dtype: Dtype, version: int | None) -> int:
+def _check_request(to: Format, dtype: Dtype | Mapping[str, str], version: int | None) -> int:
     """llama2.c's version; 0 for the other formats."""
     if to not in get_args(Format):
         raise BadRequest(f"format {to!r} is not one of {', '.join(get_args(Format))}")
-    if dtype not in DTYPES[to]:
+    if not isinstance(dtype, str) and to != "gguf":
+        raise BadRequest(f"{to} has one type for all matrices; gguf holds several")
+    if isinstance(dtype, str) and dtype not in DTYPES[to]:
         raise BadRequest(f"{to} is not written in {dtype!r}; choose from {', '.join(DTYPES[to])}")
     if to != "llama2c":
         if version is not None:

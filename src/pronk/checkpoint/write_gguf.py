@@ -1,9 +1,10 @@
-"""A GGUF file, version 3, little-endian: F32, F16, BF16 or Q8_0, with the vocabulary where there is one."""
+"""A GGUF file, version 3, little-endian, each tensor in a type of its own, with the vocabulary where there is one."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.gguf import ROPE_FREQS
-from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, encode_q8_0
+from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, encode_q4, encode_q8, encode_q8_0
 from pronk.checkpoint.gguf_file import (
     ARRAY,
     BOOL,
@@ -24,6 +25,7 @@ from pronk.checkpoint.gguf_file import (
     TENSOR_TYPES,
     UINT32,
 )
+from pronk.checkpoint.gguf_types import stored
 from pronk.checkpoint.names import hf_to_gguf, rotary_heads, to_interleaved
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.checkpoint.writing import TensorStream, pieces, require_finite, write_array, write_numbers
@@ -33,7 +35,7 @@ from pronk.rope import frequency_factors, inverse_frequencies
 from pronk.vocabulary import TokenType, Vocabulary
 
 _VERSION = 3
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type
+_ENCODERS = {"q8_0": encode_q8_0, "q8": encode_q8, "q4": encode_q4}
 _TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 _END_TOKENS = ("eos", "eot", "eom")
 
@@ -56,15 +58,22 @@ def check(config: ModelConfig, vocabulary: Vocabulary | None) -> None:
             )
 
 
-def write(file: BinaryIO, stream: TensorStream, dtype: str, vocabulary: Vocabulary | None, name: str) -> None:
-    """`dtype` is for matrices; vectors are F32, and so that rows fill Q8_0's blocks of 32, others are F16."""
+def write(
+    file: BinaryIO,
+    stream: TensorStream,
+    formats: Mapping[str, str],
+    file_type: int,
+    vocabulary: Vocabulary | None,
+    name: str,
+) -> None:
+    """`formats` and `file_type` are gguf_types'."""
     config = stream.config
-    tensors = {hf_to_gguf(hf): (hf, shape, _type_of(shape, dtype)) for hf, shape in config.tensor_shapes().items()}
+    tensors = {hf_to_gguf(hf): (hf, shape, formats[hf]) for hf, shape in config.tensor_shapes().items()}
     factors = _rope_factors(config)
     if factors is not None:
-        tensors[ROPE_FREQS] = ("", factors.shape, "F32")
+        tensors[ROPE_FREQS] = ("", factors.shape, "f32")
     pairs = [
-        *_model_pairs(config, dtype, name),
+        *_model_pairs(config, file_type, name),
         *_token_pairs(config, vocabulary),
         *_vocabulary_pairs(vocabulary, config),
     ]
@@ -72,42 +81,41 @@ def write(file: BinaryIO, stream: TensorStream, dtype: str, vocabulary: Vocabula
     header = struct.pack("<4sIQQ", MAGIC, _VERSION, len(tensors), len(pairs))
     header += b"".join(map(_pack_pair, pairs))
     offset = 0
-    for gguf_name, (_, shape, kind) in tensors.items():
+    for gguf_name, (_, shape, format) in tensors.items():
+        kind = stored(format)
         header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
         header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
         offset += -(-_nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
     file.write(header)
-    for hf_name, _, kind in tensors.values():
+    for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
         if hf_name:
-            _write_tensor(file, stream, hf_name, kind)
+            _write_tensor(file, stream, hf_name, format)
         elif factors is not None:
             write_array(file, factors)
     file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
 
 
-def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, kind: str) -> None:
+def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) -> None:
     heads = rotary_heads(name, stream.config)
 
     def interleaved(array: NDArray[Any]) -> NDArray[Any]:
         return array if heads is None else to_interleaved(array, heads)
 
-    if kind != "Q8_0":
+    kind = stored(format)
+    if kind in PLAIN_DTYPES:
         write_numbers(file, name, interleaved(stream.read(name)), kind)
-    elif (blocks := stream.read_blocks(name, kind)) is not None:  # quantizing again might round again
+    elif format not in _ENCODERS:
+        blocks = stream.read_blocks(name, format)
+        assert blocks is not None
         write_array(file, interleaved(blocks))
     else:
         for piece in pieces(interleaved(stream.read(name)), BLOCK_TYPES[kind].elements):
-            require_finite(name, piece, kind)
-            write_array(file, encode_q8_0(piece.astype(np.float32, copy=False)))
-
-
-def _type_of(shape: tuple[int, ...], dtype: str) -> str:
-    if len(shape) == 1:
-        return "F32"
-    if dtype in BLOCK_TYPES and shape[-1] % BLOCK_TYPES[dtype].elements:
-        return "F16"
-    return dtype
+            require_finite(name, piece, format)
+            try:
+                write_array(file, _ENCODERS[format](piece.astype(np.float32, copy=False)))
+            except BadRequest as error:
+                raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
 
 
 def _nbytes(shape: tuple[int, ...], kind: str) -> int:
@@ -125,12 +133,12 @@ def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
     return frequency_factors(scaling, inverse_frequencies(replace(config, rope_scaling=None)))
 
 
-def _model_pairs(config: ModelConfig, dtype: str, name: str) -> list[Pair]:
+def _model_pairs(config: ModelConfig, file_type: int, name: str) -> list[Pair]:
     pairs: list[Pair] = [
         ("general.architecture", STRING, "llama"),
         ("general.type", STRING, "model"),
         ("general.name", STRING, name),
-        ("general.file_type", UINT32, _FILE_TYPES[dtype]),
+        ("general.file_type", UINT32, file_type),
         ("general.quantization_version", UINT32, 2),
         ("llama.vocab_size", UINT32, config.vocab_size),
         ("llama.context_length", UINT32, config.max_position_embeddings),

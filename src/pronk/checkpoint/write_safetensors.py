@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from pronk.checkpoint import write_int8
 from pronk.checkpoint.tensors import PLAIN_DTYPES
-from pronk.checkpoint.writing import TensorStream, write_numbers
+from pronk.checkpoint.writing import TensorStream, write_array, write_numbers
 from pronk.vocabulary import TokenizerSource
 
 # Names under which each kind of tokenizer file is looked for, and what may stand beside it.
@@ -31,20 +36,29 @@ _COMPANIONS = (
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def write(folder: Path, stream: TensorStream, dtype: str, max_shard_bytes: int) -> None:
-    """`dtype`: "F32", "F16" or "BF16", for every tensor."""
-    config = stream.config.to_dict() | {"torch_dtype": _TORCH_NAMES[dtype]}
+def write(
+    folder: Path,
+    stream: TensorStream,
+    types: Mapping[str, str],
+    max_shard_bytes: int,
+    quantization: Mapping[str, Any] | None = None,
+) -> None:
+    """`types`: for each tensor "F32", "F16" or "BF16", or one of write_int8's, which `quantization` then speaks of."""
+    config = stream.config.to_dict() | {"torch_dtype": _commonest(types)}
+    if quantization:
+        config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    shapes = stream.config.tensor_shapes()
-    nbytes = {name: math.prod(shape) * PLAIN_DTYPES[dtype].itemsize for name, shape in shapes.items()}
+    entries = {name: _entries(name, shape, types[name]) for name, shape in stream.config.tensor_shapes().items()}
+    nbytes = {name: sum(entry.nbytes for entry in parts) for name, parts in entries.items()}
     shards = _fill_shards(nbytes, max_shard_bytes)
     weight_map = {}
     for number, names in enumerate(shards, 1):
         file_name = "model.safetensors"
         if len(shards) > 1:
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(folder / file_name, {name: nbytes[name] for name in names}, stream, dtype)
-        weight_map.update(dict.fromkeys(names, file_name))
+        parts = [entry for name in names for entry in entries[name]]
+        _write_shard(folder / file_name, names, parts, stream, types)
+        weight_map.update({entry.name: file_name for entry in parts})
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": weight_map}
         text = json.dumps(index, indent=2) + "\n"
@@ -80,16 +94,57 @@ def _fill_shards(nbytes: dict[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def _write_shard(path: Path, nbytes: dict[str, int], stream: TensorStream, dtype: str) -> None:
-    shapes = stream.config.tensor_shapes()
+def _commonest(types: Mapping[str, str]) -> str:
+    """What transformers computes in: the type of the most tensors that are not quantized."""
+    return _TORCH_NAMES[Counter(kind for kind in types.values() if kind in PLAIN_DTYPES).most_common(1)[0][0]]
+
+
+class _Entry(NamedTuple):
+    """A tensor as the file holds it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return PLAIN_DTYPES[self.dtype].itemsize if self.dtype in PLAIN_DTYPES else 1
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+
+def _entries(name: str, shape: tuple[int, ...], kind: str) -> list[_Entry]:
+    if kind in PLAIN_DTYPES:
+        return [_Entry(name, kind, shape)]
+    return [_Entry(part, *what) for part, what in write_int8.layout(name, shape, kind).items()]
+
+
+def _write_shard(
+    path: Path, names: list[str], entries: list[_Entry], stream: TensorStream, types: Mapping[str, str]
+) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, count in nbytes.items():
-        header[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [end, end + count]}
-        end += count
+    begins, end = {}, 0
+    for entry in sorted(entries, key=lambda entry: -entry.itemsize):  # the widest first: all are aligned
+        begins[entry.name] = end
+        end += entry.nbytes
+        offsets = [begins[entry.name], end]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in nbytes:
-            write_numbers(file, name, stream.read(name), dtype)
+        start = file.tell()
+        for name in names:
+            file.seek(start + begins[name])
+            if types[name] in PLAIN_DTYPES:
+                write_numbers(file, name, stream.read(name), types[name])
+                continue
+            scales = []
+            for scale, codes in write_int8.rows(stream, name):
+                scales.append(scale)
+                write_array(file, codes)
+            for part, array in write_int8.companions(name, types[name], np.concatenate(scales)).items():
+                file.seek(start + begins[part])
+                write_array(file, array)

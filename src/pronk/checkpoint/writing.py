@@ -8,9 +8,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, Progress
+from pronk.checkpoint import gguf_blocks
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, Progress, check_finite
 from pronk.config import ModelConfig
-from pronk.errors import Unsupported
+from pronk.errors import BadFile, Unsupported
 
 _PIECE = 1 << 20  # elements: conversions never hold more than this beside the tensor itself
 
@@ -18,22 +19,30 @@ _PIECE = 1 << 20  # elements: conversions never hold more than this beside the t
 class TensorStream:
     """The tensors of a checkpoint, each read when it is asked for and reported as it is."""
 
-    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None, *, finite: bool = False) -> None:
+        """`finite`: infinity and NaN are refused, with BadFile."""
         self.config: ModelConfig = checkpoint.config
+        self._path, self._finite = checkpoint.path, finite
         self._tensors, self._progress = checkpoint.tensors, progress
         self._done, self._total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values())
 
     def read(self, name: str) -> NDArray[Any]:
         self._report(name)
-        return self._tensors[name].read()
+        array = self._tensors[name].read()
+        if self._finite:
+            check_finite(self._path, name, array)
+        return array
 
-    def read_blocks(self, name: str, dtype: str) -> NDArray[np.uint8] | None:
-        """The stored blocks, if that is how they are stored."""
+    def read_blocks(self, name: str, *dtypes: str) -> NDArray[np.uint8] | None:
+        """The stored blocks, if they are of one of these types."""
         tensor = self._tensors[name]
-        if tensor.dtype != dtype or tensor.read_blocks is None:
+        if tensor.dtype not in dtypes or tensor.read_blocks is None:
             return None
         self._report(name)
-        return tensor.read_blocks()
+        blocks = tensor.read_blocks()
+        if self._finite and tensor.dtype in gguf_blocks.BLOCK_TYPES and not gguf_blocks.finite(tensor.dtype, blocks):
+            raise BadFile(self._path, "holds infinity or NaN; no trained model does", field=f"tensor {name!r}")
+        return blocks
 
     def finish(self) -> None:
         if self._progress:
