@@ -29,6 +29,8 @@ VERBS = {
     "chat": "chat",
     "inspect": "inspect",
     "verify": "verify",
+    "perplexity": "perplexity",
+    "divergence": "divergence",
     "convert": "convert",
     "pull": "pull",
     "list": "list_models",

@@ -69,13 +69,10 @@ def divergences(
 ) -> dict[str, dict[str, Any]]:
     """Of several models at once: the reference reads the text a single time."""
     for llm in llms.values():
-        if (ours := reference.config.vocab_size) != (others := llm.config.vocab_size):
-            raise BadRequest(
-                f"{reference.name} predicts {ours} tokens and {llm.name} {others}: only models with the same "
-                "vocabulary can be compared"
-            )
+        _check(reference, llm)
+    sides = {"": reference.backend, **{name: llm.backend for name, llm in llms.items()}}
     texts = windows(ids, ctx, count=count, bos=begins_with(reference))
-    return _measure(reference.backend, {name: llm.backend for name, llm in llms.items()}, texts, ctx, progress)
+    return _measure(sides, {name: ("", name) for name in llms}, texts, ctx, progress)
 
 
 def noise_floor(
@@ -83,21 +80,72 @@ def noise_floor(
 ) -> dict[str, Any]:
     """How far a model lies from itself when only its rounding changes; keys as of `divergence`, and "how", "exact"."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
-    found = _measure(llm.backend, {"nudged": llm.backend.perturbed()}, texts, ctx, progress)["nudged"]
+    sides = {"": llm.backend, "nudged": llm.backend.perturbed()}
+    found = _measure(sides, {"floor": ("", "nudged")}, texts, ctx, progress)["floor"]
     return {**found, "how": HOW, "exact": llm.backend.exact}
 
 
-def _measure(
-    reference: Backend, others: Mapping[str, Backend], texts: Sequence[Window], ctx: int, progress: Progress | None
+def with_floors(
+    reference: LLM,
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    count: int | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
+    """A divergence and the noise floors of both models, over the same windows, each model read once: "divergence",
+    "reference_floor" and "own_floor"."""
+    _check(reference, llm)
+    sides = {
+        "reference": reference.backend,
+        "own": llm.backend,
+        "reference, nudged": reference.backend.perturbed(),
+        "own, nudged": llm.backend.perturbed(),
+    }
+    pairs = {
+        "divergence": ("reference", "own"),
+        "reference_floor": ("reference", "reference, nudged"),
+        "own_floor": ("own", "own, nudged"),
+    }
+    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+    found = _measure(sides, pairs, texts, ctx, progress)
+    for floor, model in (("reference_floor", reference), ("own_floor", llm)):
+        found[floor] = {**found[floor], "how": HOW, "exact": model.backend.exact}
+    return found
+
+
+def above(found: dict[str, Any], floor: dict[str, Any]) -> bool:
+    """Whether a divergence is over a noise floor: its mean KLD, by more than twice the standard error of both."""
+    errors = (found["standard_error"] or 0.0, floor["standard_error"] or 0.0)
+    return bool(found["mean"] - floor["mean"] > 2 * float(np.hypot(*errors)))
+
+
+def _check(reference: LLM, llm: LLM) -> None:
+    if (ours := reference.config.vocab_size) != (others := llm.config.vocab_size):
+        raise BadRequest(
+            f"{reference.name} predicts {ours} tokens and {llm.name} {others}: only models with the same vocabulary "
+            "can be compared"
+        )
+
+
+def _measure(
+    sides: Mapping[str, Backend],
+    pairs: Mapping[str, tuple[str, str]],
+    texts: Sequence[Window],
+    ctx: int,
+    progress: Progress | None,
+) -> dict[str, dict[str, Any]]:
+    """For each pair of sides (reference, own), how far they lie apart. Every side reads every window once."""
     longest = max(len(window.ids) for window in texts)
-    first, readers = Reader(reference, longest), {name: Reader(other, longest) for name, other in others.items()}
-    tallies = {name: Tally() for name in others}
+    readers = {side: Reader(backend, longest) for side, backend in sides.items()}
+    tallies = {name: Tally() for name in pairs}
     for window in watched(texts, progress):
-        pieces = {name: reader.read(window) for name, reader in readers.items()}
-        for true, targets in first.read(window):
-            for name, tally in tallies.items():
-                tally.add(true, next(pieces[name])[0], targets)
+        # All sides have one vocabulary, so their pieces are of the same rows.
+        for pieces in zip(*(reader.read(window) for reader in readers.values()), strict=True):
+            logits = {side: piece for side, (piece, _) in zip(readers, pieces, strict=True)}
+            for name, (reference, own) in pairs.items():
+                tallies[name].add(logits[reference], logits[own], pieces[0][1])
         for tally in tallies.values():
             tally.end_window()
     return {name: {**tally.summary(), "windows": len(texts), "ctx": ctx} for name, tally in tallies.items()}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.float32]  # [rows, V]
 
-LOGITS_BYTES = 32 << 20  # at most, in the pieces that a Reader gives: 170 rows of a vocabulary of 49,152
+LOGITS_BYTES = 16 << 20  # at most, in the pieces that a Reader gives: 85 rows of a vocabulary of 49,152
 _PASS = 512  # tokens of a forward pass whose logits nobody wants
 _SHORTEST = 4  # tokens: the second half of three is a single prediction out of almost nothing
 

@@ -1,0 +1,164 @@
+"""`pronk divergence`: how far one model's predictions lie from another's, and how much of that is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options, progress
+from pronk.cli.perplexity import read_text, text_options
+
+if TYPE_CHECKING:
+    from pronk.llm import LLM
+
+_BOTH = ("tokenizer", "device", "threads", "ctx_size")  # options of loading that A takes as well
+_WINDOWS = 20
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk divergence smollm2:135m --quantize llm-int8           what 8 bits cost
+  pronk divergence smollm2:135m --kv-dtype int8               the same weights, keys and values in 8 bits
+  pronk divergence ./my-model my-model-q8.gguf --text chapter.txt
+  pronk divergence model.gguf --quantize q4 --reference auto  against the file's own types
+
+A is the reference, in f32 unless --reference says otherwise; the options of loading are B's. Without B,
+B is A with these options. The noise floor is how far a model lies from itself when its sums come in
+another order: smaller differences mean nothing."""
+)
+@click.argument("a", type=options.NAME)
+@click.argument("b", type=options.NAME, required=False)
+@text_options(windows=_WINDOWS)
+@click.option("--reference", type=click.Choice(["f32", "bf16", "f16", "auto"]), default="f32", show_default=True,
+              help="What A's weights are made; auto: as its file has them.")  # fmt: skip
+@options.loading_options
+@options.json_option
+def command(
+    a: str, b: str | None, file: str | None, ctx: int, windows: int, reference: str, as_json: bool, **loading: Any
+) -> None:
+    """Measure how far B's predictions lie from A's."""
+    from pronk.measure.divergence import with_floors
+
+    text, name = read_text(file)
+    first = _reference_loading(reference, loading)
+    if b is None:
+        if all(loading[option] is None for option in ("quantize", "kv_dtype", "dtype", "attn")):
+            raise click.UsageError("without B there must be an option that makes it differ, as --quantize llm-int8")
+        # What is not asked for by name is as A has it: --kv-dtype alone changes keys and values alone.
+        for option in ("quantize", "dtype"):
+            loading[option] = first.get(option) if loading[option] is None else loading[option]
+    one = options.load_model(a, first)
+    other = options.load_model(a if b is None else b, loading)
+    ids = _same_tokens(one, other, text)
+    with progress.shown(unit=progress.of_tokens) as advance:
+        found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
+    result = {
+        "reference": _described(one),
+        "own": _described(other),
+        "text": name,
+        "tokens": len(ids),
+        **found,
+        "verdict": _verdict(found),
+    }
+    if as_json:
+        console.write_json(result)
+    else:
+        console.write(_as_text(result) + "\n")
+
+
+def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that A is loaded with: on the engine of B."""
+    from pronk import engines
+
+    engine = engines.choose(loading["engine"], loading)
+    made: dict[str, Any] = {} if reference == "auto" else {"quantize" if engine == "cpu" else "dtype": reference}
+    return dict.fromkeys(options.LOADING) | {name: loading[name] for name in _BOTH} | made | {
+        "engine": engine,
+        "revision": loading["revision"],
+    }  # fmt: skip
+
+
+def _same_tokens(one: LLM, other: LLM, text: str) -> list[int]:
+    from pronk.errors import BadRequest
+
+    ids = (one if one.has_tokenizer or not other.has_tokenizer else other).tokenizer.encode(text)
+    if other.has_tokenizer and other.tokenizer.encode(text) != ids:
+        raise BadRequest(
+            f"{one.name} and {other.name} cut the text into different tokens, so their predictions cannot be compared; "
+            "where it is only the tokenizer's file that differs, name one for both with --tokenizer"
+        )
+    return ids
+
+
+def _described(llm: LLM) -> dict[str, Any]:
+    backend = llm.backend
+    return {
+        "model": llm.name,
+        "engine": backend.engine,
+        "device": backend.device,
+        "dtype": backend.dtype,
+        "kv_dtype": getattr(backend, "kv_dtype", backend.dtype),
+    }
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    from pronk.measure.divergence import above
+
+    difference = found["divergence"]
+    if not above(difference, found["reference_floor"]):
+        return "same"
+    return "different" if above(difference, found["own_floor"]) else "noisy"
+
+
+_IN_WORDS = {
+    "same": "B lies no farther from A than A from itself: the difference is not above the noise floor.",
+    "noisy": "The difference is above the noise floor of A, but not above B's own: it is no larger than what rounding "
+    "does to B itself.",
+    "different": "The difference is above the noise floor: B predicts otherwise than A, and not for rounding alone.",
+}
+
+
+def _as_text(result: Mapping[str, Any]) -> str:
+    found = [result[name] for name in ("divergence", "reference_floor", "own_floor")]
+    difference = found[0]
+
+    def row(label: str, key: str, form: str = ".3g") -> tuple[str, ...]:
+        return label, *(format(column[key], form) for column in found)
+
+    def mean(column: Mapping[str, Any]) -> str:
+        error = column["standard_error"]
+        return f"{column['mean']:.3g}" + (f" ± {error:.2g}" if error is not None else "")
+
+    rows: list[tuple[object, ...]] = [
+        ("", "B against A", "floor: A", "floor: B"),
+        ("mean KLD, nats", *map(mean, found)),
+        row("median", "median"),
+        row("99% below", "p99"),
+        row("largest", "max"),
+        row("change of the right token's probability, RMS", "rms_dp"),
+        row("same likeliest token", "top1", ".2%"),
+    ]
+    perplexity = difference["perplexity"]
+    change = perplexity["own"] / perplexity["reference"] - 1
+    return "\n".join(
+        [
+            f"A  {_line(result['reference'])}",
+            f"B  {_line(result['own'])}",
+            f"{result['text']}, {result['tokens']} tokens: {difference['windows']} windows of {difference['ctx']}, "
+            f"{difference['rows']} predictions",
+            "",
+            console.table(rows, right=(1, 2, 3)),
+            "",
+            f"perplexity  A {perplexity['reference']:.4f}, B {perplexity['own']:.4f} ({change:+.2%})",
+            f"noise floor: {result['own_floor']['how']}",
+            _IN_WORDS[result["verdict"]],
+        ]
+    )
+
+
+def _line(side: Mapping[str, Any]) -> str:
+    kv = "" if side["kv_dtype"] == side["dtype"] else f", keys and values in {side['kv_dtype']}"
+    return f"{side['model']}: {side['engine']} engine in {side['dtype']}{kv} on {side['device']}"

@@ -1,0 +1,138 @@
+"""`pronk perplexity` and `pronk divergence` on a tiny model: figures, tables, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk.measure.divergence import divergence, noise_floor
+from pronk.measure.perplexity import perplexity
+from pronk.measure.windows import evaluation_text
+
+Run = Callable[..., Result]
+TEXT = "The text is read in windows, and the second half of each of them counts. " * 4  # 292 bytes, a token each
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+CPU = ("--engine", "cpu", "--threads", "1")
+
+
+def test_perplexity_is_the_librarys(run: Run, model: str, text: str) -> None:
+    llm = pronk.load(model, engine="cpu", threads=1)
+    ids = llm.tokenizer.encode(TEXT)
+    found = json.loads(run("perplexity", model, "--text", text, "--ctx", "64", "--json", *CPU).stdout)
+    assert found["value"] == perplexity(llm, ids, ctx=64)["value"]
+    assert (found["text"], found["tokens"], found["windows"], found["dtype"]) == (text, 292, 4, "f32")
+    strided = json.loads(run("perplexity", model, "-f", text, "--ctx", "64", "--stride", "32", "--json", *CPU).stdout)
+    assert strided["value"] == perplexity(llm, ids, ctx=64, stride=32)["value"] != found["value"]
+    piped = json.loads(run("perplexity", model, "-f", "-", "--ctx", "64", "--json", *CPU, input=TEXT).stdout)
+    assert piped["value"] == found["value"]
+
+
+def test_perplexity_says_its_protocol(run: Run, model: str, text: str) -> None:
+    lines = run("perplexity", model, "--text", text, "--ctx", "64", *CPU).stdout.splitlines()
+    assert lines[0].startswith("perplexity ")
+    assert " ± " in lines[0]
+    assert "llama.cpp's: windows of 64 tokens side by side; tokens 33 to 63 of each count" in "".join(lines)
+    alone = run("perplexity", model, "--text", text, "--ctx", "64", "--windows", "1", *CPU).stdout
+    assert "±" not in alone
+    assert "unknown, of a single window" in alone
+
+
+def test_the_text_that_comes_with_pronk(run: Run, model: str) -> None:
+    found = json.loads(run("perplexity", model, "--ctx", "64", "--windows", "3", "--json", *CPU).stdout)
+    assert (found["text"], found["tokens"]) == ("pronk's own text", len(evaluation_text().encode()))
+    assert found["windows"] == 3
+
+
+def test_divergence_of_a_quantization_from_f32(run: Run, model: str, text: str) -> None:
+    one, other = (pronk.load(model, quantize=q, engine="cpu", threads=1) for q in ("f32", "int8"))
+    ids = one.tokenizer.encode(TEXT)
+    common = ["divergence", model, "--quantize", "int8", "-f", text, "--ctx", "64", *CPU]
+    found = json.loads(run(*common, "--json").stdout)
+    assert found["divergence"] == divergence(one, other, ids, ctx=64)
+    assert found["reference_floor"] == noise_floor(one, ids, ctx=64)
+    assert found["own_floor"] == noise_floor(other, ids, ctx=64)
+    assert (found["reference"]["dtype"], found["own"]["dtype"], found["verdict"]) == ("f32", "int8", "different")
+    shown = run(*common).stdout
+    assert f"{found['divergence']['mean']:.3g} ±" in shown
+    assert "B predicts otherwise than A" in shown
+    for word in ("floor: A", "floor: B", "99% below", "same likeliest token", "perplexity  A "):
+        assert word in shown
+
+
+def test_int8_keys_and_values_have_a_cost_of_their_own(run: Run, model: str, text: str) -> None:
+    found = json.loads(run("divergence", model, "--kv-dtype", "int8", "-f", text, "--ctx", "64", "--json", *CPU).stdout)
+    assert (found["own"]["dtype"], found["own"]["kv_dtype"]) == ("f32", "int8")
+    assert (found["reference"]["dtype"], found["reference"]["kv_dtype"]) == ("f32", "f32")
+    assert found["divergence"]["mean"] > 100 * found["reference_floor"]["mean"]
+
+
+def test_two_models_and_other_references(run: Run, model: str, text: str) -> None:
+    same = run("divergence", model, model, "-f", text, "--ctx", "64", *CPU).stdout  # stored in f32
+    assert "not above the noise floor" in same
+    found = json.loads(
+        run("divergence", model, model, "--reference", "bf16", "-f", text, "--ctx", "64", "--json", *CPU).stdout
+    )
+    assert (found["reference"]["dtype"], found["own"]["dtype"]) == ("bf16", "f32")
+
+
+def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
+    found = json.loads(
+        run("divergence", model, "--dtype", "bf16", "--device", "cpu", "-f", text, "--ctx", "64", "--json").stdout
+    )
+    assert [found[side]["engine"] for side in ("reference", "own")] == ["torch", "torch"]
+    assert [found[side]["dtype"] for side in ("reference", "own")] == ["f32", "bf16"]
+    assert 0 < found["reference_floor"]["mean"] < found["divergence"]["mean"]
+    assert not found["own_floor"]["exact"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        ("perplexity MODEL --text TEXT --ctx 300", 1, "the text has 292 tokens, and a window takes 300"),
+        ("perplexity MODEL --text TEXT --ctx 64 --stride 65", 1, "a stride of 65 would skip tokens"),
+        ("perplexity MODEL --text TEXT --ctx 128 --ctx-size 64", 1, "longer than the context of 64"),
+        ("perplexity MODEL --text nowhere.txt", 1, "nowhere.txt: No such file"),
+        ("perplexity MODEL --text TEXT --ctx 3", 2, "3 is not in the range"),
+        ("divergence MODEL --quantize int8 --text TEXT", 1, "the text has 292 tokens, and a window takes 512"),
+        ("divergence MODEL --text TEXT", 2, "an option that makes it differ, as --quantize llm-int8"),
+        ("divergence MODEL OTHER --text TEXT --ctx 64", 1, "predicts 259 tokens and"),
+        ("divergence MODEL SHIFTED --text TEXT --ctx 64", 1, "cut the text into different tokens"),
+        ("divergence BARE BARE --text TEXT --ctx 64", 1, "carries no tokenizer"),
+    ],
+)
+def test_one_clear_line(run: Run, model: str, text: str, tmp_path: Path, arguments: str, code: int, line: str) -> None:
+    for name, size in (("OTHER", 260), ("BARE", 259)):
+        config = tiny_config(vocab_size=size)
+        save_huggingface(tmp_path / name, config, random_weights(config))
+    if "SHIFTED" in arguments:
+        tokenizer = Path(save_tiny_chat_model(tmp_path / "SHIFTED")) / "tokenizer.json"
+        spelled = json.loads(tokenizer.read_text())
+        vocabulary = spelled["model"]["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+        tokenizer.write_text(json.dumps(spelled))
+    paths = {"MODEL": model, "TEXT": text, **{name: str(tmp_path / name) for name in ("OTHER", "BARE", "SHIFTED")}}
+    result = run(*(paths.get(word, word) for word in arguments.split()), *CPU)
+    assert result.exit_code == code
+    assert line in result.stderr.splitlines()[0]
+    assert result.stdout == ""
