@@ -179,7 +179,7 @@ def test_a_path_is_not_pulled(tmp_path: Path) -> None:
 def test_importing_it_is_light() -> None:
     code = "import sys, pronk.checkpoint.hub; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"huggingface_hub", "rich", "filelock", "platformdirs", "torch"} & set(modules)
+    assert not {"huggingface_hub", "tqdm", "filelock", "platformdirs", "torch"} & set(modules)
 
 
 # Repositories

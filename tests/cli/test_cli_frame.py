@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from click.testing import Result
 from fake_llm import FakeLLM
 
 from pronk import __version__
-from pronk.cli import VERBS, generate, options
+from pronk.cli import VERBS, generate, options, progress
 
 Run = Callable[..., Result]
 Start = Callable[[list[str]], subprocess.Popen[str]]
@@ -45,7 +46,7 @@ def test_help_loads_nothing_heavy() -> None:
     ).stdout
     loaded = set(shown.splitlines()[-1].split())
     assert {"click", "pronk.cli.generate"} <= loaded
-    heavy = {"numpy", "torch", "rich", "tokenizers", "jinja2", "huggingface_hub", "pronk.llm", "pronk.config"}
+    heavy = {"numpy", "torch", "tqdm", "tokenizers", "jinja2", "huggingface_hub", "pronk.llm", "pronk.config"}
     assert not heavy & loaded
 
 
@@ -269,3 +270,27 @@ def test_a_closed_output_is_no_traceback(fake_pronk: list[str], closed: str) -> 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == ("" if closed == ">&-" else "word0 \n")
     assert "Traceback" not in done.stderr
+
+
+def test_a_bar_keeps_to_its_line_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(StringIO):
+        encoding = "ascii"
+
+        def isatty(self) -> bool:
+            return True
+
+    for columns, line in (
+        (80, "loading " + "#" * 20 + "-" * 20 + " 500 B of 1.0 kB, 1 s left"),
+        (40, "loading ##--- 500 B of 1.0 kB, 1 s left"),
+        (20, "loading  500 B of 1"),
+    ):
+        screen = Screen()
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(progress, "_columns", lambda columns=columns: columns)
+        with progress.shown("loading", patience=0) as advance:
+            advance("", 500, 1000)
+            advance("", 501, 1000)  # too soon to be drawn
+            assert screen.getvalue() == f"\r{line}\x1b[K"
+            advance("", 1000, 1000)
+        assert screen.getvalue().endswith("\x1b[K\r\x1b[K")

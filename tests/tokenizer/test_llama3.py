@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import awkward
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from kinds import GPT2_WORDS, LLAMA3_PATTERN, bpe_json, llama2c_file, tiktoken_lines, write_json
 
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.pre_tokenizers import LLAMA3
-from pronk.tokenizer.tiktoken_bpe import _cuts
+from pronk.tokenizer.tiktoken_bpe import _cuts, merged
 
 LETTERS = [bytes((b,)) for b in range(256)]
 
@@ -35,14 +38,56 @@ def test_three_files_one_tokenizer(every_kind: dict[str, Tokenizer]) -> None:
 
 
 def test_against_the_library_itself(every_kind: dict[str, Tokenizer]) -> None:
-    """Built by hand from the ranks, as Meta's code does."""
+    ours = every_kind["tiktoken"]
+    for text in awkward.strings(3_000, seed=11):
+        assert ours.encode(text, bos=False, special=False) == reference(ours).encode_ordinary(text), repr(text)
+    for path in sorted(Path(__file__).parents[2].glob("docs/*.md")):
+        text = path.read_text("utf-8")
+        assert ours.encode(text, bos=False, special=False) == reference(ours).encode_ordinary(text), path
+
+
+@st.composite
+def _rank_files(draw: st.DrawFn) -> list[bytes]:
+    """All bytes, then tokens of a small alphabet; most are made of two earlier ones, as training leaves them."""
+    tokens = list(LETTERS)
+    for _ in range(draw(st.integers(0, 24))):
+        letters = [b"a", b"b", b"c", *tokens[256:]]
+        part = st.sampled_from(letters)
+        token = draw(st.one_of(st.tuples(part, part).map(b"".join), st.binary(min_size=2, max_size=5)))
+        if token not in tokens and len(token) <= 32:
+            tokens.append(token)
+    return tokens
+
+
+@given(_rank_files(), st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_merging_by_rank_on_any_vocabulary(tokens: list[bytes], words: list[str]) -> None:
+    """Overlapping pairs that make the same token, tokens that nothing leads to, ranks out of order."""
     import tiktoken
 
-    ours = every_kind["tiktoken"]
-    ranks = {ours.token_bytes(i): i for i in range(128000)}
-    reference = tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    for text in awkward.strings(2_000, seed=11):
-        assert ours.encode(text, bos=False, special=False) == reference.encode_ordinary(text), repr(text)
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    reference = tiktoken.Encoding("any", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    for word in words:
+        expected = reference.encode_ordinary(word)
+        assert expected == ([ranks[word.encode()]] if word.encode() in ranks else merged(word.encode(), ranks))
+
+
+@given(text=st.text(max_size=60))
+@example("'ſ'S I'ſ k\u212a")  # letters whose other case is ASCII
+@example("\x1c\x1d\x85\u180e\u200b\ufeff x")  # white space to some
+@settings(max_examples=1000, deadline=None)
+def test_any_unicode(every_kind: dict[str, Tokenizer], text: str) -> None:
+    tokenizer = every_kind["tiktoken"]
+    assert tokenizer.encode(text, bos=False, special=False) == reference(tokenizer).encode_ordinary(text)
+
+
+@cache
+def reference(tokenizer: Tokenizer) -> Any:
+    """The library itself, given ranks by hand as Meta's code does."""
+    import tiktoken
+
+    ranks = {tokenizer.token_bytes(i): i for i in range(128000)}
+    return tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
 
 
 def test_known_ids(every_kind: dict[str, Tokenizer]) -> None:

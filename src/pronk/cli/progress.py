@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
 from pronk.cli import console
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 Unit = Callable[[int, int], str]  # how much of how much is done, in words
 
 PATIENCE = 1.0  # seconds of work before it is worth a sign
 LINES_APART = 5.0  # seconds
+REDRAWN = 0.1  # seconds between two states of a bar
+BAR = 40  # characters, where the terminal has room
+_CLEAR = "\x1b[K"  # from here to the end of the line
 
 
 def of_bytes(done: int, total: int) -> str:
@@ -82,27 +82,31 @@ class _Lines(_Display):
 
 
 class _Bar(_Display):
-    bar: Progress | None = None
+    drawn: float | None = None
 
     def show(self, done: int, total: int, amount: str) -> None:
-        if self.bar is None:
-            self.bar = _rich_bar()
-            self.bar.start()
-            self.bar.add_task(str(self.title), amount="")
-        self.bar.update(self.bar.task_ids[0], completed=done, total=total, amount=amount)
+        now = time.monotonic()
+        if self.drawn is None or now - self.drawn >= REDRAWN:
+            full, empty = "━╌" if sys.stderr.encoding.lower().startswith("utf") else "#-"
+            columns = _columns() - 1  # a line that is longer could not be taken back
+            width = min(BAR, max(0, columns - len(f"{self.title}  {amount}")))
+            filled = width * done // total
+            line = f"{self.title} {full * filled}{empty * (width - filled)} {amount}"
+            click.echo(f"\r{line[:columns]}{_CLEAR}", nl=False, err=True)
+            self.drawn = now
 
     def hide(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        if self.drawn is not None:
+            click.echo(f"\r{_CLEAR}", nl=False, err=True)
+            self.drawn = None
 
 
-def _rich_bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+def _columns() -> int:
+    """The width of the terminal on stderr."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # 0 is one that does not know
+    except (OSError, ValueError):
+        return 80
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,8 @@
-"""Llama 3's own `tokenizer.model`: base64 tokens and their ranks, run by the `tiktoken` library."""
+"""Llama 3's own `tokenizer.model`: base64 tokens and their ranks.
+
+They are run as the `tiktoken` library runs them, by rank and without a table of merges, which for Llama 3 would be 280,000
+pairs to derive and keep.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,19 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
-import tiktoken
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
-from pronk.errors import BadFile
+from pronk.errors import BadFile, PronkError
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
 from pronk.tokenizer.hf import panics_as, visible
 from pronk.tokenizer.pre_tokenizers import LLAMA3
+from pronk.tokenizer.special_split import SpecialSplit
 from pronk.tokenizer_files import TIKTOKEN_SPECIAL_TOKENS, read_whole
 from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
 
@@ -28,7 +35,7 @@ _PAD = "<|finetune_right_pad_id|>"
 _NAMED = {0: BEGIN, 1: _END, 4: _PAD, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 8: "<|eom_id|>"}
 _NAMED |= {9: "<|eot_id|>", 10: "<|python_tag|>"}
 
-# The library's regex engine gives up on much longer runs of white space; Meta's own code cuts them at this length too.
+# Meta's own code cuts runs of white space at this length, and what is not cut is tokenized otherwise.
 _LONGEST_SPACE = 25_000
 _SPACE = re.compile(r"\s+")
 
@@ -74,6 +81,36 @@ def _cuts(text: str) -> Iterator[int]:
         yield from range(run.start() + _LONGEST_SPACE, run.end(), _LONGEST_SPACE)
 
 
+def merged(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+    """Of all neighbours that are a token together those of the lowest rank merge first, of equals the leftmost.
+
+    `ranks` holds every single byte. Takes O(n log n) steps for n bytes.
+    """
+    size = len(word)
+    end = list(range(1, size + 1))  # of the part that begins here; 0 once that has been merged into the one before
+    previous = list(range(-1, size - 1))  # where the part before the one that begins here begins
+    pairs = [(rank, i, i + 2) for i in range(size - 1) if (rank := ranks.get(word[i : i + 2])) is not None]
+    heapify(pairs)
+    while pairs:
+        _, start, stop = heappop(pairs)
+        middle = end[start]
+        if not 0 < middle < stop or end[middle] != stop:
+            continue  # one of the two has been merged with its other neighbour
+        end[start], end[middle] = stop, 0
+        if stop < size:
+            previous[stop] = start
+            if (rank := ranks.get(word[start : end[stop]])) is not None:
+                heappush(pairs, (rank, start, end[stop]))
+        if (before := previous[start]) >= 0 and (rank := ranks.get(word[before:stop])) is not None:
+            heappush(pairs, (rank, before, stop))
+    ids = []
+    start = 0
+    while start < size:
+        ids.append(ranks[word[start : end[start]]])
+        start = end[start]
+    return ids
+
+
 class TiktokenTokenizer(Tokenizer):
     def __init__(
         self,
@@ -109,8 +146,8 @@ class TiktokenTokenizer(Tokenizer):
         )
         self._tokens = [*tokens, *(name.encode() for name in specials)]
         self._ranks, self._names = ranks, names
-        with panics_as(BadFile(path, "no tiktoken vocabulary")):
-            self._library = tiktoken.Encoding("pronk", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens=names)
+        self._special_split = SpecialSplit(names)
+        self._words = Split(Regex(LLAMA3), "isolated")
 
     def vocabulary(self) -> Vocabulary:
         count = len(self._ranks)
@@ -137,13 +174,27 @@ class TiktokenTokenizer(Tokenizer):
                 yield f"{visible(self._tokens[left])} {visible(self._tokens[right])}"
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        allowed: Any = "all" if special else set()
         ids: list[int] = []
-        start = 0
-        for end in (*_cuts(text), len(text)):
-            ids += self._library.encode(text[start:end], allowed_special=allowed, disallowed_special=())
-            start = end
+        for is_special, part in self._special_split.split(text) if special else ((False, text),):
+            if is_special:
+                ids.append(self._names[part])
+                continue
+            start = 0
+            for end in (*_cuts(part), len(part)):
+                self._extend(ids, part[start:end])
+                start = end
         return ids
+
+    def _extend(self, ids: list[int], text: str) -> None:
+        with panics_as(PronkError("the tokenizers library failed on this text")):
+            words = self._words.pre_tokenize_str(text)
+        for word, _ in words:
+            data = word.encode()
+            whole = self._ranks.get(data)
+            if whole is None:
+                ids += merged(data, self._ranks)
+            else:
+                ids.append(whole)
 
     def _token_bytes(self, token: int) -> bytes:
         return self._tokens[token]
