@@ -63,11 +63,13 @@ def save(
     """
     version = _check_request(to, dtype, version)
     config, stream = checkpoint.config, TensorStream(checkpoint, progress, finite=finite)
-    quantization, types = None, dict[str, str]()
     if to == "llama2c":
         write_llama2c.check(config, version, group_size)
     elif to == "gguf":
         write_gguf.check(config, vocabulary)
+    _check_destination(checkpoint, destination, to, overwrite)
+    quantization, types = None, dict[str, str]()
+    if to == "gguf":
         types = gguf_types.assign(checkpoint, {"": dtype} if isinstance(dtype, str) else dtype)
     elif isinstance(dtype, str) and dtype in write_int8.DTYPES:
         told = checkpoint.int8_threshold if int8_threshold is None and dtype == "llm-int8" else int8_threshold
@@ -77,7 +79,6 @@ def save(
         types = dict.fromkeys(checkpoint.tensors, str(dtype).upper())
     if int8_threshold is not None and quantization is None:
         raise BadRequest("int8_threshold is llm-int8's; leave it out")
-    _check_destination(checkpoint, destination, to, overwrite)
     carried = tokenizer_problem(checkpoint, to, vocabulary, tokenizer_files) is None
     tokenizer = write_llama2c.tokenizer(vocabulary) if to == "llama2c" and carried and vocabulary else b""
     beside = destination.with_name("tokenizer.bin")
