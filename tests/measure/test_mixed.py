@@ -1,0 +1,229 @@
+"""Mixed precision: the order of steps against all combinations, the budget on made-up harms and on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from formats import save_huggingface
+from tiny import in_memory, random_weights, tiny_config
+
+import pronk
+from pronk.engine.batch import Batch, Run
+from pronk.errors import BadRequest
+from pronk.measure.divergence import divergence
+from pronk.measure.mixed import Divergence, Measures, Whole, choose, chosen_by, split
+from pronk.measure.parts import Formats, Part, after, in_order, parts_of, sixteen_bits
+from pronk.measure.replay import Replay
+from pronk.quantize import quantize
+
+CONFIG = tiny_config(num_hidden_layers=3, vocab_size=128)
+WEIGHTS = random_weights(CONFIG)
+CHECKPOINT = in_memory(CONFIG, WEIGHTS)
+PARTS = ["model.embed_tokens.", *(f"model.layers.{n}." for n in range(3)), "lm_head."]
+
+
+# -- parts and their steps --
+
+
+def test_parts_are_the_embedding_the_layers_and_the_head() -> None:
+    parts = parts_of(CHECKPOINT)
+    assert [part.name for part in parts] == PARTS
+    assert parts[0].nbytes == {"bf16": 128 * 64 * 2, "f16": 128 * 64 * 2, "q8": 128 * 2 * 34, "q4": 128 * 2 * 20}
+    matrices = sum(array.size for array in WEIGHTS.values() if array.ndim == 2)
+    assert sum(part.nbytes["bf16"] for part in parts) == 2 * matrices
+    tied = in_memory(tied_config := tiny_config(tie_word_embeddings=True), random_weights(tied_config))
+    assert [part.name for part in parts_of(tied)] == ["model.embed_tokens.", "model.layers.0.", "model.layers.1."]
+
+
+def test_sixteen_bits_are_the_files_own() -> None:
+    def stored(dtype: type) -> str:
+        return sixteen_bits(in_memory(CONFIG, {name: w.astype(dtype) for name, w in WEIGHTS.items()}))
+
+    assert (stored(np.float16), stored(np.float32)) == ("f16", "bf16")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_wherever_the_steps_end_no_smaller_model_does_as_little_harm(seed: int) -> None:
+    """Against all combinations. Among the harms are some below nothing, and some of 4 bits below those of 8. (A step
+    that does no harm is always taken with the one before it.)"""
+    rng = np.random.default_rng(seed)
+    parts = [
+        Part(str(n), {"bf16": 64 * size, "q8": 34 * size, "q4": 20 * size}) for n, size in enumerate((1, 3, 3, 7, 20))
+    ]
+    harms = {part.name: {"q8": rng.normal(1, 1), "q4": rng.normal(3, 2)} for part in parts}
+    counted = {name: {"bf16": 0.0, **{f: max(h, 0.0) for f, h in of.items()}} for name, of in harms.items()}
+
+    def model(formats: Mapping[str, str]) -> tuple[int, float]:
+        chosen = [(part, formats.get(part.name, "bf16")) for part in parts]
+        return sum(p.nbytes[f] for p, f in chosen), sum(counted[p.name][f] for p, f in chosen)
+
+    every = [model(dict(zip("01234", formats, strict=True))) for formats in product(("bf16", "q8", "q4"), repeat=5)]
+    steps = in_order(parts, "bf16", harms)
+    sizes = []
+    for count in range(len(steps) + 1):
+        nbytes, harm = model(after(steps[:count], "bf16"))
+        assert harm == pytest.approx(sum(step.harm for step in steps[:count]))
+        assert nbytes == 64 * 34 - sum(step.saved for step in steps[:count])
+        if count == len(steps) or steps[count].harm > 0:
+            assert nbytes == min(size for size, other in every if other <= harm + 1e-9)
+        sizes.append(nbytes)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == min(sizes) == 20 * 34
+
+
+def test_a_part_that_loses_nothing_in_4_bits_never_has_8() -> None:
+    part = Part("a", {"bf16": 64, "q8": 34, "q4": 20})
+    assert [step.format for step in in_order([part], "bf16", {"a": {"q8": 0.0, "q4": 0.0}})] == ["q4"]
+    assert [step.format for step in in_order([part], "bf16", {"a": {"q8": 0.0, "q4": 1e-3}})] == ["q8", "q4"]
+
+
+# -- the budget --
+
+HARMS = {name: {"q8": 1e-4 * 2**n, "q4": 1e-3 * 2**n} for n, name in enumerate(PARTS)}
+
+
+def made_up(held_out: float = 1.0, together: float = 1.0, floor: float = 1e-4, error: float = 0.0) -> Measures:
+    """Harms that add up, and do `together` times as much, and `held_out` times as much on the other text."""
+
+    def total(formats: Formats) -> float:
+        return sum(HARMS[part][format] for part, format in formats.items() if part)
+
+    def whole(formats: Formats) -> Whole:
+        mean = floor + together * total(formats)
+        return Whole(Divergence(mean, error), Divergence(held_out * mean, held_out * error))
+
+    return Measures(lambda formats: Divergence(total(formats), error), whole)
+
+
+@pytest.mark.parametrize("ways", [{}, {"held_out": 1.5}, {"together": 3.0}, {"together": 0.2}, {"error": 2e-4}])
+def test_the_budget_is_kept_and_a_larger_one_never_gives_a_larger_model(ways: Mapping[str, float]) -> None:
+    measures = made_up(**ways)
+    sizes = []
+    for max_kld in np.geomspace(6e-4, 0.2, 25):
+        choice = chosen_by(measures, CHECKPOINT, max_kld)
+        assert measures.whole(choice.formats).upper <= max_kld
+        assert choice.measured_kld == measures.whole(choice.formats).held_out.mean
+        assert len(choice.tries) <= 6
+        sizes.append(choice.nbytes["after"])
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[8] > sizes[-1] == sum(part.nbytes["q4"] for part in parts_of(CHECKPOINT))
+
+
+def test_one_more_step_would_break_it() -> None:
+    for max_kld in (1e-3, 3e-3, 0.01):
+        choice = chosen_by(made_up(), CHECKPOINT, max_kld)
+        steps = in_order(parts_of(CHECKPOINT), "bf16", HARMS)
+        assert len(choice.steps) < len(steps)
+        assert made_up().whole(after(steps[: len(choice.steps) + 1], "bf16")).upper > max_kld
+
+
+def test_what_is_worse_on_the_windows_held_out_gets_more_bits() -> None:
+    easy, hard = (chosen_by(made_up(held_out=h), CHECKPOINT, 0.01) for h in (1.0, 4.0))
+    assert hard.nbytes["after"] > easy.nbytes["after"]
+    assert hard.measured_kld == pytest.approx(4 * hard.chosen_kld)
+
+
+def test_a_choice_says_why() -> None:
+    choice = chosen_by(made_up(), CHECKPOINT, 0.004)
+    assert [row["part"] for row in choice.parts] == PARTS
+    assert {row["part"]: row["harms"] for row in choice.parts} == HARMS
+    for row in choice.parts:
+        assert row["format"] == choice.formats.get(row["part"], "bf16")
+    assert choice.nbytes["before"] - choice.nbytes["after"] == sum(row["saved"] for row in choice.parts)
+    assert choice.floor_kld == 1e-4
+    prices = [step["harm"] / step["saved"] for step in choice.steps]
+    assert prices == sorted(prices)
+    assert choice.as_dict()["tries"][-1]["predicted"] == pytest.approx(choice.tries[-1]["chosen"])
+
+
+@pytest.mark.parametrize(
+    ("max_kld", "message"),
+    [(5e-5, r"with all weights in bf16 the mean KL divergence is already 0.0001 .* allow more"),
+     (0.0, "a budget of KL divergence must be a number over 0, not 0.0"), (float("nan"), "a number over 0")],
+)  # fmt: skip
+def test_a_budget_that_cannot_be_kept(max_kld: float, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        chosen_by(made_up(), CHECKPOINT, max_kld)
+
+
+def test_windows_to_choose_on_and_to_confirm_on_share_nothing() -> None:
+    choosing, confirming = split(list(range(5000)))
+    assert (len(choosing), len(confirming)) == (4 * 128, 8 * 128)
+    assert not set(choosing) & set(confirming)
+    assert max(choosing) > 3500 < max(confirming)  # from all over the text
+    assert [len(ids) for ids in split(list(range(4 * 128)))] == [256, 256]
+    with pytest.raises(BadRequest, match="takes a text of 512 tokens at least"):
+        split(list(range(511)))
+
+
+# -- a tiny model --
+
+
+@pytest.fixture(scope="module")
+def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights that 4 bits hold nearly exactly, but for those of the middle layer."""
+    weights = {
+        name: quantize(array, "q4").dequantize() if array.ndim == 2 and ".1." not in name else array
+        for name, array in WEIGHTS.items()
+    }
+    folder = tmp_path_factory.mktemp("mixed") / "model"
+    save_huggingface(folder, CONFIG, weights)
+    return folder
+
+
+IDS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 1200).tolist()
+
+
+def test_a_budget_holds_on_a_model_and_its_sensitive_layer_gets_the_bits(sensitive: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    loading = {"engine": "cpu", "threads": 1}
+    loose = choose(sensitive, max_kld=10.0, ids=IDS, loading=loading, progress=lambda *t: told.append(t))
+    assert set(loose.formats.values()) == {"bf16", "q4"}  # bf16 of "", which nothing is left to
+    harms = {row["part"]: row["harms"]["q4"] for row in loose.parts}
+    assert max(harms, key=harms.__getitem__) == "model.layers.1."
+    assert told[0] == ("measuring each part", 0, 10)
+    assert {done == total for name, done, total in told if "whole" in name} == {False, True}
+
+    budget = (loose.floor_kld + loose.measured_kld) / 3
+    tight = choose(sensitive, max_kld=budget, ids=IDS, loading=loading)
+    bits = {"q4": 4, "q8": 8, "bf16": 16}
+    of = {row["part"]: bits[row["format"]] for row in tight.parts}
+    assert of["model.layers.1."] > min(of["model.layers.0."], of["model.layers.2."])
+    assert loose.nbytes["after"] < tight.nbytes["after"] < tight.nbytes["before"]
+
+    # What was said is what anybody measures who loads the model so.
+    reference, own = (pronk.load(sensitive, **loading, quantize=q) for q in ("f32", tight.formats))
+    again = divergence(reference, own, split(IDS)[1], ctx=128)
+    assert (again["mean"], again["standard_error"]) == (tight.measured_kld, tight.standard_error)
+    assert again["mean"] + again["standard_error"] <= budget
+
+
+def test_a_budget_below_the_floor_is_refused_before_anything_is_measured(sensitive: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    with pytest.raises(BadRequest, match="with all weights in bf16"):
+        choose(sensitive, max_kld=1e-9, ids=IDS, loading={"engine": "cpu"}, progress=lambda *t: told.append(t))
+    assert not told
+
+
+# -- replay --
+
+
+def test_a_replay_gives_the_same_logits_without_the_model() -> None:
+    from pronk.cpu_engine.backend import CpuBackend
+
+    backend = CpuBackend.from_checkpoint(CHECKPOINT, threads=1)
+    replay = Replay(backend)
+    batches = [Batch.of([Run(IDS[at : at + 20], at, (0,), "all")]) for at in (0, 20)]
+    kv = replay.new_kv(1, 64)
+    first = [replay.forward(batch, kv) for batch in batches]
+    replay.rewind()
+    kv = replay.new_kv(1, 64)
+    assert not hasattr(kv, "storage")  # the engine's own is gone
+    assert all(np.array_equal(a, replay.forward(b, kv)) for a, b in zip(first, batches, strict=True))
+    replay.rewind()
+    with pytest.raises(ValueError, match="differs from the one that was recorded"):
+        replay.forward(batches[1], kv)
