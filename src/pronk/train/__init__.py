@@ -1,0 +1,1 @@
+"""Training through the cache-free forward pass of torch_engine/model.py."""

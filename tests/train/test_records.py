@@ -1,0 +1,154 @@
+"""Training data from files of every kind: what a record is, and what is said of those that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pronk.errors import BadFile, ModelNotFound, PronkError
+from pronk.train import records
+
+ALPACA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "alpaca" / "alpaca_data_200.json"
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+ONE_OF_EACH: dict[str, dict[str, Any]] = {
+    "messages": {"messages": TALK},
+    "completion": {"prompt": "Two and two is", "completion": " four"},
+    "instruction": {"instruction": "Add.", "input": "2, 2", "output": "4"},
+    "text": {"text": "Once upon a time."},
+    "preference": {"prompt": "2+2=", "chosen": "4", "rejected": "5"},
+}
+
+
+def write_lines(path: Path, *raw: object) -> Path:
+    path.write_text("\n".join(map(json.dumps, raw)) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_a_record_is_what_its_keys_say(tmp_path: Path, kind: str) -> None:
+    (only,) = records.read(write_lines(tmp_path / "data", ONE_OF_EACH[kind])).items
+    assert (only.kind, dict(only.values), only.where) == (kind, ONE_OF_EACH[kind], "line 1")
+
+
+def test_json_lines_a_list_csv_and_tsv_say_the_same(tmp_path: Path) -> None:
+    raw = [{"instruction": f"Say {n}, please", "input": "", "output": f'"{n}"\nand no more'} for n in range(3)]
+    write_lines(tmp_path / "lines", *raw)
+    (tmp_path / "list").write_text("\ufeff" + json.dumps(raw, indent=2), encoding="utf-8")
+    for name, delimiter in (("commas", ","), ("tabs", "\t")):
+        with (tmp_path / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(raw[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(raw)
+    expected = [record.values for record in records.read(tmp_path / "lines").items]
+    assert [dict(values) for values in expected] == raw
+    for name in ("list", "commas", "tabs"):
+        assert [record.values for record in records.read(tmp_path / name).items] == expected, name
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.Table.from_pylist([ONE_OF_EACH["messages"]] * 2), tmp_path / "data.parquet")
+    found = records.read(tmp_path / "data.parquet").items
+    assert [(record.values["messages"], record.where) for record in found] == [(TALK, "record 1"), (TALK, "record 2")]
+    (tmp_path / "broken").write_bytes(b"PAR1 and nothing of the kind")
+    with pytest.raises(BadFile, match="broken Parquet"):
+        records.read(tmp_path / "broken")
+
+
+@pytest.mark.skipif(not ALPACA.exists(), reason="needs ../shared/data/alpaca")
+def test_alpaca() -> None:
+    found = records.read(ALPACA)
+    assert len(found.items) == 200
+    assert {record.kind for record in found.items} == {"instruction"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (7, "must be an object, not 7"),
+        ({"question": "?", "answer": "!"}, r"has the keys \['answer', 'question'\], which make no record"),
+        ({"prompt": "?", "completion": " "}, "has no answer: completion is empty"),
+        ({"instruction": "Go", "output": ""}, "has no answer: output is empty"),
+        ({"instruction": "Go", "output": 3}, "output must be text, not 3"),
+        ({"prompt": "?", "completion": None}, "completion is null"),
+        ({"messages": []}, "messages must be a list of messages"),
+        ({"messages": "Hi"}, "messages must be a list of messages, not 'Hi'"),
+        ({"messages": TALK[:1]}, "none of the messages is the assistant's"),
+        ({"messages": [*TALK, {"role": "user", "content": 1}]}, "the content of message 2 must be text, not 1"),
+        ({"messages": [{"content": "Hi"}]}, "message 0 must be"),
+        ({"prompt": "?", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
+        ({"prompt": TALK[:1], "chosen": "a", "rejected": TALK[1:]}, "chosen is not as prompt is"),
+        ({"prompt": "?", "chosen": "", "rejected": "a"}, "has no answer: chosen is empty"),
+    ],
+)
+def test_a_bad_record_names_its_line_or_is_counted(tmp_path: Path, raw: object, problem: str) -> None:
+    path = write_lines(tmp_path / "data.jsonl", ONE_OF_EACH["completion"], raw)
+    with pytest.raises(BadFile, match=f"data.jsonl: line 2: .*{problem}"):
+        records.read(path)
+    skipping = records.read(path, skip_bad=True)
+    assert len(skipping.items) == 1
+    assert len(skipping.skipped) == 1
+    assert skipping.skipped[0].startswith("line 2: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"[]", "it holds no records"),
+        (b'[{"text": "a"}', "is not JSON"),
+        (b'{"text": "a"}\n{"text": ', "line 2: is not JSON"),
+        (b'{"text": "a"}\n\n{"text": 1}', "line 3: text must be text"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"text\na\nb,c\n", "line 3: has another number of fields"),
+        (b"just words\nand more\n", "has the keys .*'just words'"),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=problem) as caught:
+        records.read(path)
+    assert "\n" not in str(caught.value)
+
+
+@given(content=st.binary(max_size=200) | st.text(alphabet='{}[]",:\ntex1', max_size=200).map(str.encode))
+def test_any_bytes_are_records_or_an_error_of_ours(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "anything"
+    path.write_bytes(content)
+    with contextlib.suppress(PronkError):  # one line by construction
+        assert records.read(path, skip_bad=True).items
+
+
+def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:
+    raw = {**ONE_OF_EACH["instruction"], "id": 7, "text": "all of it at once"}
+    found = records.read(write_lines(tmp_path / "data", raw, raw))
+    assert found.items[0].kind == "instruction"
+    assert found.unused == {"id": 2, "text": 2}
+
+
+def test_preferences_stand_alone(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="mixes preferences"):
+        records.read(write_lines(tmp_path / "data", ONE_OF_EACH["preference"], ONE_OF_EACH["text"]))
+
+
+def test_a_limit_takes_the_first(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "data", *[{"text": str(n)} for n in range(5)])
+    assert [record.values["text"] for record in records.read(path, limit=2).items] == ["0", "1"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "./no/where", "a/b/c", "/tmp/none/here.jsonl"])
+def test_what_is_neither_file_nor_dataset(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="no such file, and no dataset's name either"):
+        records.read(name)

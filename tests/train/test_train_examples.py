@@ -1,0 +1,155 @@
+"""Records as tokens: what is read, what is learned, and that nothing is cut unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_folder import save_tiny_chat_model
+
+from pronk import tokenizer as tokenizers
+from pronk.errors import BadFile, Unsupported
+from pronk.tokenizer import Tokenizer
+from pronk.train.examples import Encoder, Example, Pair, alpaca_prompt
+from pronk.train.records import Record, Records, parse
+
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "So long"},
+]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    source = tokenizers.find(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+    assert source
+    return tokenizers.load(source)
+
+
+def encode(codec: Tokenizer, raw: Any, **options: Any) -> Example:
+    found = Encoder(codec, max_length=1000, **options).encode(parse(raw, "line 1"))
+    assert isinstance(found, Example)
+    return found
+
+
+def texts(codec: Tokenizer, example: Example) -> tuple[str, str]:
+    """All of it, and what is learned, a bar wherever something lies between."""
+    pieces = [codec.token_text(int(token)) for token in example.ids]
+    learned, last = "", 0
+    for at in np.flatnonzero(example.learned):
+        learned += "|" * bool(learned and at != last + 1) + pieces[at]
+        last = at
+    return "".join(pieces), learned
+
+
+def test_only_the_answer_and_its_end_are_learned(codec: Tokenizer) -> None:
+    example = encode(codec, {"prompt": "2+2=", "completion": "4"})
+    assert texts(codec, example) == ("2+2=4</s>", "4</s>")
+    assert example.targets == 2
+
+
+def test_the_prompt_too_where_that_was_asked_for(codec: Tokenizer) -> None:
+    example = encode(codec, {"prompt": "2+2=", "completion": "4"}, train_on_prompt=True)
+    assert texts(codec, example)[1] == "+2=4</s>"  # nothing foretells the first
+
+
+def test_all_of_a_plain_text_is_learned(codec: Tokenizer) -> None:
+    assert texts(codec, encode(codec, {"text": "Once."})) == ("Once.</s>", "nce.</s>")
+
+
+def test_of_a_conversation_what_the_assistant_says(codec: Tokenizer) -> None:
+    whole, learned = texts(codec, encode(codec, {"messages": TALK}))
+    assert whole == "<s>user:Hi</s><s>assistant:Yes?</s><s>user:Bye</s><s>assistant:So long</s>"
+    assert learned == "Yes?</s>|So long</s>"
+
+
+def test_what_a_template_puts_behind_the_end_of_a_turn_is_not_learned(codec: Tokenizer, tmp_path: Path) -> None:
+    template = tmp_path / "chatml.jinja"
+    template.write_text(
+        "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    )
+    example = encode(codec, {"messages": TALK[:2]}, template=str(template))
+    assert texts(codec, example)[1] == "Yes?</s>"
+
+
+def test_the_default_model_is_asked_as_it_is_when_it_chats(codec: Tokenizer) -> None:
+    """The learned part begins exactly where generation would begin."""
+    encoder = Encoder(codec, 1000)
+    example = encoder.encode(parse({"messages": TALK[:2]}, ""))
+    assert isinstance(example, Example)
+    assert encoder._chat
+    prompt = codec.encode(encoder._chat.render(TALK[:1]), bos=False)
+    assert example.ids[: len(prompt)].tolist() == prompt
+    assert not example.learned[: len(prompt)].any()
+    assert example.learned[len(prompt) :].all()
+
+
+def test_alpaca_has_two_templates(codec: Tokenizer) -> None:
+    without = alpaca_prompt({"instruction": "Sing.", "input": "  "})
+    with_input = alpaca_prompt({"instruction": "Add {both}.", "input": "2, 2"})
+    assert without.endswith("### Instruction:\nSing.\n\n### Response:")
+    assert "### Instruction:\nAdd {both}.\n\n### Input:\n2, 2\n\n### Response:" in with_input
+    example = encode(codec, {"instruction": "Sing.", "output": "La"})
+    assert texts(codec, example) == (without + "La</s>", "La</s>")
+
+
+def test_instructions_may_go_through_the_chat_template(codec: Tokenizer) -> None:
+    raw = {"instruction": "Add.", "input": "2, 2", "output": "4"}
+    example = encode(codec, raw, chat_instructions=True)
+    assert texts(codec, example) == ("<s>user:Add.\n\n2, 2</s><s>assistant:4</s>", "4</s>")
+
+
+@pytest.mark.parametrize("talks", [False, True])
+def test_a_preference_is_two_examples_of_one_prompt(codec: Tokenizer, talks: bool) -> None:
+    raw: dict[str, Any] = {"prompt": "2+2=", "chosen": "4", "rejected": "five"}
+    if talks:
+        raw = {key: [{"role": "user" if key == "prompt" else "assistant", "content": raw[key]}] for key in raw}
+    pair = Encoder(codec, 1000).encode(parse(raw, ""))
+    assert isinstance(pair, Pair)
+    assert texts(codec, pair.chosen)[1] == "4</s>"
+    assert texts(codec, pair.rejected)[1] == "five</s>"
+    prompt = pair.chosen.ids[~pair.chosen.learned]
+    assert np.array_equal(prompt, pair.rejected.ids[~pair.rejected.learned])
+
+
+def records(*raw: Any) -> Records:
+    return Records("data.jsonl", [parse(one, f"line {n}") for n, one in enumerate(raw, 1)])
+
+
+def test_what_does_not_fit_is_an_error_unless_a_cut_was_asked_for(codec: Tokenizer) -> None:
+    long, short = {"prompt": "2+2=", "completion": "four"}, {"prompt": "1", "completion": "2"}
+    with pytest.raises(BadFile, match=r"data.jsonl: line 2: takes 9 tokens, and 6 is the most; raise --max-length"):
+        Encoder(codec, 6).encode_all(records(short, long))
+    cutting = Encoder(codec, 6, too_long="cut")
+    _, cut = cutting.encode_all(records(short, long))
+    assert isinstance(cut, Example)
+    assert texts(codec, cut) == ("2+2=fo", "fo")
+    assert (cutting.cut, cutting.skipped) == (1, 0)
+    skipping = Encoder(codec, 6, too_long="skip")
+    assert len(skipping.encode_all(records(short, long))) == 1
+    assert (skipping.cut, skipping.skipped) == (0, 1)
+
+
+def test_a_cut_that_takes_the_answer_takes_the_record(codec: Tokenizer) -> None:
+    encoder = Encoder(codec, 4, too_long="cut")
+    with pytest.raises(BadFile, match=r"no record fits into 4 tokens \(1 were skipped\)"):
+        encoder.encode_all(records({"prompt": "2+2=", "completion": "4"}))
+    assert encoder.cut == 0
+
+
+def test_a_template_that_drops_the_answer_is_seen(codec: Tokenizer, tmp_path: Path) -> None:
+    template = tmp_path / "deaf.jinja"
+    template.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(BadFile, match="line 1: the chat template leaves nothing of message 1"):
+        Encoder(codec, 1000, template=str(template)).encode_all(records({"messages": TALK}))
+
+
+def test_a_model_without_a_chat_template(codec: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "chat_template", None)
+    with pytest.raises(Unsupported, match="--chat-template"):
+        Encoder(codec, 1000).encode(Record("messages", {"messages": TALK}, ""))
