@@ -67,7 +67,7 @@ def save(
         write_llama2c.check(config, version, group_size)
     elif to == "gguf":
         write_gguf.check(config, vocabulary)
-    _check_destination(checkpoint, destination, to, overwrite)
+    check_destination(checkpoint, destination, to, overwrite)
     quantization, types = None, dict[str, str]()
     if to == "gguf":
         types = gguf_types.assign(checkpoint, {"": dtype} if isinstance(dtype, str) else dtype)
@@ -154,7 +154,7 @@ def _check_request(to: Format, dtype: Dtype | Mapping[str, str], version: int | 
     return allowed[0] if version is None else version
 
 
-def _check_destination(checkpoint: Checkpoint, destination: Path, to: Format, overwrite: bool) -> None:
+def check_destination(checkpoint: Checkpoint, destination: Path, to: Format, overwrite: bool) -> None:
     target = destination.resolve()
     if target == Path.cwd() or target in Path.cwd().parents:
         raise BadRequest(f"{destination} is, or holds, the current folder; give another name")

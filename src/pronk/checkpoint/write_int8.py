@@ -29,12 +29,12 @@ DEFAULT_THRESHOLD = 6.0  # of LLM.int8() (arXiv 2208.07339)
 
 
 def assign(checkpoint: Checkpoint, format: str) -> dict[str, str]:
-    """For each tensor the type it is written in. What is in blocks and stays no matrix of a layer becomes F32, which
-    alone holds all of it: then quantizing what was written gives what quantizing the source gives."""
+    """For each tensor the type it is written in. Embeddings and a head in blocks become F16: of what the blocks hold it
+    rounds off less than a tenth of what they had rounded off, and in F32 a step would read twice as much."""
     types = {}
     for name, tensor in checkpoint.tensors.items():
         in_layer = len(tensor.shape) == 2 and name.startswith("model.layers.")
-        types[name] = DTYPES[format] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F32"
+        types[name] = DTYPES[format] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
     return types
 
 

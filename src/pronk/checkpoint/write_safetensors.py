@@ -15,6 +15,7 @@ import numpy as np
 from pronk.checkpoint import write_int8
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.checkpoint.writing import TensorStream, write_array, write_numbers
+from pronk.config import ModelConfig
 from pronk.vocabulary import TokenizerSource
 
 # Names under which each kind of tokenizer file is looked for, and what may stand beside it.
@@ -44,7 +45,7 @@ def write(
     quantization: Mapping[str, Any] | None = None,
 ) -> None:
     """`types`: for each tensor "F32", "F16" or "BF16", or one of write_int8's, which `quantization` then speaks of."""
-    config = stream.config.to_dict() | {"torch_dtype": _commonest(types)}
+    config = stream.config.to_dict() | {"torch_dtype": _commonest(stream.config, types)}
     if quantization:
         config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -94,9 +95,13 @@ def _fill_shards(nbytes: dict[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def _commonest(types: Mapping[str, str]) -> str:
-    """What transformers computes in: the type of the most tensors that are not quantized."""
-    return _TORCH_NAMES[Counter(kind for kind in types.values() if kind in PLAIN_DTYPES).most_common(1)[0][0]]
+def _commonest(config: ModelConfig, types: Mapping[str, str]) -> str:
+    """What transformers is to compute in: the type of the most numbers that are not quantized."""
+    counts = Counter[str]()
+    for name, shape in config.tensor_shapes().items():
+        counts[_TORCH_NAMES.get(types[name], "")] += math.prod(shape)
+    del counts[""]
+    return counts.most_common(1)[0][0]
 
 
 class _Entry(NamedTuple):

@@ -32,6 +32,7 @@ VERBS = {
     "perplexity": "perplexity",
     "divergence": "divergence",
     "convert": "convert",
+    "quantize": "quantize",
     "pull": "pull",
     "list": "list_models",
 }

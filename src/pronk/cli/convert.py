@@ -68,8 +68,8 @@ def command(
     in_groups = to == "llama2c" and (version == 2 or (version is None and dtype == "int8"))
     if group_size is not None and not in_groups:
         raise click.UsageError("--group-size is for --to llama2c --version 2 only")
-    checkpoint = _open(src, tokenizer, revision)
-    vocabulary, files = _tokenizer(checkpoint, to)
+    checkpoint = open_source(src, tokenizer, revision)
+    vocabulary, files = tokenizer_for(checkpoint, to)
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
         console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
@@ -98,7 +98,7 @@ def command(
         console.write(_as_text(receipt) + "\n")
 
 
-def _open(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
+def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
     """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
     from pronk import checkpoint
     from pronk.checkpoint import hub
@@ -108,7 +108,7 @@ def _open(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
     return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened
 
 
-def _tokenizer(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:
+def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:
     """The tokenizer in the form that the format wants it in: a vocabulary to embed, or files to put beside."""
     from pronk import tokenizer
     from pronk.checkpoint.write import needs_tokenizer_files

@@ -1,0 +1,209 @@
+"""`pronk quantize`: a checkpoint in fewer bits on disk, and a receipt for what that did to its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options, progress
+from pronk.cli.convert import open_source, tokenizer_for
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.checkpoint.write import Format
+    from pronk.llm import LLM
+
+# How each scheme is saved; None is either, as DST is named.
+SCHEMES: dict[str, Format | None] = {
+    "int8": "safetensors",
+    "llm-int8": "safetensors",
+    "q8": "gguf",
+    "q4": "gguf",
+    "bf16": None,
+    "f16": None,
+}
+_CTX, _WINDOWS = 256, 4  # of the text that the receipt is made from
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk quantize smollm2:135m smollm2-int8 --to int8          a folder that transformers and vLLM read
+  pronk quantize smollm2:135m smollm2-8bit --to llm-int8      a folder as bitsandbytes writes it
+  pronk quantize ./Llama-2-7b llama2-7b-q4.gguf --to q4       a file that llama.cpp reads
+  pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
+
+int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
+precision as GGUF files (Q8_0, Q4_1): DST ends in .gguf. bf16 and f16 are either, by that ending.
+--max-kld measures what 8 and 4 bits do to each part of the model, and gives each as few as the budget
+of KL divergence (in nats, from f32) allows.
+
+The receipt: how far DST's predictions lie from SRC's in f32, on the text."""
+)
+@click.argument("src", type=options.NAME)
+@click.argument("dst", type=options.NAME)
+@click.option("--to", type=click.Choice(list(SCHEMES)), help="What to make the weights.")
+@click.option(
+    "--max-kld",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Instead of --to: choose 16, 8 or 4 bits part by part, up to this mean KL divergence.",
+)
+@click.option(
+    "--int8-threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="llm-int8: activations over X are to be computed in 32 bits.  [default: 6.0, or SRC's own]",
+)
+@click.option(
+    "-f",
+    "--text",
+    "file",
+    type=options.NAME,
+    metavar="FILE",
+    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
+)
+@options.tokenizer_option
+@options.revision_option
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@options.json_option
+def command(
+    src: str,
+    dst: str,
+    to: str | None,
+    max_kld: float | None,
+    int8_threshold: float | None,
+    file: str | None,
+    tokenizer: str | None,
+    revision: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write SRC to DST in fewer bits; end with a receipt."""
+    from pronk.checkpoint import write
+    from pronk.cli.perplexity import read_text
+
+    if (to is None) == (max_kld is None):
+        raise click.UsageError("give either --to or --max-kld")
+    if int8_threshold is not None and to != "llm-int8":
+        raise click.UsageError("--int8-threshold is for --to llm-int8 only")
+    container = _container(dst, to)
+    text, text_name = read_text(file)
+    checkpoint = open_source(src, tokenizer, revision)
+    write.check_destination(checkpoint, Path(dst), container, overwrite)
+    vocabulary, files = tokenizer_for(checkpoint, container)
+    loading = {"tokenizer": tokenizer, "revision": revision}
+    choice = None if max_kld is None else _choose(src, text, max_kld, loading)
+    with progress.shown("writing") as advance:
+        write.save(
+            checkpoint,
+            Path(dst),
+            to=container,
+            dtype=choice["formats"] if choice else to,  # type: ignore[arg-type]
+            int8_threshold=int8_threshold,
+            finite=True,
+            vocabulary=vocabulary,
+            tokenizer_files=files,
+            overwrite=overwrite,
+            progress=advance,
+        )
+    if problem := write.tokenizer_problem(checkpoint, container, vocabulary, files):
+        console.note(f"the tokenizer stays behind: {problem}")
+    try:
+        receipt = _receipt(src, dst, checkpoint, text, loading)
+    except PronkError as error:
+        raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
+    receipt |= {"to": to, "text": text_name, "choice": choice}
+    if as_json:
+        console.write_json(receipt)
+    else:
+        console.write(_as_text(receipt) + "\n")
+
+
+def _container(dst: str, to: str | None) -> Format:
+    """The format that holds the scheme. Wrong usage where DST's name says another."""
+    named = "gguf" if Path(dst).suffix.lower() == ".gguf" else "safetensors"
+    container: Format = (SCHEMES[to] if to else "gguf") or named  # type: ignore[assignment]
+    if container == named:
+        return container
+    what = to or "mixed precision"
+    if container == "gguf":
+        raise click.UsageError(f"{what} is saved as a GGUF file: give DST a name that ends in .gguf, not {dst!r}")
+    raise click.UsageError(f"{what} is saved as a folder: give DST a name that does not end in .gguf, not {dst!r}")
+
+
+def _choose(src: str, text: str, max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """What pronk.measure.mixed chooses; see its Choice."""
+    import pronk
+    from pronk.measure.mixed import choose
+
+    ids = _ids(pronk.load(src, **loading, quantize="auto"), text)
+    with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
+        return choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading).as_dict()
+
+
+def _ids(llm: LLM, text: str) -> list[int]:
+    from pronk.measure.verify import sample_ids
+
+    return sample_ids(llm, text)
+
+
+def _receipt(src: str, dst: str, checkpoint: Checkpoint, text: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    import pronk
+    from pronk.measure.divergence import divergence
+
+    with progress.shown("reading SRC") as advance:
+        before = pronk.load(src, **loading, quantize="f32", progress=advance)
+    with progress.shown("reading DST") as advance:
+        after = pronk.load(Path(dst), engine="cpu", progress=advance)
+    ids = _ids(before, text)
+    ctx = min(_CTX, before.ctx_size, len(ids))
+    with progress.shown("measuring", unit=progress.of_tokens) as advance:
+        found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
+    written = after.checkpoint
+    kept = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
+    return {
+        "src": src,
+        "dst": dst,
+        "format": written.format,
+        "quantization": written.quantization,
+        "bytes": {name: _nbytes(c) for name, c in (("before", checkpoint), ("after", written))},
+        "divergence": {name: found[name] for name in kept},
+    }
+
+
+def _nbytes(checkpoint: Checkpoint) -> int:
+    return sum(file.stat().st_size for file in checkpoint.files)
+
+
+def _as_text(receipt: Mapping[str, Any]) -> str:
+    found, size = receipt["divergence"], receipt["bytes"]
+    error = found["standard_error"]
+    types = f" ({receipt['quantization']})" if receipt["quantization"] else ""
+    lines = [
+        f"{receipt['dst']}: {receipt['format']}{types}, {console.size(size['after'])}; "
+        f"{receipt['src']} has {console.size(size['before'])}",
+        f"mean KL divergence from {receipt['src']} in f32: {found['mean']:.3g}"
+        + ("" if error is None else f" ± {error:.2g}")
+        + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",
+    ]
+    return "\n".join([*_why(receipt["choice"]), *lines]) if receipt["choice"] else "\n".join(lines)
+
+
+def _why(choice: Mapping[str, Any]) -> list[str]:
+    """The parts, what each is made and what it would have cost; what the whole costs."""
+    rows = [("part", "format", "8 bits", "4 bits")]
+    for part in choice["parts"]:
+        harms = (f"{part['harms'][bits]:.2g}" if bits in part["harms"] else "" for bits in ("q8", "q4"))
+        rows.append((part["part"], part["format"], *harms))
+    return [
+        "mean KL divergence that 8 and 4 bits cost, part by part:",
+        console.table(rows, right=(2, 3)),
+        f"all together: {choice['measured_kld']:.2g} ± {choice['standard_error']:.1g} on windows that had no part in "
+        f"the choice; the budget is {choice['max_kld']:.2g}, and 16 bits alone cost {choice['floor_kld']:.2g}",
+        "",
+    ]
