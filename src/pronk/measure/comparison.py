@@ -1,0 +1,379 @@
+"""Comparison: what is to be measured on what, settled and checked before any of it begins.
+
+Everything that can be wrong with a request is found here, in the second or two that opening a checkpoint takes: a
+scheme that there is not, a text shorter than a window, prompts beyond the context, a model too large for memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pronk import checkpoint as checkpoints
+from pronk import engines, loading, tokenizer
+from pronk.checkpoint import hub
+from pronk.cpu_engine import memory as system
+from pronk.engines import Engine
+from pronk.errors import BadRequest, NoTokenizer
+from pronk.int8 import SCHEMES as INT8_SCHEMES
+from pronk.measure import memory, texts
+from pronk.measure.memory import Prediction
+from pronk.measure.parts import sixteen_bits
+from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.tokenizer import Tokenizer
+
+TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is compared where nothing is named
+FLOATS = ("f32", "bf16", "f16")
+REFERENCE = "f32"
+PREFILL = (64, 512)  # tokens of the prompts
+WINDOWS, WINDOW, NOISE_WINDOWS = 8, 512, 2
+SHIPPED = "the text that comes with pronk"
+_LEAST_TEXT = 8  # tokens: fewer say nothing of how a text goes on
+_SPARE = 0.85  # of free memory that several models together may take: the rest of the machine is not asleep
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. None: not said; the default holds, or what the report that is gone on with began with."""
+
+    model: str | None = None
+    to: tuple[str, ...] | None = None
+    against: str | None = None
+    rounds: int | None = None
+    prefill: tuple[int, ...] | None = None
+    decode_tokens: int | None = None
+    windows: int | None = None
+    text: str | None = None  # a file
+    techniques: bool | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)  # options of pronk.load, those given alone
+
+    def asdict(self) -> dict[str, Any]:
+        return {**asdict(self), "to": _list(self.to), "prefill": _list(self.prefill), "loading": dict(self.loading)}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Request:
+        """The inverse of `asdict`."""
+        to, prefill = saved["to"], saved["prefill"]
+        return cls(**{**saved, "to": to and tuple(to), "prefill": prefill and tuple(prefill)})
+
+    def going_on_with(self, saved: Request) -> Request:
+        """The saved one, if nothing that is said now contradicts it. Only techniques may be added."""
+        for name in ("model", "to", "against", "rounds", "prefill", "decode_tokens", "windows", "text"):
+            now, then = getattr(self, name), getattr(saved, name)
+            if now is not None and now != then:
+                raise BadRequest(_differs(name, now, then))
+        for name, now in self.loading.items():
+            if now != saved.loading.get(name):
+                raise BadRequest(_differs(name, now, saved.loading.get(name)))
+        return replace(saved, techniques=self.techniques or saved.techniques)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the model; `options` are pronk.load's."""
+
+    name: str
+    original: bool
+    options: Mapping[str, Any]
+    predicted: Prediction
+
+
+@dataclass(frozen=True)
+class Comparison:
+    request: Request
+    model: str
+    engine: Engine
+    checkpoint: Checkpoint
+    variants: tuple[Variant, ...]  # the original first
+    reference: Variant | None  # of quality; None where it cannot be measured
+    ids: Sequence[int]  # of the text
+    begin: tuple[int, ...]  # what the tokenizer puts before a text
+    text: str  # its name
+    ctx_size: int
+    rounds: int
+    prefill: tuple[int, ...]
+    decode_tokens: int
+    windows: int
+    window: int
+    new_tokens: int  # of each text that is written; 0: none is
+    compares: bool  # False: techniques alone are measured, of the original
+    together: bool  # whether all variants fit into memory side by side
+    judged_together: bool  # and whether they do beside the reference
+    missing: tuple[str, ...]  # what will not be measured, and why
+
+    def settings(self) -> dict[str, Any]:
+        """As report.json has them."""
+        return {
+            "rounds": self.rounds,
+            "prefill": list(self.prefill),
+            "decode": {"contexts": list(self.prefill), "tokens": self.decode_tokens},
+            "text": self.text,
+            "text_tokens": len(self.ids),
+            "text_sha256": hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest(),
+            "windows": self.windows,
+            "window_tokens": self.window,
+            "noise_windows": min(self.windows, NOISE_WINDOWS),
+            "prompts": len(texts.PROMPTS),
+            "new_tokens": self.new_tokens,
+            "seed": texts.SEED,
+            "sampling": dict(texts.MODES["seeded"]),
+            "reference": self.reference.name if self.reference else None,
+            "engine": self.engine,
+            "asked": self.request.asdict(),
+        }
+
+    def about_model(self) -> dict[str, Any]:
+        opened = self.checkpoint
+        return {
+            "name": self.model,
+            "path": str(opened.path),
+            "format": opened.format,
+            "quantization": opened.quantization,
+            "parameters": sum(math.prod(t.shape) for t in opened.tensors.values()),
+            "stored_bytes": sum(t.nbytes for t in opened.tensors.values()),
+            "config": opened.config.to_dict(),
+        }
+
+    def order(self, number: int) -> list[Variant]:
+        """Who measures in a round: A B C, then C B A, and so on, so that nobody always goes first."""
+        return list(self.variants) if number % 2 == 0 else list(reversed(self.variants))
+
+    def prompts(self, number: int) -> list[list[int]]:
+        """Of a round, one a length: pieces of the text, another one each time."""
+        return [self.piece(tokens, number * len(self.prefill) + n) for n, tokens in enumerate(self.prefill)]
+
+    def piece(self, tokens: int, number: int) -> list[int]:
+        """A prompt of so many tokens. Stepping by a prime spreads the pieces over the text."""
+        begin = self.begin[:tokens]
+        own = tokens - len(begin)
+        at = 7919 * number % (len(self.ids) - own + 1)
+        return [*begin, *self.ids[at : at + own]]
+
+
+def settle(request: Request) -> Comparison:
+    """Raises BadRequest, and PronkError where the model is too large for memory, before anything is measured."""
+    model = request.model or hub.DEFAULT_MODEL
+    path = hub.resolve(model, revision=request.loading.get("revision"))
+    opened = checkpoints.open(path)
+    against = request.against or sixteen_bits(opened)
+    engine = _engine(request, against)
+    compares = not (request.techniques and request.to is None)
+    named = (request.to or TO[engine]) if compares else ()
+    names = tuple(dict.fromkeys((against, *named)))
+    if compares and names == (against,):
+        raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
+    variants = [_variant(name, against, engine, opened, request) for name in names]
+    codec = _tokenizer(request, opened)
+    ids = codec.encode(evaluation_text() if request.text is None else _read(request.text), bos=False)
+    begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
+    ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
+    prefill, decode_tokens = _lengths(request, ctx, len(begin) + len(ids))
+    window, count = _windows(request, ctx, ids)
+    needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
+    free = _free(engine, request)
+    for name, need in needs.items():
+        if free is not None and need > free:
+            system.check(need, f"{model} as {name}", "compare it in fewer bits (--to, --against) or a smaller model")
+    missing: list[str] = []
+    reference, judged_together = None, False
+    if compares:
+        reference, judged_together = _reference(variants, opened, engine, request, free, missing)
+    rounds = 5 if request.rounds is None else request.rounds
+    settled = replace(
+        request, model=model, against=against, to=names[1:] if compares else None, rounds=rounds, prefill=prefill,
+        decode_tokens=decode_tokens, windows=count,
+    )  # fmt: skip
+    return Comparison(
+        request=settled,
+        model=model,
+        engine=engine,
+        checkpoint=opened,
+        variants=tuple(variants),
+        reference=reference,
+        ids=ids,
+        begin=begin,
+        text=SHIPPED if request.text is None else Path(request.text).name,
+        ctx_size=ctx,
+        rounds=rounds,
+        prefill=prefill,
+        decode_tokens=decode_tokens,
+        windows=count,
+        window=window,
+        new_tokens=_new_tokens(codec, ctx, missing),
+        compares=compares,
+        together=free is None or sum(needs.values()) <= _SPARE * free,
+        judged_together=judged_together,
+        missing=tuple(missing),
+    )
+
+
+def options_of(name: str, engine: Engine, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """What pronk.load is to be told for a variant. LLM.int8()'s own options go to it alone."""
+    own = {key: value for key, value in loading.items() if key != "engine"}
+    if name != "llm-int8":
+        own = {key: value for key, value in own.items() if not key.startswith("int8_")}
+    return {**own, ("dtype" if engine == "torch" and name in FLOATS else "quantize"): name}
+
+
+def schemes(engine: Engine) -> tuple[str, ...]:
+    if engine == "torch":
+        return (*FLOATS, *INT8_SCHEMES)
+    from pronk.cpu_engine.formats import Quantize
+
+    return get_args(Quantize)
+
+
+def _engine(request: Request, against: str) -> Engine:
+    """One for all variants. A GPU is used where all of them can be run on it."""
+    names = {against, *(request.to or ())}
+    options = dict.fromkeys((*_OPTIONS, "quantize")) | dict(request.loading)
+    asked = options.pop("engine", None)
+    for name in names:
+        known = [engine for engine in ("cpu", "torch") if name in schemes(engine)]
+        if not known:
+            every = dict.fromkeys((*schemes("cpu"), *schemes("torch")))
+            raise BadRequest(f"{name!r} is no scheme; there are {', '.join(every)}")
+        if asked and asked not in known:
+            raise BadRequest(f"the {asked} engine has no {name}; it has {', '.join(schemes(asked))}")
+        if name not in schemes("torch"):
+            options["quantize"] = name
+        elif name not in schemes("cpu"):
+            options["quantize"] = name
+            asked = asked or "torch"
+    own = options["int8_threshold"] is not None or options["int8_outliers"] is not None
+    if own and request.to is not None and "llm-int8" not in names:
+        raise BadRequest("--int8-threshold and --int8-outliers are llm-int8's; name it with --to, or leave them out")
+    return engines.choose(asked, {name: options[name] for name in _OPTIONS} | {"quantize": options["quantize"]})
+
+
+_OPTIONS = ("int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn")
+
+
+def _variant(name: str, original: str, engine: Engine, opened: Checkpoint, request: Request) -> Variant:
+    options = options_of(name, engine, request.loading)
+    return Variant(name, name == original, options, memory.predict(opened, engine, options))
+
+
+def _tokenizer(request: Request, opened: Checkpoint) -> Tokenizer:
+    named = request.loading.get("tokenizer")
+    source = loading.find_tokenizer(named) if named else opened.tokenizer
+    if source is None:
+        raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
+    return tokenizer.load(source, model_vocab_size=opened.config.vocab_size)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadRequest(f"{name}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def _lengths(request: Request, ctx: int, text: int) -> tuple[tuple[int, ...], int]:
+    """Of the prompts, ascending, and how many tokens are decoded after each; by default what fits into the context."""
+    decode = 64 if request.decode_tokens is None else request.decode_tokens
+    if request.prefill is None:
+        most = min(ctx - 1 - decode, text)
+        fitting = tuple(tokens for tokens in PREFILL if tokens <= most)
+        if not fitting and request.decode_tokens is None:
+            fitting, decode = (max(1, min(ctx // 2, text)),), max(1, ctx // 2 - 2)
+        prefill = fitting
+    else:
+        prefill = tuple(sorted(set(request.prefill)))
+    for tokens in prefill or (1,):
+        if tokens + decode + 1 > ctx:
+            raise BadRequest(
+                f"a prompt of {tokens} tokens and {decode + 1} new ones exceed the context of {ctx}; take fewer "
+                "(--prefill, --decode-tokens), or a larger context (--ctx-size)"
+            )
+        if tokens > text:
+            raise BadRequest(f"the text has {text} tokens, fewer than a prompt of {tokens}; give a longer one (--text)")
+    return prefill, decode
+
+
+def _windows(request: Request, ctx: int, ids: Sequence[int]) -> tuple[int, int]:
+    """Tokens of a window, and how many windows there are."""
+    window = min(WINDOW, ctx)
+    there = len(windows(ids, window))  # raises BadRequest
+    if request.windows is not None and request.windows > there:
+        raise BadRequest(
+            f"the text has {len(ids)} tokens, which is {there} windows of {window} and not {request.windows}; give a "
+            "longer one (--text), or fewer --windows"
+        )
+    return window, min(WINDOWS, there) if request.windows is None else request.windows
+
+
+def _reference(
+    variants: Sequence[Variant],
+    opened: Checkpoint,
+    engine: Engine,
+    request: Request,
+    free: int | None,
+    missing: list[str],
+) -> tuple[Variant | None, bool]:
+    """What quality is held against, and whether all variants fit beside it."""
+    plain = {key: value for key, value in request.loading.items() if key not in ("kv_dtype", "dtype")}
+    options = options_of(REFERENCE, engine, plain)
+    exact = Variant(REFERENCE, False, options, memory.predict(opened, engine, options))
+    candidates = [exact] + [variant for variant in variants if variant.original]
+    ctx = min(WINDOW, opened.config.max_position_embeddings)
+
+    def together(*these: Variant) -> bool:
+        weights = sum(v.predicted.total(4 * LOGITS_BYTES, ctx) for v in these)
+        return free is None or _baseline() + weights <= _SPARE * free
+
+    for reference in candidates:
+        if all(together(reference, variant) for variant in variants):
+            if reference is not exact:
+                missing.append(
+                    f"f32 beside a variant does not fit into memory: quality is held against {reference.name}"
+                )
+            return reference, together(reference, *variants)
+    missing.append("quality: two variants do not fit into memory side by side")
+    return None, False
+
+
+def _new_tokens(codec: Tokenizer, ctx: int, missing: list[str]) -> int:
+    """How many tokens of text are written to each prompt: what the context has room for."""
+    room = ctx - max(len(codec.encode(prompt)) for prompt in texts.PROMPTS)
+    if room < _LEAST_TEXT:
+        missing.append(f"texts: the prompts leave no room in a context of {ctx} tokens")
+        return 0
+    return min(texts.NEW_TOKENS, room)
+
+
+def _baseline() -> int:
+    """What a process with everything but a model holds, about: this one does."""
+    return memory.held() or 150_000_000
+
+
+def _free(engine: Engine, request: Request) -> int | None:
+    """Of the memory that weights go to; None where that is not known: a GPU's is torch's to say."""
+    on_gpu = engine == "torch" and request.loading.get("device") != "cpu" and engines.has_gpu()
+    return None if on_gpu else system.free_bytes()
+
+
+def _differs(name: str, now: object, then: object) -> str:
+    option = "--" + name.replace("_", "-") if name != "model" else "the model"
+    return (
+        f"{option} is {_shown(now)} now, but the report was begun with {_shown(then)}; leave it out to go on with that"
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "the default"
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _list(values: Sequence[Any] | None) -> list[Any] | None:
+    return None if values is None else list(values)

@@ -1,0 +1,93 @@
+"""Journal: report.json on disk, rewritten as a whole after every step of a comparison, so that none is done twice.
+
+Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that (see compare.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pronk import strict_json
+from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+
+NAME = "report.json"
+SCHEMA = 1
+
+Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
+
+
+class Journal:
+    """`compose` makes the report from the steps so far, whenever the file is written."""
+
+    def __init__(self, folder: Path, steps: Mapping[str, Any], compose: Compose) -> None:
+        self.path, self._compose = folder / NAME, compose
+        self.steps: dict[str, Any] = dict(steps)
+
+    def record(self, step: str, result: Any) -> None:
+        """Keep what a step gave, on disk. Raises PronkError where the file cannot be written."""
+        self.steps[step] = result
+        self.write()
+
+    def report(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **self._compose(self.steps), "steps": self.steps}
+
+    def write(self) -> None:
+        """Beside its place first: a reader never finds half of it."""
+        text = json.dumps(finite(self.report()), indent=1, ensure_ascii=False, allow_nan=False)
+        beside = self.path.with_name(f".{NAME}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text + "\n", encoding="utf-8")
+            beside.replace(self.path)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The report that a folder has. Raises BadRequest where it has none, and BadFile."""
+    path = folder / NAME
+    if not path.is_file():
+        raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
+    report = strict_json.read(path)
+    if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
+        raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
+    return report
+
+
+def check_writable(folder: Path, *, replace: bool) -> None:
+    """Raises BadRequest where a report could not be written there, or (without `replace`) one is there already."""
+    path = folder / NAME
+    if path.exists() and not replace:
+        raise BadRequest(
+            f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
+        )
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(None, "is no folder", str(place))
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise BadRequest(f"{folder}: a report cannot be written there: {os_problem(error)}") from None
+
+
+def finite(value: Any) -> Any:
+    """What is no number in JSON (NaN, infinity) becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

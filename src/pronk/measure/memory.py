@@ -1,0 +1,93 @@
+"""Memory: what a variant will take, known before anything is loaded, and what its process is seen to hold. Bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.generation import peak_rss_mb
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+
+_STATUS = Path("/proc/self/status")
+_TORCH_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a variant adds to a process that has its libraries and its tokenizer loaded already."""
+
+    weights: int
+    kv_a_token: int
+    a_pass: int  # what a forward pass needs besides
+
+    def total(self, baseline: int, tokens: int) -> int:
+        """The peak of a process that held `baseline` before loading and then runs one text of `tokens` tokens."""
+        blocks = -(-tokens // BLOCK_SIZE)
+        return baseline + self.weights + blocks * BLOCK_SIZE * self.kv_a_token + self.a_pass
+
+
+def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Prediction:
+    """`options`: those of pronk.load. Raises BadRequest for a format that the engine does not have."""
+    if engine == "torch":
+        return _predict_torch(checkpoint, options)
+    from pronk.cpu_engine.plan import plan
+
+    found = plan(checkpoint, options.get("quantize") or "auto", options.get("kv_dtype"))
+    return Prediction(found.weights, found.kv_a_token, found.a_pass)
+
+
+def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Prediction:
+    """Weights as plain tensors; in 8 bits, with the head and the embedding as they are computed in."""
+    config, width = checkpoint.config, _TORCH_BYTES[options.get("dtype") or "f32"]
+    on_cpu = not str(options.get("device") or "cpu").startswith("cuda")
+    loaded = checkpoint.plan(width, head_apart=on_cpu).loaded
+    if options.get("quantize"):
+        linear = sum(
+            rows * columns
+            for name, (rows, *rest) in config.tensor_shapes().items()
+            if name.startswith("model.layers.")
+            for columns in rest
+        )
+        loaded -= linear * (width - 1)
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
+    return Prediction(loaded, kv, 0)
+
+
+def held() -> int | None:
+    """What this process holds now (VmRSS); None where the system does not say."""
+    if not _STATUS.exists():
+        return None
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
+def peak() -> int | None:
+    """The most that it has held since its start, or since `reset_peak`."""
+    megabytes = peak_rss_mb()
+    return None if megabytes is None else round(megabytes * 1e6)
+
+
+def reset_peak() -> bool:
+    """Let the peak begin anew from what is held; False where the system does not let us (proc(5), clear_refs)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def give_back() -> None:
+    """Collect garbage, and let the C library return what it keeps for later: else it would hide what comes next."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+        if trim:
+            trim(0)

@@ -1,0 +1,152 @@
+"""Subject: what a worker does with the models that it holds. Plain JSON in, plain JSON out (see worker.py).
+
+Measuring latency and memory, a worker holds one model; measuring quality, the reference and those compared with it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pronk.measure import latency, memory
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.llm import LLM
+
+
+class Subject:
+    progress: Progress | None = None
+
+    def __init__(self) -> None:
+        self._models: dict[str, LLM] = {}
+
+    def load(
+        self, name: str, model: str, engine: str, options: dict[str, Any], prefix_cache: int | None = 0
+    ) -> dict[str, Any]:
+        """Load `model` under `name`. Says what it became, and what the process held before it and after it.
+
+        Before it the process has its libraries and the tokenizer, which are there whatever the weights are made. The
+        tokenizer is let go again, and its memory used by the one that comes with the model.
+        """
+        import pronk
+
+        kept = _before_the_weights(model, engine, options)
+        baseline = memory.held()
+        del kept
+        options = {**options, "engine": engine, "prefix_cache": prefix_cache}
+        llm = self._models[name] = pronk.load(model, **options, progress=self.progress)
+        return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": memory.held(), **_what(llm)}
+
+    def drop(self, name: str) -> None:
+        del self._models[name]
+        memory.give_back()
+
+    def latency(self, name: str, prompts: list[list[int]], new: int) -> dict[str, Any]:
+        """latency.one_round, and the peaks of memory since the process began."""
+        llm = self._models[name]
+        measured = latency.one_round(llm, prompts, new)
+        return {**measured, "peak_rss": memory.peak(), "peak_device": _on_device(llm, "peak")}
+
+    def divergences(
+        self, reference: str, names: list[str], ids: list[int], ctx: int, count: int
+    ) -> dict[str, dict[str, Any]]:
+        from pronk.measure.divergence import divergences
+
+        others = {name: self._models[name] for name in names}
+        return divergences(self._models[reference], others, ids, ctx=ctx, count=count, progress=self.progress)
+
+    def noise_floor(self, name: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
+        from pronk.measure.divergence import noise_floor
+
+        return noise_floor(self._models[name], ids, ctx=ctx, count=count, progress=self.progress)
+
+    def perplexity(self, name: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
+        from pronk.measure.perplexity import perplexity
+
+        return perplexity(self._models[name], ids, ctx=ctx, count=count, progress=self.progress)
+
+    def texts(self, name: str, prompts: list[str], new_tokens: int, seed: int) -> dict[str, Any]:
+        from pronk.measure.texts import write
+
+        return write(self._models[name], prompts, new_tokens=new_tokens, seed=seed, progress=self.progress)
+
+    def timed(
+        self,
+        name: str,
+        prompts: list[list[int]],
+        new: int,
+        rounds: int,
+        seconds: float,
+        before: list[int] | None = None,
+        how: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """All of `prompts` side by side, `new` tokens each: seconds of each run, rates, and what it took at its peak.
+
+        `before`: a text that is read first and not timed. As many runs as `rounds` and the `seconds` that they may take
+        together allow, but one at least.
+        """
+        llm, how = self._models[name], how or {}
+        taken: list[float] = []
+        stats: list[Any] = []
+        llm.generate([1] * 8, max_new_tokens=2, ignore_eos=True)  # what is cold at first is not to be timed
+        memory.give_back()
+        begins_anew = memory.reset_peak()
+        _on_device(llm, "reset_peak")
+        while not taken or (len(taken) < rounds and sum(taken) + taken[-1] <= seconds):
+            if before:
+                llm.generate(before, max_new_tokens=1, ignore_eos=True)
+            begun = time.perf_counter()
+            made = llm.generate(prompts, max_new_tokens=new, ignore_eos=True, **how)
+            taken.append(time.perf_counter() - begun)
+            stats.append(made[0].stats if isinstance(made, list) else made.stats)
+        return {
+            "seconds": taken,
+            "ttft_s": [one.ttft_s for one in stats],
+            "decode_tok_s": [one.decode_tok_s for one in stats],
+            "drafted": stats[-1].drafted_tokens,
+            "accepted": stats[-1].accepted_tokens,
+            "cached": stats[-1].cached_tokens,
+            "peak_bytes": _on_device(llm, "peak") or (memory.peak() if begins_anew else None),
+        }
+
+
+def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any:
+    from pronk import checkpoint, engines, loading, tokenizer
+    from pronk.checkpoint import hub
+
+    if engine == "torch":
+        engines.import_torch()
+    else:
+        from pronk.cpu_engine.backend import load_native
+
+        load_native()
+    if named := options.get("tokenizer"):
+        source = loading.find_tokenizer(named)
+    else:
+        source = checkpoint.open(hub.resolve(model, revision=options.get("revision"), progress=False)).tokenizer
+    return tokenizer.load(source) if source else None
+
+
+def _what(llm: LLM) -> dict[str, Any]:
+    backend = llm.backend
+    native = getattr(backend, "model", None) if backend.engine == "cpu" else None
+    return {
+        "engine": backend.engine,
+        "device": backend.device,
+        "dtype": backend.dtype,
+        "kv_dtype": getattr(backend, "kv_dtype", None),
+        "threads": native.threads if native else None,
+        "isa": native.isa if native else None,
+        "loaded_device": _on_device(llm, "held"),
+    }
+
+
+def _on_device(llm: LLM, what: str) -> int | None:
+    """Of the memory of the GPU that a model is on: "held", "peak", "reset_peak"; None where it is on none."""
+    if llm.backend.engine != "torch":
+        return None
+    from pronk.torch_engine import device_memory
+
+    found: int | None = getattr(device_memory, what)(llm.backend.device)
+    return found
