@@ -82,6 +82,14 @@ def begins_with(llm: LLM) -> int | None:
     return llm.tokenizer.bos_id if llm.has_tokenizer and llm.tokenizer.add_bos else None
 
 
+def check_numbers(logits: Logits) -> None:
+    """Raises PronkError where one is none."""
+    if not np.isfinite(logits).all():
+        raise PronkError(
+            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
+        )
+
+
 def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:
     """The windows one by one, telling how many of their tokens have been read."""
     done, total = 0, sum(len(window.ids) for window in texts)
@@ -153,11 +161,7 @@ class Reader:
         rows = min(_PASS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
         for at in range(window.first, len(window.ids), rows):
             logits = self._forward(window, at, min(at + rows, len(window.ids)), wanted=True)
-            if not np.isfinite(logits).all():
-                raise PronkError(
-                    "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the "
-                    "CPU engine"
-                )
+            check_numbers(logits)
             yield logits, window.targets[at - window.first : at - window.first + len(logits)]
 
     def _forward(self, window: Window, at: int, end: int, *, wanted: bool) -> Logits:

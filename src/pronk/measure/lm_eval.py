@@ -1,0 +1,213 @@
+"""pronk as a model of lm-evaluation-harness (the extra `eval`), with any quantization:
+
+    python -m pronk.measure.lm_eval --model pronk --model_args pretrained=smollm2:135m,quantize=llm-int8 --tasks boolq
+
+is lm_eval's own command line with a model `pronk` more; model_args are the options of pronk.load. In Python,
+`register()` adds the model, for lm_eval.simple_evaluate(model="pronk", ...). Importing this module imports nothing of
+the harness.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from pronk.errors import BadRequest, PronkError
+from pronk.generation import Generation
+from pronk.measure.scoring import Score, Scorer
+
+if TYPE_CHECKING:
+    from pronk.tokenizer.chat import ChatTemplate
+
+NAME = "pronk"
+_NOT_OURS = ("batch_size", "max_batch_size")  # the harness always gives them; passes here are filled by tokens
+_SHAPES = ("temperature", "top_k", "top_p", "min_p")  # of a distribution that tokens are drawn from
+_TOGETHER = 64  # prompts of one call: as many as the scheduler runs at once
+
+
+class Model:
+    """What the harness asks of a language model. Its own half, TemplateLM, joins in `register`."""
+
+    cache_hook: Any
+
+    def __init__(self, pretrained: str | None = None, **options: Any) -> None:
+        """pronk.load(pretrained, **options)."""
+        import pronk
+
+        super().__init__()
+        options = {name: value for name, value in options.items() if name not in _NOT_OURS}
+        if unknown := options.keys() - signature(pronk.load).parameters.keys():
+            raise BadRequest(f"model_args has {min(unknown)!r}, which is no option of pronk.load")
+        self.llm = pronk.load(pretrained, **options)
+        self.tokenizer = self.llm.tokenizer
+        self._scorer = Scorer(self.llm)
+
+    @property
+    def eot_token_id(self) -> int:
+        if not self.llm.eos_ids:
+            raise PronkError(f"{self.llm.name} has no token that ends a text, which the harness needs")
+        return self.llm.eos_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What texts without a context are predicted from: as with the harness's own Hugging Face models."""
+        return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
+
+    @property
+    def max_length(self) -> int:
+        return self.llm.ctx_size
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **others: Any) -> list[int]:
+        return self.tokenizer.encode(string, bos=False if add_special_tokens is False else None)
+
+    # -- likelihoods --
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **others: Any
+    ) -> list[Score]:
+        pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
+        with _bar(len(pairs), "Running loglikelihood requests", disable_tqdm) as bar:
+            scores = self._scorer.score(pairs, bar.update)
+        for (key, _, _), score in zip(requests, scores, strict=True):
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, score)
+        return scores
+
+    def _fitting(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """The harness's rule for what is too long: the context loses its beginning."""
+        over = len(context) + len(continuation) - 1 - self.max_length
+        if over >= len(context):
+            raise PronkError(
+                f"a continuation of {len(continuation)} tokens does not fit into the context of {self.max_length}"
+            )
+        return context[max(over, 0) :], continuation
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts, in windows of the full context."""
+        utils = import_module("lm_eval.utils")
+        windows: list[tuple[Any, list[int], list[int]]] = []
+        ends = [0]
+        for (text,) in (request.args for request in requests):
+            ids = self.tok_encode(text)
+            rolled = utils.get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+            windows += [(None, *utils.make_disjoint_window(window)) for window in rolled]
+            ends.append(len(windows))
+        scores = self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
+        sums = [sum(score for score, _ in scores[at:end]) for at, end in pairwise(ends)]
+        for request, found in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found)
+        return sums
+
+    # -- texts --
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        normalized = import_module("lm_eval.models.utils").normalize_gen_kwargs
+        texts = [""] * len(requests)
+        alike: dict[str, list[int]] = {}  # requests that ask for the same decoding run together
+        for number, request in enumerate(requests):
+            alike.setdefault(repr(request.args[1]), []).append(number)
+        with _bar(len(requests), "Running generate_until requests", disable_tqdm) as bar:
+            for numbers in alike.values():
+                asked = normalized(requests[numbers[0]].args[1])
+                most = 1 if asked["do_sample"] else _TOGETHER
+                for at in range(0, len(numbers), most):
+                    few = numbers[at : at + most]
+                    made = self._generate([requests[number].args[0] for number in few], asked)
+                    for number, text in zip(few, made, strict=True):
+                        texts[number] = text
+                        self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                    bar.update(len(few))
+        return texts
+
+    def _generate(self, contexts: list[str], asked: Mapping[str, Any]) -> list[str]:
+        sampling = sampling_of(asked)
+        room = self.max_length - sampling["max_new_tokens"]
+        if room < 1:
+            raise PronkError(
+                f"{sampling['max_new_tokens']} new tokens leave no room for a prompt in the context of "
+                f"{self.max_length}; ask for fewer (--gen_kwargs max_gen_toks=N)"
+            )
+        prompts = [self.tok_encode(context)[-room:] for context in contexts]
+        # Greedy decoding draws no number. Where one is drawn, it is the harness's seed that decides.
+        seed = int(np.random.randint(1 << 31)) if asked["do_sample"] else None
+        return [made.text for made in cast(list[Generation], self.llm.generate(prompts, seed=seed, **sampling))]
+
+    # -- chats --
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.llm.path)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self._template(chat_template).source if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        if add_generation_prompt:
+            return self._template(True).render(chat_history)
+        # The last answer is only begun: what a template writes after it is no part of it.
+        whole, begun = (
+            self._template(True).render(chat_history, add_generation_prompt=False),
+            chat_history[-1]["content"],
+        )
+        return whole[: whole.rindex(begun.strip()) + len(begun.strip())]
+
+    def _template(self, name: bool | str) -> ChatTemplate:
+        from pronk.tokenizer import chat
+
+        return chat.choose(self.tokenizer, name if isinstance(name, str) else None)
+
+
+def sampling_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of LLM.generate for a task's generation_kwargs, as the harness has normalized them.
+
+    Raises BadRequest for one that pronk does not have.
+    """
+    left = dict(asked)
+    sampling = {"max_new_tokens": left.pop("max_gen_toks"), "stop": tuple(text for text in left.pop("until") if text)}
+    drawn = left.pop("do_sample")
+    for name in _SHAPES:
+        value = left.pop(name, None)
+        if drawn and value is not None:  # tasks give them with greedy decoding as well, where they mean nothing
+            sampling[name] = value
+    for name in ("repetition_penalty", "num_beams"):
+        if name in left:
+            sampling[name] = left.pop(name)
+    if left:
+        raise BadRequest(f"generation_kwargs has {min(left)!r}, which pronk does not have")
+    return sampling
+
+
+def _bar(total: int, title: str, disabled: bool) -> Any:
+    return import_module("tqdm").tqdm(total=total, desc=title, disable=disabled)
+
+
+@cache
+def register() -> type[Model]:
+    """The model's class, known to the harness as `pronk` from now on. Raises PronkError where there is no harness."""
+    try:
+        template, registry = import_module("lm_eval.api.model").TemplateLM, import_module("lm_eval.api.registry")
+    except ModuleNotFoundError as error:
+        raise PronkError(f"lm-evaluation-harness is not installed ({error}); pip install 'pronk[eval]'") from None
+    import_module("lm_eval.models")  # or the harness, finding a model, would take its own for registered as well
+    joined = type("Pronk", (Model, template), {"__doc__": Model.__doc__})
+    registry.register_model(NAME)(joined)
+    return joined
+
+
+def main() -> None:
+    try:
+        register()
+        import_module("lm_eval.__main__").cli_evaluate()
+    except PronkError as error:
+        sys.exit(f"pronk: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Scorer: log-likelihoods of continuations, many at a time.
+
+A benchmark asks for thousands of short continuations, several of each context, and many contexts begin with the same
+examples. So a context is computed once for all its continuations, which are forks of it in the KV cache; blocks that
+earlier contexts began with are used again; and forward passes are filled with whatever is to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from pronk.engine.batch import Batch, Run, Wants
+from pronk.engine.kv_blocks import BlockTable
+from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from pronk.errors import BadRequest, ContextOverflow
+from pronk.measure.perplexity import log_likelihoods
+from pronk.measure.windows import LOGITS_BYTES, check_numbers
+
+if TYPE_CHECKING:
+    from pronk.llm import LLM
+
+Score = tuple[float, bool]  # log-likelihood in nats, and whether greedy decoding would have written the same
+
+_PASS = 512  # tokens
+_KEPT = 8192  # tokens of earlier contexts, at most
+
+
+@dataclass
+class _Text:
+    """Tokens to be computed from position `start` on, and what their logits are to predict, if anything."""
+
+    table: BlockTable
+    tokens: Sequence[int]
+    start: int
+    targets: Sequence[int] = ()
+    score: list[float] = field(default_factory=list)
+    greedy: bool = True
+
+
+class Scorer:
+    def __init__(self, llm: LLM) -> None:
+        self._backend = llm.backend
+        self._kv = PrefixCache(llm.backend, BLOCK_SIZE, min(llm.ctx_size, _KEPT))
+        self._rows = min(_PASS, max(1, LOGITS_BYTES // (4 * llm.config.vocab_size)))
+
+    def score(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], told: Callable[[int], None] | None = None
+    ) -> list[Score]:
+        """Of (context, continuation) pairs of token ids. `told`: called with how many more are done.
+
+        Raises BadRequest for an empty context, for nothing can be predicted from it, and ContextOverflow.
+        """
+        for context, continuation in requests:
+            if not context:
+                raise BadRequest("a context has no tokens; give at least the token that begins a text")
+            if (length := len(context) + len(continuation) - 1) > self._backend.ctx_size:
+                raise ContextOverflow(length, self._backend.ctx_size)
+        pairs = [(tuple(context), tuple(continuation)) for context, continuation in requests]
+        scores: list[Score] = [(0.0, True)] * len(pairs)
+        # Sorted, contexts that begin alike are neighbours, and those that are the same stand together.
+        order = sorted(range(len(pairs)), key=pairs.__getitem__)
+        groups = [(context, list(members)) for context, members in groupby(order, key=lambda n: pairs[n][0])]
+        for wave in _waves(groups, lambda n: len(pairs[n][1])):
+            for number, text in self._wave(wave, pairs):
+                scores[number] = sum(text.score), text.greedy
+                if told:
+                    told(1)
+        return scores
+
+    def _wave(self, wave: _Wave, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[tuple[int, _Text]]:
+        """Contexts first, all but their last tokens; then the continuations, each from its context's last token on."""
+        contexts = []
+        for context, _ in wave:
+            table = self._kv.match(context)
+            start = table.length
+            self._extend(table, len(context) - 1 - start)
+            contexts.append(_Text(table, context[start:-1], start))
+        self._compute(contexts, "none", _PASS)
+        continuations = []
+        for (context, members), text in zip(wave, contexts, strict=True):
+            self._kv.keep(context[:-1], text.table)
+            for number in members:
+                targets, table = pairs[number][1], text.table.fork()
+                self._extend(table, len(targets))
+                tokens = (context[-1], *targets[:-1]) if targets else ()
+                continuations.append((number, _Text(table, tokens, len(context) - 1, targets)))
+        self._compute([text for _, text in continuations], "all", self._rows)
+        for text in (*contexts, *(text for _, text in continuations)):
+            text.table.free()
+        return continuations
+
+    def _extend(self, table: BlockTable, tokens: int) -> None:
+        self._kv.make_room(table.blocks_needed(tokens))
+        if copies := table.append(tokens):
+            self._kv.storage.copy(copies)
+
+    def _compute(self, texts: Sequence[_Text], wants: Wants, most: int) -> None:
+        for parts in _passes(texts, most):
+            runs = [Run(text.tokens[at:end], text.start + at, text.table.blocks, wants) for text, at, end in parts]
+            logits = self._backend.forward(Batch.of(runs), self._kv.storage)
+            check_numbers(logits)
+            row = 0
+            for text, at, end in parts if wants == "all" else ():
+                own, targets = logits[row : row + end - at], text.targets[at:end]
+                text.score.extend(log_likelihoods(own, targets).tolist())
+                text.greedy &= own.argmax(-1).tolist() == list(targets)
+                row += end - at
+
+
+_Wave = Sequence[tuple[tuple[int, ...], list[int]]]  # contexts, and the numbers of the requests that go on from each
+
+
+def _waves(groups: _Wave, length: Callable[[int], int]) -> Iterator[_Wave]:
+    """As many contexts at a time as fill a pass with their continuations."""
+    wave: list[tuple[tuple[int, ...], list[int]]] = []
+    tokens = 0
+    for group in groups:
+        wave.append(group)
+        tokens += sum(map(length, group[1]))
+        if tokens >= _PASS or sum(len(context) for context, _ in wave) >= _PASS:
+            yield wave
+            wave, tokens = [], 0
+    if wave:
+        yield wave
+
+
+def _passes(texts: Sequence[_Text], most: int) -> Iterator[list[tuple[_Text, int, int]]]:
+    """Parts (text, from, to) of at most `most` tokens together, no two of one text."""
+    parts: list[tuple[_Text, int, int]] = []
+    room = most
+    for text in texts:
+        at = 0
+        while at < len(text.tokens):
+            end = min(at + room, len(text.tokens))
+            parts.append((text, at, end))
+            room -= end - at
+            at = end
+            if not room:
+                yield parts
+                parts, room = [], most
+    if parts:
+        yield parts
