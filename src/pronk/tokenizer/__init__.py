@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pronk import tokenizer_source
+from pronk import heap, tokenizer_source
 from pronk.errors import BadFile, ModelNotFound
 from pronk.tokenizer.base import Tokenizer
 from pronk.vocabulary import TokenizerSource
@@ -21,6 +21,12 @@ def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tok
     `model_vocab_size`: rows of the model's embedding; ids that only the model has then decode to nothing rather than
     being refused. Raises BadFile (broken) or Unsupported (sound, but not one pronk can run).
     """
+    tokenizer = _load(source, model_vocab_size)
+    heap.trim()
+    return tokenizer
+
+
+def _load(source: TokenizerSource, model_vocab_size: int | None) -> Tokenizer:
     path = source.path
     template = source.chat_template
     if source.kind == "gguf":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def load(
     hf_checks.check(path, raw)
     added = {token["id"]: bool(token.get("special")) for token in raw.get("added_tokens") or ()}
     spell, strips = _decoder(path, raw.get("decoder"), tokens, frozenset(added))
+    del raw  # before the library, which parses the file again, takes as much
     library = _library(path, data)
     special = _special_tokens(path, settings, library, {i: tokens[i] for i, hidden in added.items() if hidden})
     return HfTokenizer(
@@ -44,7 +46,7 @@ def load(
         library,
         special,
         spell=spell,
-        vocabulary=lambda: _vocabulary(path, raw, tokens, added, special, chat_template),
+        vocabulary=lambda: _vocabulary(path, json.loads(library.to_str()), tokens, added, special, chat_template),
         vocab_size=max(tokens) + 1,
         strips_first_space=strips,
         chat_template=chat_template,

@@ -1,7 +1,7 @@
 """Llama 3's own `tokenizer.model`: base64 tokens and their ranks.
 
-They are run as the `tiktoken` library runs them, by rank and without a table of merges, which for Llama 3 would be 280,000
-pairs to derive and keep.
+They are run as the `tiktoken` library runs them, by rank and without a table of merges, which for Llama 3 would be
+280,000 pairs to derive and keep.
 """
 
 from __future__ import annotations
