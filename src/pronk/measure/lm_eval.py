@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pronk.tokenizer.chat import ChatTemplate
 
 NAME = "pronk"
-_NOT_OURS = ("batch_size", "max_batch_size")  # the harness always gives them; passes here are filled by tokens
 _SHAPES = ("temperature", "top_k", "top_p", "min_p")  # of a distribution that tokens are drawn from
 _TOGETHER = 64  # prompts of one call: as many as the scheduler runs at once
 
@@ -42,12 +41,23 @@ class Model:
         import pronk
 
         super().__init__()
-        options = {name: value for name, value in options.items() if name not in _NOT_OURS}
         if unknown := options.keys() - signature(pronk.load).parameters.keys():
             raise BadRequest(f"model_args has {min(unknown)!r}, which is no option of pronk.load")
         self.llm = pronk.load(pretrained, **options)
         self.tokenizer = self.llm.tokenizer
         self._scorer = Scorer(self.llm)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: object = None) -> Model:
+        """`additional_config`: what the harness gives every model, a device among it (cuda:0 unless told otherwise).
+
+        It is left aside: which engine runs a model, and where, is for model_args to say.
+        """
+        return cls(**arg_dict)
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: object = None) -> Model:
+        return cls(**import_module("lm_eval.utils").simple_parse_args_string(arg_string))
 
     @property
     def eot_token_id(self) -> int:
