@@ -65,17 +65,25 @@ def vs_ctranslate2(results: dict[str, Any]) -> str:
     return harness.table(("tokens/s (medians)", "pronk", "peer", "ratio", "goal", "peak memory, MB"), rows)
 
 
-def quality(results: dict[str, Any]) -> str:
+def vs_bitsandbytes(results: dict[str, Any]) -> str:
+    """Speed and memory, and then the quality that they come with."""
+    sizes = results["settings"]["sizes"]
     rows = [
-        [name, f"{found['mean_kld']:.6f} ± {found['standard_error']:.6f}", f"{found['top1']:.1%}"]
-        for name, found in results["measured"].items()
-        if name != "reference"
+        [f"llm-int8 vs load_in_8bit in {dtype}, {_task(task, sizes)}", *_beside(taken, "bitsandbytes")]
+        for dtype, measured in results["measured"].items()
+        for task, taken in measured["tasks"].items()
     ]
-    return harness.table(("against f32", "mean KL divergence", "top-1 agreement"), rows)
+    header = ("tokens/s (medians)", "pronk", "bitsandbytes", "ratio", "goal", "peak memory, MB")
+    return harness.table(header, rows) + "\n\n" + _divergences(results["quality"])
+
+
+def quality(results: dict[str, Any]) -> str:
+    return _divergences(results["measured"])
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    function.__name__: function for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, quality)
+    function.__name__: function
+    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, quality)
 }
 
 
@@ -95,6 +103,15 @@ def fill(text: str, results: Path) -> tuple[str, list[str]]:
         return new
 
     return _BLOCK.sub(block, text), changed
+
+
+def _divergences(measured: dict[str, Any]) -> str:
+    rows = [
+        [name, f"{found['mean_kld']:.6f} ± {found['standard_error']:.6f}", f"{found['top1']:.1%}"]
+        for name, found in measured.items()
+        if name != "reference"
+    ]
+    return harness.table(("against f32", "mean KL divergence", "top-1 agreement"), rows)
 
 
 def _beside(taken: dict[str, Any], peer: str) -> list[str]:

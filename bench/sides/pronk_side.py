@@ -18,8 +18,10 @@ class Pronk:
     def load(self, path: str, engine: str, quantize: str, threads: int) -> dict[str, Any]:
         # The same prompt is run again and again: none of it may be known from the time before.
         options: dict[str, Any] = {"threads": threads, "prefix_cache": 0}
-        if engine == "torch":  # it has no block formats: what is not bf16 runs in f32
+        if engine == "torch":  # it has no block formats: they and f16 run in f32
             options |= {"device": "cpu", "dtype": "bf16" if quantize == "bf16" else "f32"}
+            if quantize in ("int8", "llm-int8"):
+                options["quantize"] = quantize
             if "engine" in inspect.signature(pronk.load).parameters:
                 options["engine"] = "torch"
         else:
