@@ -1,4 +1,4 @@
-"""transformers with bitsandbytes' `load_in_8bit`, on the CPU: a bare greedy loop over the module, without `generate`."""
+"""transformers with bitsandbytes' `load_in_8bit`, on the CPU: a bare greedy loop over the module, not `generate`."""
 
 from __future__ import annotations
 
