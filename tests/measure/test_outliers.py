@@ -86,7 +86,8 @@ def test_counts_are_those_of_the_torch_module(
     assert whole["columns"] == sum((np.abs(x) > THRESHOLD).any(0).sum() for x in layers)
     assert whole["top"][0]["largest"] == max(float(t.largest.max()) for t in found.tallies.values())
     hidden = sum((np.abs(expected[1, fed]) > THRESHOLD).sum(0) for fed in ("qkv", "gate_up"))
-    assert np.array_equal(found.hidden_counts()[1], hidden)
+    assert np.array_equal(found.counts("hidden")[1], hidden)
+    assert np.array_equal(found.counts("down")[2], (np.abs(expected[2, "down"]) > THRESHOLD).sum(0))
 
 
 def test_a_higher_threshold_never_finds_more() -> None:

@@ -10,20 +10,19 @@ budget, with a standard error to spare.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.errors import BadRequest
 from pronk.measure.parts import SMALLER, Formats, Part, Step, after, in_order, parts_of, sixteen_bits
-from pronk.measure.replay import Replay
+from pronk.measure.replay import Yardstick
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint, Progress
-    from pronk.llm import LLM
 
 _CTX = 128  # tokens of a window, of which the second half counts: many short ones say more than a few long ones
 _CHOOSE, _CONFIRM = 4, 8  # windows, at most; and 2 at least, for one has no standard error
@@ -92,14 +91,15 @@ def choose(
     _check(max_kld)
     texts, options = split(ids), dict(loading or {})
     reference = pronk.load(model, **options, quantize="f32")
-    checkpoint, recorded = reference.checkpoint, [_recorded(reference) for _ in texts]
+    checkpoint, yardsticks = reference.checkpoint, [Yardstick(reference, text, _CTX) for text in texts]
     del reference
 
-    def measures(formats: Formats, *which: int) -> list[Divergence]:
+    def measured(formats: Formats, *which: int) -> list[Divergence]:
         llm = pronk.load(model, **options, quantize=formats)
-        return [_divergence(recorded[n], llm, texts[n]) for n in which]
+        found = [yardsticks[n].divergence(llm) for n in which]
+        return [Divergence(one["mean"], one["standard_error"]) for one in found]
 
-    ways = Measures(lambda formats: measures(formats, 0)[0], lambda formats: Whole(*measures(formats, 0, 1)))
+    ways = Measures(lambda formats: measured(formats, 0)[0], lambda formats: Whole(*measured(formats, 0, 1)))
     return chosen_by(ways, checkpoint, max_kld, progress)
 
 
@@ -107,6 +107,9 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     """The choice, whatever measures the models."""
     _check(max_kld)
     wide, parts = sixteen_bits(checkpoint), parts_of(checkpoint)
+    jobs = [(part.name, format) for part in parts for format in SMALLER]
+    tell = partial(progress or (lambda *_: None), "measuring each part")
+    tell(0, 1 + len(jobs))
     floor = measures.whole({"": wide})
     if floor.upper > max_kld:
         raise BadRequest(
@@ -114,13 +117,10 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
             f"a standard error), and the budget is {max_kld:.2g}; allow more"
         )
     harms: dict[str, dict[str, float]] = {part.name: {} for part in parts}
-    jobs = [(part.name, format) for part in parts for format in SMALLER]
-    for done, (name, format) in enumerate(jobs):
-        if progress:
-            progress("measuring each part", done, len(jobs))
+    for done, (name, format) in enumerate(jobs, 1):
+        tell(done, 1 + len(jobs))
         harms[name][format] = measures.alone({"": "f32", name: format}).mean
-    if progress:
-        progress("measuring each part", len(jobs), len(jobs))
+    tell(1 + len(jobs), 1 + len(jobs))
     steps = in_order(parts, wide, harms)
     taken, whole, tries = _as_many_as_fit(steps, floor, max_kld, lambda s: measures.whole(after(s, wide)), progress)
     return _described(parts, wide, harms, steps[:taken], floor, whole, max_kld, tries)
@@ -144,22 +144,6 @@ def split(ids: Sequence[int]) -> tuple[list[int], list[int]]:
 def _check(max_kld: float) -> None:
     if not max_kld > 0:
         raise BadRequest(f"a budget of KL divergence must be a number over 0, not {max_kld!r}")
-
-
-def _recorded(llm: LLM) -> LLM:
-    """A model whose logits are computed once: beside many others it is read again and again."""
-    recorded = copy.copy(llm)
-    recorded.backend = Replay(llm.backend)
-    return recorded
-
-
-def _divergence(recorded: LLM, llm: LLM, text: Sequence[int]) -> Divergence:
-    from pronk.measure.divergence import divergence
-
-    found = divergence(recorded, llm, text, ctx=_CTX)
-    assert isinstance(recorded.backend, Replay)
-    recorded.backend.rewind()
-    return Divergence(found["mean"], found["standard_error"])
 
 
 def _as_many_as_fit(

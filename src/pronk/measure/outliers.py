@@ -122,10 +122,12 @@ class Survey:
             "inputs": inputs,
         }
 
-    def hidden_counts(self) -> NDArray[np.int64]:
-        """How many outliers each dimension of the hidden state held, a row a layer: [layers, C]."""
-        first, second = ([t.passes for (_, fed), t in self.tallies.items() if fed == name] for name in HIDDEN)
-        return np.stack(first) + np.stack(second)
+    def counts(self, fed: str) -> NDArray[np.int64]:
+        """How many outliers each column held, a row a layer: [layers, K]. "hidden": the hidden state, in both places."""
+        inputs = HIDDEN if fed == "hidden" else (fed,)
+        each = [np.stack([t.passes for (_, of), t in self.tallies.items() if of == name]) for name in inputs]
+        total: NDArray[np.int64] = np.sum(each, axis=0)
+        return total
 
 
 def outliers(

@@ -1,24 +1,43 @@
-"""Replay: the logits that a backend gave once, given again: for what is compared with one reference many times."""
+"""Replay: the logits that a backend gave once, given again; Yardstick: a reference that many models are held against.
+
+Mixed precision and sweeps measure dozens of models against one. Its logits are computed once and kept, which for the
+few windows that these read is less than the model itself; that is let go.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch
+from pronk.measure.divergence import divergence
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend, KVStorage
+    from pronk.llm import LLM
+
+
+class Yardstick:
+    """Divergence from `reference` on a text, in windows of `ctx` tokens (`count`: of that many)."""
+
+    def __init__(self, reference: LLM, ids: Sequence[int], ctx: int, count: int | None = None) -> None:
+        self._reference, self._replay = copy.copy(reference), Replay(reference.backend)
+        self._reference.backend = self._replay
+        self._ids, self._ctx, self._count = ids, ctx, count
+
+    def divergence(self, llm: LLM) -> dict[str, Any]:
+        """See pronk.measure.divergence."""
+        found = divergence(self._reference, llm, self._ids, ctx=self._ctx, count=self._count)
+        self._replay.rewind()
+        return found
 
 
 class Replay:
-    """A Backend that computes each pass of a round once, and then answers the same round again and again.
-
-    It holds all logits that were asked for. When the first round is over the model itself is let go.
-    """
+    """A Backend that computes each pass of a round once, and then answers the same round again and again."""
 
     def __init__(self, backend: Backend) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
