@@ -437,7 +437,11 @@ def test_gguf_holds_the_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> No
 # --- what may not happen
 
 
-FORMATS: list[Any] = [("safetensors", "bf16"), ("llama2c", "int8"), ("gguf", "q8_0")]
+FORMATS: list[Any] = [
+    *[("safetensors", dtype) for dtype in ("bf16", "int8", "llm-int8")],
+    *[("gguf", dtype) for dtype in ("q8_0", "q8", "q4")],
+    ("llama2c", "int8"),
+]
 
 
 @pytest.mark.parametrize(("to", "dtype"), FORMATS)
