@@ -6,8 +6,10 @@ the size of the file.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.tensors import LazyTensor, stored_dtype
+from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor, stored_dtype
+from pronk.checkpoint.writing import write_array
 from pronk.errors import BadFile, short
 
 # Every type of the format, in bits an element; pronk reads those in tensors.py.
@@ -77,6 +80,23 @@ def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
         problem = f"the tensors take {position} bytes and the file has {file.size - 8 - length} for them"
         raise BadFile(path, problem, offset=8 + length)
     return tensors
+
+
+def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """A small file, all of it at hand: float32, float16 or bfloat16 arrays under their names."""
+    types = {dtype: name for name, dtype in PLAIN_DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ordered = sorted(arrays.items(), key=lambda named: -named[1].itemsize)  # the widest first: all are aligned
+    end = 0
+    for name, array in ordered:
+        header[name] = {"dtype": types[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
+    with path.open("xb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in ordered:
+            write_array(file, array)
 
 
 def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:

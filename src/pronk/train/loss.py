@@ -1,0 +1,78 @@
+"""Cross-entropy over a large vocabulary, without the logits of more than a few rows at a time.
+
+Logits of 4096 tokens over 128,256 are 2.1 GB in float32, and their gradient as much again. But the gradient of a row
+depends on that row alone, and a training step always wants it: so each chunk's logits give loss and gradients at once
+and are forgotten, and only gradients of the size of what the head was given, and of its weight, are kept (as in Liger
+Kernel, arXiv 2410.10989).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_BYTES = 64 << 20  # of float32 logits at once
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+    """The sum over rows of -log softmax(hidden weight^T)[target], in nats: a float32 scalar.
+
+    hidden [R, C], what the head is given; weight [V, C]; targets [R] int64. Products are in `hidden`'s type, everything
+    else in float32.
+    """
+    rows = max(1, chunk_bytes // (4 * len(weight)))
+    return cast(Tensor, _CrossEntropy.apply(hidden, weight, targets, rows))
+
+
+def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+    """log softmax(hidden weight^T)[target] of each row, [R] float32: for losses that need more than their sum.
+
+    Gradients cost a second product: the logits of a chunk are computed again where they are needed.
+    """
+    rows = max(1, chunk_bytes // (4 * len(weight)))
+    parts = [
+        torch.utils.checkpoint.checkpoint(_of_chunk, x, weight, t, use_reentrant=False)
+        for x, t in zip(hidden.split(rows), targets.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _of_chunk(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = (hidden @ weight.to(hidden.dtype).T).float()
+    return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        head = weight.to(hidden.dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for at in range(0, len(hidden), rows):
+            x, target = hidden[at : at + rows], targets[at : at + rows]
+            logits = (x @ head.T).float()  # [rows, V]
+            normalizers = logits.logsumexp(-1)
+            index = torch.arange(len(target), device=target.device)
+            total += (normalizers - logits[index, target]).sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            grad = logits.sub_(normalizers[:, None]).exp_()  # softmax, in place
+            grad[index, target] -= 1
+            grad = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[at : at + rows] = grad @ head
+            if grad_weight is not None:
+                grad_weight += (grad.T @ x).to(weight.dtype)
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        found = (None if of is None else of * grad.to(of.dtype) for of in ctx.saved_tensors)
+        return (*found, None, None)
