@@ -1,0 +1,92 @@
+"""Conditions: what the figures were measured under, and how; without them they mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pronk.measure.report import reading, verdict, words
+from pronk.measure.report.document import Block, Facts, Paragraph, Points
+from pronk.measure.report.rows import Variant, name_of
+
+Report = Mapping[str, Any]
+
+HOW = (
+    "Variants are measured in interleaved rounds, so that what slows the machine for a while slows them all; figures "
+    "are medians of the rounds, with minimum and maximum.",
+    "TTFT and ITL are taken from outside, through the same call that a program makes: tokenizer, sampling and text are "
+    "in them. A percentile of ITL is of all tokens of one round; the table has the median of the rounds' own.",
+    "Predicted memory is computed from the checkpoint's header before loading; the peak is that of a process that runs "
+    "this variant alone.",
+    "KLD compares the whole distribution over the next token with the reference's, token by token: 0 is the same.",
+    "distinct-n is the share of different n-grams; repetition, that of 4-grams that the text has had before.",
+)
+
+
+def conditions(report: Report) -> list[Block]:
+    pairs = {
+        "Model": _model(report),
+        "File": _of(report, "model", "path"),
+        "Processor": _joined(_of(report, "machine", "cpu"), _of(report, "machine", "cores", "cores"),
+                             _of(report, "machine", "isa")),
+        "Threads": _of(report, "machine", "threads"),
+        "Memory": _scaled(report, "machine", "memory_bytes", 1e9, "GB"),
+        "System": _joined(_of(report, "machine", "system"), _of(report, "machine", "python", before="Python")),
+        "Load before": _of(report, "machine", "load"),
+        "Rounds": _of(report, "settings", "rounds"),
+        "Prompts": _of(report, "settings", "prefill", "tokens"),
+        "Decode": _joined(reading.text(report, "settings", "decode", "tokens"),
+                          _contexts(report), by=" tokens after "),
+        "Text": _joined(_of(report, "settings", "text"), _joined(_of(report, "settings", "windows", "windows"),
+                        _of(report, "settings", "window_tokens", "tokens"), by=" of ")),
+        "Generation": _joined(_of(report, "settings", "prompts", "prompts"),
+                              _of(report, "settings", "new_tokens", "new tokens"),
+                              _of(report, "settings", "seed", before="seed")),
+        "Reference": _of(report, "settings", "reference"),
+        "Variants": "; ".join(f"{name_of(v)}: {_options(v)}" for v in reading.entries(report, "variants")),
+        "pronk": reading.text(report, "pronk"),
+        "Made": reading.text(report, "made"),
+        "Command": reading.text(report, "command"),
+    }  # fmt: skip
+    facts = Facts("Conditions", [(key, words.plain(said, 500)) for key, said in pairs.items() if said],
+                  ("Command", "File"))  # fmt: skip
+    return [facts, Points(HOW), Paragraph("The rules of the verdicts:"), Points(verdict.RULES)]
+
+
+def _of(report: Report, room: str, key: str, unit: str = "", *, before: str = "") -> str:
+    """A value with its unit; several as “64 and 512 tokens”, and of texts how many there are."""
+    found = reading.at(report, room, key)
+    said = reading.text(found)
+    if isinstance(found, list):
+        texts = any(isinstance(one, str) for one in found)
+        said = str(len(found)) if texts else words.listed([reading.text(one) for one in found])
+    return " ".join(filter(None, (before, said, unit))) if said else ""
+
+
+def _contexts(report: Report) -> str:
+    found = reading.at(report, "settings", "decode", "contexts")
+    return words.listed([reading.text(one) for one in found]) if isinstance(found, list) else reading.text(found)
+
+
+def _joined(*parts: str, by: str = " · ") -> str:
+    return by.join(filter(None, parts))
+
+
+def _scaled(report: Report, room: str, key: str, size: float, unit: str) -> str:
+    number = reading.number(report, room, key)
+    return "" if number is None else f"{number / size:,.1f} {unit}"
+
+
+def _model(report: Report) -> str:
+    return _joined(
+        _of(report, "model", "name"),
+        _of(report, "model", "format"),
+        _scaled(report, "model", "parameters", 1e6, "million parameters"),
+        _scaled(report, "model", "stored_bytes", 1e6, "MB stored"),
+    )
+
+
+def _options(variant: Variant) -> str:
+    options = variant.get("options")
+    said = options.items() if isinstance(options, Mapping) else ()
+    return ", ".join(f"{key} {value}" for key, value in said if value is not None) or "as stored"

@@ -1,0 +1,182 @@
+"""The pictures of a report: report.json -> {name: (Figure, caption, alternative text)}. Needs matplotlib."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pronk.measure import plots
+from pronk.measure.plot_style import Value, colours, finite
+from pronk.measure.report import reading, verdict, words
+from pronk.measure.report.rows import name_of, original
+from pronk.measure.report.techniques import plot_name, title_of, ways_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Picture = tuple["Figure", str, str]
+Variants = Sequence[Mapping[str, Any]]
+
+
+def pictures(report: Mapping[str, Any]) -> dict[str, Picture]:
+    """Those for which there are figures to draw."""
+    variants = reading.entries(report, "variants")
+    base = original(variants)
+    colour = colours([name_of(v) for v in variants], name_of(base) if base else None)
+    made: dict[str, Picture | None] = {
+        "latency": _latency(variants, colour),
+        "speed": _speed(variants, colour),
+        "memory": _memory(variants, colour),
+        "divergence": _divergence(variants, colour),
+        "size": _size(variants, colour),
+    }
+    for place, technique in enumerate(reading.entries(report, "techniques")):
+        made[plot_name(place)] = _technique(technique, colour)
+    return {name: picture for name, picture in made.items() if picture}
+
+
+def _series(variants: Variants, *path: str, unit: float = 1.0) -> dict[str, Value | None]:
+    return {name_of(v): _scaled(reading.value(v, *path), unit) for v in variants}
+
+
+def _scaled(value: Value | None, unit: float) -> Value | None:
+    if value is None:
+        return None
+    low, high = (None if end is None else end / unit for end in (value.low, value.high))
+    return Value(value.value / unit, low, high)
+
+
+def _said(series: Mapping[str, Value | None], unit: str) -> str:
+    """A series in words, for those who cannot see it."""
+    return ", ".join(f"{name} {words.digits(value.value)} {unit}".strip() for name, value in series.items() if value)
+
+
+def _latency(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
+    each, first = _series(variants, "latency", "itl_ms", "p50"), _series(variants, "latency", "ttft_ms")
+    figure = plots.bars([("Each token: ITL p50 (ms)", each), ("First token: TTFT (ms)", first)], colour)
+    alt = f"Bars of latency. ITL p50: {_said(each, 'ms')}. TTFT: {_said(first, 'ms')}."
+    caption = "Latency: shorter is better. Lines reach from the fastest round to the slowest."
+    return (figure, caption, alt) if figure else None
+
+
+def _speed(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
+    def points(part: str, key: str) -> dict[str, list[tuple[float, Value]]]:
+        return {
+            name_of(v): [
+                (length, rate)
+                for e in reading.entries(v, "latency", part)
+                if (length := reading.number(e, key)) is not None and (rate := reading.value(e, "tok_s"))
+            ]
+            for v in variants
+        }
+
+    prefill, decode = points("prefill", "tokens"), points("decode", "context")
+    panels = [
+        ("Prefill (tokens/s)", "tokens in the prompt", prefill),
+        ("Decode (tokens/s)", "tokens of context", decode),
+    ]
+    figure = plots.lines(panels, colour)
+    alt = "Lines of speed. " + " ".join(
+        f"{what}, {name}: " + ", ".join(f"{words.digits(y.value)} tokens/s at {x:g}" for x, y in found) + "."
+        for what, series in (("Prefill", prefill), ("Decode", decode)) for name, found in series.items() if found
+    )  # fmt: skip
+    return (figure, "Speed against length: higher is better.", alt) if figure else None
+
+
+def _memory(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
+    keys = ("weights_predicted", "weights_measured", "total_predicted", "peak_rss")
+    unit, scale = words.scale([reading.number(v, "memory", key) for v in variants for key in keys])
+    found = [_series(variants, "memory", key, unit=scale) for key in keys]
+    panels = [(f"Weights ({unit})", found[0], found[1]), (f"Peak of the process ({unit})", found[2], found[3])]
+    figure = plots.paired_bars(panels, colour, ("predicted", "measured"))
+    alt = f"Bars of memory. Weights: {_said(found[1], unit)}. Peak: {_said(found[3], unit)}."
+    return (figure, "Memory: predicted before loading, and measured.", alt) if figure else None
+
+
+def _divergence(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
+    counts, means = {}, {}
+    for variant in variants:
+        edges = _numbers(variant, "quality", "divergence", "histogram", "edges")
+        heights = _numbers(variant, "quality", "divergence", "histogram", "counts")
+        mean = reading.number(variant, "quality", "divergence", "mean")
+        if heights and len(edges) == len(heights) + 1 and mean:  # a mean of 0 is the reference itself
+            # Edges are decimal logarithms of KLD, which is what a KLD under zero must be.
+            counts[name_of(variant)] = ([10**e for e in edges] if edges[0] < 0 else edges, heights)
+            means[name_of(variant)] = mean
+    figure = plots.histogram(counts, means, colour, label="KLD of one token (nats)")
+    alt = (
+        "Histograms of KLD, token by token. Means: "
+        + ", ".join(f"{n} {words.digits(m)}" for n, m in means.items())
+        + "."
+    )
+    return (figure, "How often each KLD occurs. Further left is closer to the reference.", alt) if figure else None
+
+
+def _numbers(given: Any, *path: str) -> list[float]:
+    found = reading.at(given, *path)
+    numbers = [finite(one) for one in found] if isinstance(found, list) else []
+    return [] if None in numbers else [one for one in numbers if one is not None]
+
+
+def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
+    unit, scale = words.scale([verdict.size(v) for v in variants])
+    points = {
+        name_of(v): (size / scale, kld)
+        for v in variants
+        if (size := verdict.size(v)) and (kld := verdict.divergence(v))
+    }
+    floors = [f for v in variants if (f := reading.number(v, "quality", "noise_floor", "mean"))]
+    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=max(floors, default=None),
+                           floor_label="noise floor")  # fmt: skip
+    alt = "Quality against size. " + ", ".join(
+        f"{name}: {words.digits(x)} {unit}, KLD {words.digits(y.value)}" for name, (x, y) in points.items()
+    )
+    absent = [name for name, (_, kld) in points.items() if kld.value <= 0]
+    caption = "Quality against size: nearer to the lower left corner is better."
+    if absent:
+        caption += f" {words.listed(absent)}, at 0, is not on a logarithmic axis."
+    return (figure, caption, alt) if figure else None
+
+
+def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Picture | None:
+    ways, points = ways_of(technique), reading.entries(technique, "points")
+    names = {way: words.plain(way) for way in ways}
+    colour = colours(list(names.values())) | {name: known[name] for name in names.values() if name in known}
+    settings = [words.plain(reading.text(point, "setting")) for point in points]
+    panels: list[tuple[str, dict[str, list[Value | None]]]] = []
+    for key, title, unit in (
+        ("seconds", "Time (s)", 1.0),
+        ("peak_bytes", "Peak memory (MB)", 1e6),
+        ("tok_s", "Tokens/s", 1.0),
+    ):
+        values = {
+            name: [_scaled(reading.value(p, "ways", way, key), unit) for p in points] for way, name in names.items()
+        }
+        if any(value for series in values.values() for value in series):
+            panels.append((title, values))
+    panels = panels[:2]  # tokens/s says what the time says; it is drawn where time or memory is missing
+    lengths = [_last_number(setting) for setting in settings]
+    figure: Figure | None
+    if len(points) >= 4 and None not in lengths and len(set(lengths)) == len(points):
+        drawn = [(title, _unit_of(settings[0]), {
+            name: [(x, v) for x, v in zip(lengths, series, strict=True) if x is not None and v]
+            for name, series in ways_values.items()}) for title, ways_values in panels]  # fmt: skip
+        figure = plots.lines(drawn, colour)
+    else:
+        figure = plots.grouped_bars(panels, settings, colour)
+    alt = f"{title_of(technique)}. " + " ".join(
+        f"{title}, {name}: {_said(dict(zip(settings, series, strict=True)), '')}."
+        for title, values in panels
+        for name, series in values.items()
+    )
+    return (figure, f"{title_of(technique)}.", alt) if figure else None
+
+
+def _last_number(setting: str) -> float | None:
+    found = re.search(r"(\d+)\D*$", setting)
+    return float(found[1]) if found else None
+
+
+def _unit_of(setting: str) -> str:
+    return re.sub(r"\s*\d+\D*$", "", setting) or "length"

@@ -1,0 +1,73 @@
+"""Techniques: a switch on and off, a table and a plot for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pronk.measure.report import reading, words
+from pronk.measure.report.document import Block, Cell, Paragraph, Plot, Table
+
+COLUMNS = (("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"))
+
+
+def ways_of(technique: Mapping[str, Any]) -> list[str]:
+    """Names of what is compared, in the order in which they first occur."""
+    ways = [reading.at(point, "ways") for point in reading.entries(technique, "points")]
+    return list(dict.fromkeys(str(name) for way in ways if isinstance(way, Mapping) for name in way))
+
+
+def plot_name(place: int) -> str:
+    return f"technique-{place + 1}"
+
+
+def title_of(technique: Mapping[str, Any]) -> str:
+    return words.plain(reading.text(technique, "title") or reading.text(technique, "name") or "a technique")
+
+
+def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[Block]:
+    blocks: list[Block] = []
+    for place, technique in enumerate(reading.entries(report, "techniques")):
+        ways, points = ways_of(technique), reading.entries(technique, "points")
+        if what := reading.text(technique, "what"):
+            blocks.append(Paragraph(what))
+        if not ways:
+            continue
+        rows: list[tuple[str, list[Cell]]] = []
+        for point in points:
+            given = point.get("ways")
+            found: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+            rows.append((words.plain(reading.text(point, "setting")), []))
+            for key, label in COLUMNS:
+                cells = [_cell(found.get(way), found.get(ways[0]), key) for way in ways]
+                if any(cell.value != words.NONE for cell in cells):
+                    rows.append((label, cells))
+            notes = [words.plain(reading.text(found.get(way), "note"), 160) for way in ways]
+            if any(notes):
+                rows.append(("note", [Cell(note) for note in notes]))
+        settings = _settings(technique)
+        caption = f"{title_of(technique)}{f' ({settings})' if settings else ''}"
+        blocks.append(Table(caption, "Setting", [words.plain(way) for way in ways], rows, variants=False))
+        if plot_name(place) in pictures:
+            blocks.append(pictures[plot_name(place)])
+    return blocks
+
+
+def _cell(way: Any, first: Any, key: str) -> Cell:
+    """A figure with its spread, and what it is called beside that of the first way."""
+    found = reading.value(way, key)
+    if found is None:
+        return Cell(words.NONE)
+    if key == "peak_bytes":
+        beside = "" if way is first else words.smaller(found.value, reading.number(first, key))
+        return Cell.of(words.digits(found.value / 1e6), beside)
+    theirs = reading.at(first, key)
+    times = reading.ratio(theirs, way[key]) if key == "seconds" else reading.ratio(way[key], theirs)
+    return Cell.of(words.digits(found.value), words.spread(found), "" if way is first else words.faster(times))
+
+
+def _settings(technique: Mapping[str, Any]) -> str:
+    given = technique.get("settings")
+    if isinstance(given, Mapping):
+        return words.plain(", ".join(f"{key} {value}" for key, value in given.items()), 200)
+    return words.plain(reading.text(given), 200)

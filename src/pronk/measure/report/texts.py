@@ -1,0 +1,66 @@
+"""Texts side by side: how soon they part from the original's, what they are like, and the texts themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pronk.measure.report import reading, words
+from pronk.measure.report.document import Block, Cell, Output, Table, Texts
+from pronk.measure.report.rows import Make, Rows, Variant, group, name_of, row
+
+MODES = {"greedy": "greedy", "seeded": "sampled, the same random numbers for all"}
+
+
+def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant | None) -> list[Block]:
+    rows: Rows = []
+    for mode, title in MODES.items():
+        rows += group(title.capitalize(), [
+            *row("Tokens until they part (median)", variants, _of_texts(mode, "first_divergence", words.digits)),
+            *row("Places with the same token", variants, _of_texts(mode, "equal_share", words.percent)),
+            *row("distinct-1", variants, _of_texts(mode, "distinct_1", words.digits)),
+            *row("distinct-2", variants, _of_texts(mode, "distinct_2", words.digits)),
+            *row("Repetition", variants, _of_texts(mode, "repetition", words.percent)),
+        ])  # fmt: skip
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(
+            Table(
+                "Texts written to the same prompts, beside the original's",
+                "Texts",
+                [name_of(v) for v in variants],
+                rows,
+            )
+        )
+    against = name_of(base) if base else ""
+    for entry in reading.entries(report, "texts"):
+        outputs = entry.get("outputs")
+        if isinstance(outputs, Mapping) and outputs:
+            mode = reading.text(entry, "mode")
+            blocks.append(Texts(reading.text(entry, "prompt"), MODES.get(mode, mode), _outputs(outputs, against)))
+    return blocks
+
+
+def _of_texts(mode: str, key: str, show: Callable[[float | None], str]) -> Make:
+    return lambda variant: Cell(show(reading.number(variant, "quality", "texts", mode, key)))
+
+
+def _outputs(outputs: Mapping[Any, Any], original: str) -> list[Output]:
+    texts = {words.plain(str(name)): text for name, text in outputs.items() if isinstance(text, str)}
+    base = texts.get(original, next(iter(texts.values()), ""))
+    return [Output(name, *split(base, text)) for name, text in texts.items()]
+
+
+def split(base: str, text: str) -> tuple[str, str, str]:
+    """`text` as what it shares with `base` from its beginning, the first word that differs, and the rest."""
+    if text == base:
+        return text, "", ""
+    at = next((n for n, (x, y) in enumerate(zip(base, text, strict=False)) if x != y), min(len(base), len(text)))
+    while at > 0 and not text[at - 1].isspace() and not (at < len(text) and text[at].isspace()):
+        at -= 1  # to the beginning of the word
+    end = at
+    while end < len(text) and (text[end].isspace() or not text[at:end].strip()):
+        end += 1  # past what stands before it
+    while end < len(text) and not text[end].isspace():
+        end += 1
+    return text[:at], text[at:end], text[end:]

@@ -1,0 +1,169 @@
+"""Verdicts: what the figures of a variant mean, in words, by rules that stand in the report (`RULES`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pronk.measure.plot_style import Value
+from pronk.measure.report import reading, words
+
+# Mean KLD in nats up to which a variant is called so. They are not arbitrary: by Pinsker's and Jensen's inequalities a
+# token drawn from one model can be told from one drawn from the other in at most sqrt(KLD / 2) of cases, and these are
+# 5, 10 and 20% of them.
+LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibly different", "fair"),
+          (math.inf, "clearly different", "poor"))  # fmt: skip
+FLOORS = 3.0  # times the noise floor: as near as rounding in another order would bring it, on a text of this length
+
+RULES = (
+    f"Quality is judged by the mean KLD to the reference alone. With its mean plus two standard errors under "
+    f"{FLOORS:g} times the noise floor (how far a model lies from itself when only its rounding changes) a variant is "
+    "“indistinguishable” on this text.",
+    "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
+    "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
+    "differently (Pinsker's inequality: at most √(KLD/2)).",
+    "Where two standard errors reach over a border, both sides of it are named.",
+    "A difference of speed is called one only if it had the same sign in every round, each round compared with the "
+    "original's of the same round; a difference of perplexity, only if it is larger than two standard errors of both.",
+    "A variant is called outdone where another is no larger, no slower, and closer by more than two standard errors.",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    badge: str
+    tone: str
+    text: str
+
+
+def speed(variant: Mapping[str, Any]) -> Any:
+    """Decoding speed as the report has it, at the shortest context; None where it was not measured."""
+    measured = [entry for entry in reading.entries(variant, "latency", "decode") if reading.value(entry, "tok_s")]
+    return measured[0]["tok_s"] if measured else None
+
+
+def size(variant: Mapping[str, Any]) -> float | None:
+    """Bytes of weights: measured, else predicted."""
+    measured = reading.number(variant, "memory", "weights_measured")
+    return reading.number(variant, "memory", "weights_predicted") if measured is None else measured
+
+
+def divergence(variant: Mapping[str, Any]) -> Value | None:
+    """Mean KLD and two standard errors to both sides."""
+    mean = reading.number(variant, "quality", "divergence", "mean")
+    error = reading.number(variant, "quality", "divergence", "standard_error")
+    if mean is None:
+        return None
+    return Value(mean) if error is None else Value(mean, max(0.0, mean - 2 * error), mean + 2 * error)
+
+
+def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, others: Sequence[Mapping[str, Any]],
+            reference: str) -> Verdict:  # fmt: skip
+    """Of one variant, beside the original and all others."""
+    badge, tone, sentence = _quality(variant, reference)
+    if variant is original:
+        start = "The original: all others are compared with it."
+        return Verdict(badge, tone, " ".join(filter(None, [start, sentence])))
+    said = [
+        _cost(variant, original),
+        sentence,
+        _perplexity(variant, original),
+        _texts(variant),
+        _outdone(variant, others),
+    ]
+    text = " ".join(filter(None, said)) or "Nothing was measured of it yet."
+    return Verdict(badge, tone, text)
+
+
+def _cost(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
+    if original is None:
+        return ""
+    name = words.plain(reading.text(original, "name"))
+    parts = []
+    if said := words.smaller(size(variant), size(original)):
+        parts.append(f"Its weights are {said}{'' if said == 'the same' else f' than {name}’s'}")
+    if said := words.faster(reading.ratio(speed(variant), speed(original))):
+        spoken = f"with {said}" if said.startswith("no ") else said
+        parts.append(f"{'it' if parts else 'It'} decodes {spoken}")
+    first = reading.ratio(reading.at(original, "latency", "ttft_ms"), reading.at(variant, "latency", "ttft_ms"))
+    if said := words.faster(first):
+        spoken = f"with {said}" if said.startswith("no ") else said
+        parts.append(f"{'its' if parts else 'Its'} first token comes {spoken}")
+    return words.listed(parts) + "." if parts else ""
+
+
+def _level(kld: float) -> tuple[str, str]:
+    return next((name, tone) for border, name, tone in LEVELS if kld < border)
+
+
+def _quality(variant: Mapping[str, Any], reference: str) -> tuple[str, str, str]:
+    """Badge, tone and sentence."""
+    kld, floor = divergence(variant), reading.number(variant, "quality", "noise_floor", "mean")
+    if kld is None:
+        return "quality not measured", "none", ""
+    if kld.value == 0 and not kld.high:
+        return f"equal to {reference}", "good", f"Its predictions are {reference}'s, to the bit."
+    mean = f"mean KLD to {reference} {words.with_error(kld.value, _error(kld))}"
+    low, high = (kld.value, kld.value) if kld.low is None or kld.high is None else (kld.low, kld.high)
+    if floor and high < FLOORS * floor:
+        sentence = f"On this text its predictions cannot be told from {reference}'s: {mean}, "
+        return "indistinguishable", "good", sentence + f"noise floor {words.digits(floor)}."
+    (best, _), (worst, tone) = _level(low), _level(high)
+    if floor and low < FLOORS * floor:
+        best = "indistinguishable"
+    badge = worst if best == worst else f"{best} or {worst}"
+    sentence = f"Its predictions are {badge} {_to(worst)} {reference}'s: {mean}"
+    sentence += (
+        f", {words.digits(kld.value / floor, 2)} times the noise floor" if floor else ", no noise floor measured"
+    )
+    sentence += (
+        f"; at most {words.percent(min(1.0, math.sqrt(kld.value / 2)))} of sampled tokens can come out differently"
+    )
+    same = reading.number(variant, "quality", "divergence", "top1")
+    sentence += "" if same is None else f", and the likeliest token is the same in {words.percent(same)} of places"
+    return badge, tone, sentence + (". More text would settle which." if best != worst else ".")
+
+
+def _to(level: str) -> str:
+    return "from" if "different" in level else "to"
+
+
+def _error(kld: Value) -> float | None:
+    return None if kld.high is None else (kld.high - kld.value) / 2
+
+
+def _perplexity(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
+    here, there = ("quality", "perplexity", "value"), ("quality", "perplexity", "standard_error")
+    own, base = reading.number(variant, *here), reading.number(original, *here)
+    errors = reading.number(variant, *there), reading.number(original, *there)
+    if own is None or not base:
+        return ""
+    change = f"Perplexity {words.digits(own, 4)} beside {words.digits(base, 4)} ({100 * (own / base - 1):+.1f}%)"
+    if errors[0] is None or errors[1] is None:
+        return change + "."
+    clear = abs(own - base) > 2 * math.hypot(errors[0], errors[1])
+    return change + (": more than chance." if clear else ": less than a text of this length can show.")
+
+
+def _texts(variant: Mapping[str, Any]) -> str:
+    parted = reading.number(variant, "quality", "texts", "greedy", "first_divergence")
+    return (
+        ""
+        if parted is None
+        else f"Greedy texts part from the original's after {words.digits(parted, 2)} tokens (median)."
+    )
+
+
+def _outdone(variant: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    own, weight = divergence(variant), size(variant)
+    for other in others:
+        theirs, lighter = divergence(other), size(other)
+        times = reading.ratio(speed(other), speed(variant))
+        if other is variant or own is None or theirs is None or weight is None or lighter is None or times is None:
+            continue
+        closer = own.low is not None and theirs.high is not None and theirs.high < own.low
+        if closer and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
+            return f"Outdone by {words.plain(reading.text(other, 'name'))}: no larger, no slower, and closer."
+    return ""

@@ -1,0 +1,99 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+from pronk.measure.plot_style import Value
+
+NONE = "—"
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """`count` digits that count, never in powers of ten while fewer than six zeros do: 1,234, 45.6, 0.00289."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-6:
+        return f"{value:.{count - 1}e}"
+    places = max(0, count - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """19.95 ± 0.26: the error in two digits, and the value as exact as that makes sense."""
+    if value is None:
+        return NONE
+    if not error:
+        return digits(value)
+    places = max(0, 1 - math.floor(math.log10(abs(error))))
+    return f"{value:,.{places}f} ± {error:,.{places}f}"
+
+
+def spread(value: Value | None) -> str:
+    """16.8 to 19.0; nothing where no spread is known."""
+    return "" if value is None or value.low is None or value.high is None else f"{_to(value.low, value.high)}"
+
+
+def _to(low: float, high: float) -> str:
+    return f"{digits(low)} to {digits(high)}"
+
+
+def percent(share: float | None) -> str:
+    """97.1%; nearer to 0 or to 1 with as many digits as tell it from them."""
+    if share is None:
+        return NONE
+    places = 1
+    while places < 4 and 0 < share < 1 and f"{100 * share:.{places}f}" in (f"{0:.{places}f}", f"{100:.{places}f}"):
+        places += 1
+    return f"{100 * share:.{places}f}%"
+
+
+def error_of(predicted: float | None, measured: float | None) -> str:
+    """How far a prediction was off, in percent of what was measured: +0.6%."""
+    return "" if predicted is None or not measured else f"{100 * (predicted / measured - 1):+.1f}%"
+
+
+def scale(values: list[float | None]) -> tuple[str, float]:
+    """One unit for all of a row: (its name, its bytes)."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next(((unit, size) for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if largest >= size), ("B", 1.0))
+
+
+def faster(times: Value | None) -> str:
+    """What a ratio of speeds, own to the original's, is called: 1.9× faster, 4% slower, no clear difference.
+
+    No difference is clear where the ratio fell on both sides of 1 in the rounds measured.
+    """
+    if times is None or times.value <= 0:
+        return ""
+    if times.low is not None and times.high is not None and times.low <= 1 <= times.high:
+        return f"no clear difference ({digits(times.low, 2)} to {digits(times.high, 2)}×)"
+    gain, word = (times.value, "faster") if times.value >= 1 else (1 / times.value, "slower")
+    return f"{gain:.1f}× {word}" if gain >= 1.15 else f"{100 * (gain - 1):.0f}% {word}" if gain > 1.005 else "as fast"
+
+
+def smaller(own: float | None, base: float | None) -> str:
+    """What a size is called beside the original's: 53% smaller, 2.1× larger, the same."""
+    if own is None or not base or own < 0:
+        return ""
+    change = own / base - 1
+    if abs(change) < 0.005:
+        return "the same"
+    return (
+        f"{own / base:.1f}× larger"
+        if change >= 1
+        else f"{100 * abs(change):.0f}% {'larger' if change > 0 else 'smaller'}"
+    )
+
+
+def listed(items: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
+def plain(given: str, most: int = 60) -> str:
+    """A name that somebody else chose, as one short line of characters that can be seen."""
+    shown = "".join(c if c.isprintable() else "�" for c in given)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
