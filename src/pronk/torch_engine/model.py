@@ -140,11 +140,16 @@ class Llama(nn.Module):
 
     def forward(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:
         """Logits [R, V] of the rows that want them, in the parameters' type."""
+        logits: Tensor = self.lm_head(self.hidden(batch, kv))
+        return logits
+
+    def hidden(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:
+        """What the head is given of the rows that want logits, [R, C]."""
         x = self.model.embed_tokens(batch.token_ids)  # [T, C]
         rope = self.model.rope(batch.positions, batch.furthest)
         last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):
             rows = batch.logits_rows if index == last else None
             x = layer(x, rope, batch, kv.layers[index] if kv else None, rows)
-        logits: Tensor = self.lm_head(self.model.norm(x))
-        return logits
+        normed: Tensor = self.model.norm(x)
+        return normed
