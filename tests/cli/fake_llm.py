@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from pronk.errors import BadFile, ContextOverflow
+from pronk.errors import BadFile, BadRequest, ContextOverflow
 from pronk.generation import Chunk, Generation, Stats, TokenLogprob
 
 SEED = 1234
@@ -30,7 +30,7 @@ class FakeTokenizer:
 
 class FakeLLM:
     name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
-    config = SimpleNamespace(vocab_size=100, max_position_embeddings=CTX_SIZE)
+    config = SimpleNamespace(vocab_size=100, max_position_embeddings=CTX_SIZE, rope_scaling=None)
 
     def __init__(self, **loading: Any) -> None:
         self.loading = loading
@@ -83,6 +83,11 @@ class FakeLLM:
                 )
             )
         return made if len(made) > 1 else made[0]
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]], chat_template: Any = None) -> list[int]:
+        if messages[0] == {"role": "system", "content": "refused"}:
+            raise BadRequest("the model's chat template refuses these messages: no system prompt")
+        return [0]
 
     def stream_chat(self, messages: Sequence[dict[str, str]], *, chat_template: Any, **how: Any) -> Iterator[Chunk]:
         how.pop("progress")

@@ -160,6 +160,26 @@ def test_the_chat_template_is_passed_on(run: Run, loaded: list[FakeLLM]) -> None
     assert loaded[0].calls[0]["chat_template"] == "llama3"
 
 
+def test_a_template_that_is_none_is_told_before_the_model_is_loaded(
+    run: Run, loaded: list[FakeLLM], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.jinja").write_text("{% if")
+    for template, problem in (("absent", "no chat template at absent"), ("broken.jinja", "broken.jinja: line 1")):
+        result = run(
+            "chat", "--chat-template", template if template == "absent" else str(tmp_path / template), input=""
+        )
+        assert (result.exit_code, result.stdout, loaded) == (1, "", [])
+        assert problem in result.stderr
+
+
+def test_a_template_that_refuses_the_system_prompt_is_told_before_the_first_turn(
+    run: Run, loaded: list[FakeLLM]
+) -> None:
+    result = run("chat", "--system", "refused", input="")
+    assert (result.exit_code, result.stdout, loaded[0].calls) == (1, "", [])
+    assert result.stderr == "pronk: the model's chat template refuses these messages: no system prompt\n"
+
+
 class Terminal:
     """pronk on a pseudo-terminal: type, and wait for what it shows."""
 

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from dataclasses import fields
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -294,3 +296,13 @@ def test_a_bar_keeps_to_its_line_and_goes(monkeypatch: pytest.MonkeyPatch) -> No
             assert screen.getvalue() == f"\r{line}\x1b[K"
             advance("", 1000, 1000)
         assert screen.getvalue().endswith("\x1b[K\r\x1b[K")
+
+
+def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
+    noted = "a context of 99 tokens is more than the 64 the model was made for\n"
+    monkeypatch.setattr(FakeLLM, "ctx_size", 99)
+    assert run("generate", "x", "-c", "99", "-n", "1").stderr.startswith(noted)
+    assert noted in run("chat", "-c", "99", input="").stderr
+    stretched = SimpleNamespace(**vars(FakeLLM.config) | {"rope_scaling": SimpleNamespace(rope_type="dynamic")})
+    monkeypatch.setattr(FakeLLM, "config", stretched)
+    assert "a context of" not in run("generate", "x", "-c", "99", "-n", "1").stderr

@@ -42,7 +42,8 @@ def test_the_effective_sampling_is_reported(run: Run, loaded: list[FakeLLM]) -> 
 def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> None:
     options = (
         "-m some/model --tokenizer tok.bin --revision v1 --threads 3 -c 99 "
-        "--engine torch --quantize q4 --kv-dtype int8 --device cuda:1 --dtype bf16 --attn math "
+        "--engine torch --quantize q4 --int8-threshold 5 --int8-outliers 4 --kv-dtype int8 "
+        "--device cuda:1 --dtype bf16 --attn math "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
         "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
         "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 "
@@ -59,6 +60,8 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "revision": "v1",
         "engine": "torch",
         "quantize": "q4",
+        "int8_threshold": 5.0,
+        "int8_outliers": 4,
         "kv_dtype": "int8",
         "device": "cuda:1",
         "dtype": "bf16",

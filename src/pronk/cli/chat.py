@@ -67,7 +67,14 @@ def command(
     conversation = Conversation.read(Path(file)) if file else Conversation()
     if system is not None:
         conversation.system = system
+    if chat_template is not None:
+        from pronk.tokenizer import chat
+
+        chat.named(chat_template)  # before loading, which may take a while
     llm, params = options.prepare(model, rest)
+    # What would fail at the first turn fails now: no template, or one that refuses so plain a conversation.
+    opening = Conversation(conversation.system, [{"role": "user", "content": "Hello"}])
+    llm.chat_prompt(opening.messages, chat_template)
     how = {"params": params, "truncate": truncate, "cache": not no_cache, "chat_template": chat_template}
     Repl(llm, conversation, how).run()
 

@@ -97,13 +97,17 @@ tokenizer_option = click.option(
 # What both engines have, then the CPU engine's own, then the torch engine's.
 QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
 
-loading_options = together(
+_whose = together(
     tokenizer_option,
     revision_option,
     click.option("--engine", type=click.Choice(["cpu", "torch"]),
                  help="pronk's own kernels, or torch.  [default: torch where there is a GPU]"),
-    click.option("--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
-                 help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]"),
+)  # fmt: skip
+_quantize_option = click.option(
+    "--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
+    help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]",
+)  # fmt: skip
+_how = together(
     click.option("--int8-threshold", type=click.FloatRange(min=0), metavar="X",
                  help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
@@ -119,6 +123,8 @@ loading_options = together(
         help="Most tokens a text may have; 0: what the model was made for.  [default: 0]",
     ),
 )  # fmt: skip
+loading_options = together(_whose, _quantize_option, _how)
+variant_options = together(_whose, _how)  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
     "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype",
     "attn", "threads", "ctx_size",
@@ -169,11 +175,15 @@ def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
 
 def load_model(model: str, loading: dict[str, Any]) -> LLM:
     import pronk
-    from pronk.cli import progress
+    from pronk.cli import console, progress
 
     loading["ctx_size"] = loading["ctx_size"] or None
     with progress.shown("loading", patience=0) as advance:  # importing torch takes a moment already
-        return pronk.load(model, **loading, progress=advance)
+        llm = pronk.load(model, **loading, progress=advance)
+    trained, scaling = llm.config.max_position_embeddings, llm.config.rope_scaling
+    if llm.ctx_size > trained and not (scaling and scaling.rope_type == "dynamic"):  # which stretches with the context
+        console.note(f"a context of {llm.ctx_size} tokens is more than the {trained} the model was made for")
+    return llm
 
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:

@@ -115,23 +115,28 @@ def builtin(name: str, specials: Mapping[str, str] | None = None) -> ChatTemplat
     return ChatTemplate(BUILTIN[name], specials, name=f"built-in chat template {name}")
 
 
+def named(name: Path | str, specials: Mapping[str, str] | None = None) -> ChatTemplate:
+    """A built-in one by its name, or that of a file. Raises BadRequest for a name of neither, and BadFile."""
+    if str(name) in BUILTIN:
+        return builtin(str(name), specials)
+    path = Path(name)
+    if not path.is_file():
+        names = " or ".join(BUILTIN)
+        raise BadRequest(f"no chat template at {path}: give a file with a Jinja template, or the name {names}")
+    try:
+        return ChatTemplate(read_whole(path).decode(), specials, name=str(path))
+    except UnicodeDecodeError:
+        raise BadFile(path, "not UTF-8") from None
+
+
 def choose(tokenizer: Tokenizer, override: Path | str | None = None) -> ChatTemplate:
     """The template to use: `override` (a built-in's name or a file), else the tokenizer's own, else a built-in one.
 
-    Raises BadFile, BadRequest for an `override` that leads nowhere, Unsupported where nothing tells the model's form.
+    Raises as `named` does, and Unsupported where nothing tells the model's form.
     """
     specials = _specials(tokenizer)
     if override is not None:
-        if str(override) in BUILTIN:
-            return builtin(str(override), specials)
-        path = Path(override)
-        if not path.is_file():
-            names = " or ".join(BUILTIN)
-            raise BadRequest(f"no chat template at {path}: give a file with a Jinja template, or the name {names}")
-        try:
-            return ChatTemplate(read_whole(path).decode(), specials, name=str(path))
-        except UnicodeDecodeError:
-            raise BadFile(path, "not UTF-8") from None
+        return named(override, specials)
     if tokenizer.chat_template is not None:
         return ChatTemplate(tokenizer.chat_template, specials, name="the model's chat template")
     if _is_one_token(tokenizer, "<|start_header_id|>") and _is_one_token(tokenizer, "<|eot_id|>"):
