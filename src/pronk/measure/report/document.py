@@ -42,6 +42,11 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Heading:
+    text: str
+
+
+@dataclass(frozen=True)
 class Points:
     items: Sequence[str]
 
@@ -81,7 +86,7 @@ class Texts:
     outputs: Sequence[Output]
 
 
-Block = Table | Paragraph | Points | Facts | Plot | Texts
+Block = Table | Heading | Paragraph | Points | Facts | Plot | Texts
 
 
 @dataclass(frozen=True)

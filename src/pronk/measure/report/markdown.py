@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pronk.measure.report.document import Block, Cell, Document, Facts, Paragraph, Plot, Points, Table, Texts
+from pronk.measure.report.document import Block, Cell, Document, Facts, Heading, Paragraph, Plot, Points, Table, Texts
 
 PARTS_HERE = "‖"  # where a text parts from the original's
 
@@ -32,6 +32,8 @@ def _block(block: Block, document: Document) -> str:
     if isinstance(block, Paragraph):
         head = f"**{escaped(block.variant)}: {escaped(block.badge)}.** " if block.variant else ""
         return head + escaped(block.text)
+    if isinstance(block, Heading):
+        return f"### {escaped(block.text)}"
     if isinstance(block, Points):
         return "\n".join(f"- {escaped(item)}" for item in block.items)
     if isinstance(block, Facts):

@@ -80,13 +80,13 @@ def predicted(measured: str, predicted: str, base: Variant | None, scale: float)
 
 
 def ppl(variant: Variant) -> Cell:
-    found = [reading.number(variant, "quality", "perplexity", key) for key in ("value", "standard_error")]
-    return Cell(words.with_error(*found))
+    found, error = (reading.number(variant, "quality", "perplexity", key) for key in ("value", "standard_error"))
+    return Cell.of(words.digits(found, 4), words.error(error))
 
 
 def kld(variant: Variant) -> Cell:
     mean, error = (reading.number(variant, "quality", "divergence", key) for key in ("mean", "standard_error"))
-    return Cell.of(words.with_error(mean, error), floor(variant, "mean", mean))
+    return Cell.of(words.digits(mean), words.error(error), floor(variant, "mean", mean))
 
 
 def top1(variant: Variant) -> Cell:

@@ -111,7 +111,7 @@ def _glance(report: Report, variants: Sequence[Variant], base: Variant | None) -
     caption = (
         f"Original and quantized on the same work: median of {_rounds(report)}, beneath it minimum to maximum, and "
     )
-    caption += "the difference from the original"
+    caption += "the difference from the original; quality ± its standard error"
     return [Table(caption, "Metric", _names(variants), rows)]
 
 
@@ -211,9 +211,9 @@ def _quality(report: Report, variants: Sequence[Variant], pictures: Mapping[str,
         return cell
 
     rows = [
-        *group("Perplexity", row("PPL ± standard error", variants, ppl)),
+        *group("Perplexity", row("PPL, ± standard error", variants, ppl)),
         *group(f"KL divergence to {_reference(report)}, nats", [
-            *row("mean ± standard error", variants, kld), *row("median", variants, of("median")),
+            *row("mean, ± standard error", variants, kld), *row("median", variants, of("median")),
             *row("p99", variants, of("p99")), *row("max", variants, of("max")),
         ]),
         *group("Predictions", [

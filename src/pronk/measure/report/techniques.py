@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pronk.measure.report import reading, words
-from pronk.measure.report.document import Block, Cell, Paragraph, Plot, Table
+from pronk.measure.report.document import Block, Cell, Heading, Paragraph, Plot, Table
 
 COLUMNS = (("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"))
 
@@ -29,6 +29,7 @@ def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[
     blocks: list[Block] = []
     for place, technique in enumerate(reading.entries(report, "techniques")):
         ways, points = ways_of(technique), reading.entries(technique, "points")
+        blocks.append(Heading(title_of(technique)))
         if what := reading.text(technique, "what"):
             blocks.append(Paragraph(what))
         if not ways:
@@ -45,8 +46,7 @@ def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[
             notes = [words.plain(reading.text(found.get(way), "note"), 160) for way in ways]
             if any(notes):
                 rows.append(("note", [Cell(note) for note in notes]))
-        settings = _settings(technique)
-        caption = f"{title_of(technique)}{f' ({settings})' if settings else ''}"
+        caption = ", ".join(filter(None, ("Median with minimum and maximum", _settings(technique))))
         blocks.append(Table(caption, "Setting", [words.plain(way) for way in ways], rows, variants=False))
         if plot_name(place) in pictures:
             blocks.append(pictures[plot_name(place)])

@@ -13,25 +13,30 @@ MODES = {"greedy": "greedy", "seeded": "sampled, the same random numbers for all
 
 
 def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant | None) -> list[Block]:
+    def own(mode: str, key: str, show: Callable[[float | None], str]) -> Make:
+        """A figure of a variant's texts; the original's is told by those that are compared with it."""
+        by_others = [reading.number(v, "quality", "texts", mode, "reference", key) for v in variants]
+        known = next((number for number in by_others if number is not None), None)
+
+        def cell(variant: Variant) -> Cell:
+            number = reading.number(variant, "quality", "texts", mode, key)
+            return Cell(show(known if number is None and variant is base else number))
+
+        return cell
+
     rows: Rows = []
     for mode, title in MODES.items():
         rows += group(title.capitalize(), [
-            *row("Tokens until they part (median)", variants, _of_texts(mode, "first_divergence", words.digits)),
-            *row("Places with the same token", variants, _of_texts(mode, "equal_share", words.percent)),
-            *row("distinct-1", variants, _of_texts(mode, "distinct_1", words.digits)),
-            *row("distinct-2", variants, _of_texts(mode, "distinct_2", words.digits)),
-            *row("Repetition", variants, _of_texts(mode, "repetition", words.percent)),
+            *row("Tokens until they part (median)", variants, own(mode, "first_divergence", words.count)),
+            *row("Places with the same token", variants, own(mode, "equal_share", words.percent)),
+            *row("distinct-1", variants, own(mode, "distinct_1", words.digits)),
+            *row("distinct-2", variants, own(mode, "distinct_2", words.digits)),
+            *row("Repetition", variants, own(mode, "repetition", words.percent)),
         ])  # fmt: skip
     blocks: list[Block] = []
     if rows:
-        blocks.append(
-            Table(
-                "Texts written to the same prompts, beside the original's",
-                "Texts",
-                [name_of(v) for v in variants],
-                rows,
-            )
-        )
+        caption = "Texts written to the same prompts, beside the original's"
+        blocks.append(Table(caption, "Texts", [name_of(v) for v in variants], rows))
     against = name_of(base) if base else ""
     for entry in reading.entries(report, "texts"):
         outputs = entry.get("outputs")
@@ -39,10 +44,6 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
             mode = reading.text(entry, "mode")
             blocks.append(Texts(reading.text(entry, "prompt"), MODES.get(mode, mode), _outputs(outputs, against)))
     return blocks
-
-
-def _of_texts(mode: str, key: str, show: Callable[[float | None], str]) -> Make:
-    return lambda variant: Cell(show(reading.number(variant, "quality", "texts", mode, key)))
 
 
 def _outputs(outputs: Mapping[Any, Any], original: str) -> list[Output]:

@@ -83,7 +83,7 @@ def _cost(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str
     name = words.plain(reading.text(original, "name"))
     parts = []
     if said := words.smaller(size(variant), size(original)):
-        parts.append(f"Its weights are {said}{'' if said == 'the same' else f' than {name}’s'}")
+        parts.append(f"Its weights are {said}" + ("" if said == "the same" else f" than {name}'s"))
     if said := words.faster(reading.ratio(speed(variant), speed(original))):
         spoken = f"with {said}" if said.startswith("no ") else said
         parts.append(f"{'it' if parts else 'It'} decodes {spoken}")
@@ -105,7 +105,7 @@ def _quality(variant: Mapping[str, Any], reference: str) -> tuple[str, str, str]
         return "quality not measured", "none", ""
     if kld.value == 0 and not kld.high:
         return f"equal to {reference}", "good", f"Its predictions are {reference}'s, to the bit."
-    mean = f"mean KLD to {reference} {words.with_error(kld.value, _error(kld))}"
+    mean = f"mean KLD to {reference} {_with_error(kld)}"
     low, high = (kld.value, kld.value) if kld.low is None or kld.high is None else (kld.low, kld.high)
     if floor and high < FLOORS * floor:
         sentence = f"On this text its predictions cannot be told from {reference}'s: {mean}, "
@@ -118,9 +118,7 @@ def _quality(variant: Mapping[str, Any], reference: str) -> tuple[str, str, str]
     sentence += (
         f", {words.digits(kld.value / floor, 2)} times the noise floor" if floor else ", no noise floor measured"
     )
-    sentence += (
-        f"; at most {words.percent(min(1.0, math.sqrt(kld.value / 2)))} of sampled tokens can come out differently"
-    )
+    sentence += f"; at most {words.percent(min(1.0, math.sqrt(high / 2)))} of sampled tokens can come out differently"
     same = reading.number(variant, "quality", "divergence", "top1")
     sentence += "" if same is None else f", and the likeliest token is the same in {words.percent(same)} of places"
     return badge, tone, sentence + (". More text would settle which." if best != worst else ".")
@@ -130,8 +128,9 @@ def _to(level: str) -> str:
     return "from" if "different" in level else "to"
 
 
-def _error(kld: Value) -> float | None:
-    return None if kld.high is None else (kld.high - kld.value) / 2
+def _with_error(kld: Value) -> str:
+    error = "" if kld.high is None else words.error((kld.high - kld.value) / 2)
+    return f"{words.digits(kld.value)} {error}".strip()
 
 
 def _perplexity(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
@@ -150,9 +149,7 @@ def _perplexity(variant: Mapping[str, Any], original: Mapping[str, Any] | None) 
 def _texts(variant: Mapping[str, Any]) -> str:
     parted = reading.number(variant, "quality", "texts", "greedy", "first_divergence")
     return (
-        ""
-        if parted is None
-        else f"Greedy texts part from the original's after {words.digits(parted, 2)} tokens (median)."
+        "" if parted is None else f"Greedy texts part from the original's after {words.count(parted)} tokens (median)."
     )
 
 

@@ -21,14 +21,14 @@ def digits(value: float | None, count: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
-def with_error(value: float | None, error: float | None) -> str:
-    """19.95 ± 0.26: the error in two digits, and the value as exact as that makes sense."""
-    if value is None:
-        return NONE
-    if not error:
-        return digits(value)
-    places = max(0, 1 - math.floor(math.log10(abs(error))))
-    return f"{value:,.{places}f} ± {error:,.{places}f}"
+def error(value: float | None) -> str:
+    """± 0.26: a standard error, in two digits."""
+    return "" if not value else f"± {digits(value, 2)}"
+
+
+def count(value: float | None) -> str:
+    """Of things that are counted, or half of one: 31, 34.5."""
+    return NONE if value is None else f"{value:,.1f}".removesuffix(".0")
 
 
 def spread(value: Value | None) -> str:
