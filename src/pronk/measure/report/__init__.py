@@ -10,24 +10,30 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from pronk.measure.report.pictures import Picture
+
+NAME = "report.json"
 SCHEMA = 1
 NO_PLOTS = "Plots are left out, for matplotlib is missing: pip install 'pronk[report]', then pronk report FOLDER."
 
 
-def render(folder: Path | str) -> list[Path]:
-    """Write REPORT.md, report.html and plots beside `folder`/report.json; returns what was written.
+def render(folder: Path | str) -> str:
+    """Write REPORT.md, report.html and plots beside report.json; gives the first table, as a terminal shows it.
 
-    The same JSON gives the same bytes. Raises ValueError, in one line, for a report.json that cannot be read.
+    `folder` may also be the report.json itself. The same JSON gives the same bytes. Raises ValueError, in one line, for
+    a report.json that cannot be read.
     """
     from pronk.measure import plot_style
-    from pronk.measure.report import html, markdown
+    from pronk.measure.report import html, markdown, terminal
     from pronk.measure.report.sections import document
 
-    folder = Path(folder)
-    report = read(folder / "report.json")
-    drawn: dict[str, Any] = {}
+    given = Path(folder)
+    folder = given.parent if given.name == NAME else given
+    report = read(folder / NAME)
+    drawn: dict[str, Picture] = {}
     if plot_style.available():
         from pronk.measure.report.pictures import pictures
 
@@ -40,7 +46,7 @@ def render(folder: Path | str) -> list[Path]:
     files["REPORT.md"] = markdown.page(page, note)
     for name, content in files.items():
         _write(folder / name, content)
-    return [folder / name for name in files]
+    return terminal.first_table(page)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def conditions(report: Report) -> list[Block]:
                           _contexts(report), by=" tokens after "),
         "Text": _joined(_of(report, "settings", "text"), _joined(_of(report, "settings", "windows", "windows"),
                         _of(report, "settings", "window_tokens", "tokens"), by=" of ")),
+        "Text's tokens": _joined(_of(report, "settings", "text_tokens"),
+                                 _of(report, "settings", "text_sha256", before="SHA-256")),
         "Generation": _joined(_of(report, "settings", "prompts", "prompts"),
                               _of(report, "settings", "new_tokens", "new tokens"),
                               _of(report, "settings", "seed", before="seed")),

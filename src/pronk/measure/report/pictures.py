@@ -85,10 +85,14 @@ def _speed(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
 
 
 def _memory(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
-    keys = ("weights_predicted", "weights_measured", "total_predicted", "peak_rss")
+    on_gpu = any(reading.number(v, "memory", "peak_device") for v in variants)
+    keys = ("weights_predicted", "weights_measured", "total_predicted", "peak_device" if on_gpu else "peak_rss")
     unit, scale = words.scale([reading.number(v, "memory", key) for v in variants for key in keys])
     found = [_series(variants, "memory", key, unit=scale) for key in keys]
-    panels = [(f"Weights ({unit})", found[0], found[1]), (f"Peak of the process ({unit})", found[2], found[3])]
+    panels = [
+        (f"Weights ({unit})", found[0], found[1]),
+        (f"Peak {'on the GPU' if on_gpu else 'of the process'} ({unit})", found[2], found[3]),
+    ]
     figure = plots.paired_bars(panels, colour, ("predicted", "measured"))
     alt = f"Bars of memory. Weights: {_said(found[1], unit)}. Peak: {_said(found[3], unit)}."
     return (figure, "Memory: predicted before loading, and measured.", alt) if figure else None
@@ -179,4 +183,4 @@ def _last_number(setting: str) -> float | None:
 
 
 def _unit_of(setting: str) -> str:
-    return re.sub(r"\s*\d+\D*$", "", setting) or "length"
+    return " ".join(re.sub(r"\d+", " ", setting).split()) or "length"

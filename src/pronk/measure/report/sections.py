@@ -98,7 +98,7 @@ def _glance(report: Report, variants: Sequence[Variant], base: Variant | None) -
     ]
     memory = [
         *row(f"Weights, {unit}", variants, predicted("weights_measured", "weights_predicted", base, scale)),
-        *row(f"Peak of the process, {unit}", variants, predicted("peak_rss", "total_predicted", base, scale)),
+        *_peak(variants, base, unit, scale),
     ]
     quality = [
         *row("Perplexity (PPL)", variants, ppl),
@@ -127,6 +127,13 @@ def _of_tokens(variants: Sequence[Variant]) -> str:
 
 def _first(found: Sequence[str]) -> str:
     return next(filter(None, found), "")
+
+
+def _peak(variants: Sequence[Variant], base: Variant | None, unit: str, scale: float) -> Rows:
+    """What is predicted is the peak of the GPU's memory where a model ran on one, else that of the process."""
+    if any(reading.number(v, "memory", "peak_device") for v in variants):
+        return row(f"Peak on the GPU, {unit}", variants, predicted("peak_device", "total_predicted", base, scale))
+    return row(f"Peak of the process, {unit}", variants, predicted("peak_rss", "total_predicted", base, scale))
 
 
 def _verdicts(report: Report, variants: Sequence[Variant], base: Variant | None) -> list[Block]:
@@ -183,7 +190,7 @@ def _memory(variants: Sequence[Variant], base: Variant | None, pictures: Mapping
         *row("Keys and values, bytes a token", variants,
               lambda v: Cell(_whole(reading.number(v, "memory", "kv_a_token")))),
         *row(f"Process when loaded, {unit}", variants, plain("memory", "loaded_rss", unit=1 / scale)),
-        *row(f"Process at its peak, {unit}", variants, predicted("peak_rss", "total_predicted", base, scale)),
+        *_peak(variants, base, unit, scale),
     ]  # fmt: skip
     if not rows:
         return []
@@ -261,5 +268,5 @@ def _missing(report: Report, variants: Sequence[Variant]) -> list[Block]:
 def _beyond_need(variant: Variant, part: str, reference: str) -> bool:
     """The reference lies at no distance from itself, and the original's texts are those that others part from."""
     if part in ("divergence", "noise floor"):
-        return reading.text(variant, "dtype") == reference
+        return reference in (reading.text(variant, "dtype"), reading.text(variant, "name"))
     return part == "texts" and variant.get("original") is True

@@ -8,7 +8,10 @@ from typing import Any
 from pronk.measure.report import reading, words
 from pronk.measure.report.document import Block, Cell, Heading, Paragraph, Plot, Table
 
-COLUMNS = (("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"))
+COLUMNS = (
+    ("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"), ("weights_bytes", "weights, MB"),
+    ("kld", "mean KLD"),
+)  # fmt: skip
 
 
 def ways_of(technique: Mapping[str, Any]) -> list[str]:
@@ -58,7 +61,9 @@ def _cell(way: Any, first: Any, key: str) -> Cell:
     found = reading.value(way, key)
     if found is None:
         return Cell(words.NONE)
-    if key == "peak_bytes":
+    if key == "kld":
+        return Cell(words.digits(found.value))
+    if key.endswith("_bytes"):
         beside = "" if way is first else words.smaller(found.value, reading.number(first, key))
         return Cell.of(words.digits(found.value / 1e6), beside)
     theirs = reading.at(first, key)

@@ -19,6 +19,8 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
         known = next((number for number in by_others if number is not None), None)
 
         def cell(variant: Variant) -> Cell:
+            if variant is base and key in ("first_divergence", "equal_share"):
+                return Cell(words.NONE)  # it does not part from itself
             number = reading.number(variant, "quality", "texts", mode, key)
             return Cell(show(known if number is None and variant is base else number))
 
