@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is compared where nothing is named
 FLOATS = ("f32", "bf16", "f16")
 REFERENCE = "f32"
-PREFILL = (64, 512)  # tokens of the prompts
+PREFILL = (32, 128, 512)  # tokens of the prompts
 WINDOWS, WINDOW, NOISE_WINDOWS = 8, 512, 2
 SHIPPED = "the text that comes with pronk"
 _LEAST_TEXT = 8  # tokens: fewer say nothing of how a text goes on

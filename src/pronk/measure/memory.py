@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
 
 _STATUS = Path("/proc/self/status")
+_FIRST_BLOCKS = 4  # that a PrefixCache begins with
 _TORCH_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
@@ -30,8 +31,19 @@ class Prediction:
 
     def total(self, baseline: int, tokens: int) -> int:
         """The peak of a process that held `baseline` before loading and then runs one text of `tokens` tokens."""
-        blocks = -(-tokens // BLOCK_SIZE)
-        return baseline + self.weights + blocks * BLOCK_SIZE * self.kv_a_token + self.a_pass
+        return baseline + self.weights + kv_blocks(tokens) * BLOCK_SIZE * self.kv_a_token + self.a_pass
+
+
+def kv_blocks(tokens: int) -> int:
+    """The most blocks of keys and values that one text holds on its way to so many tokens.
+
+    A cache doubles as it fills (PrefixCache.make_room), and the smaller one stays until it is copied.
+    """
+    needed, size, most = -(-tokens // BLOCK_SIZE), _FIRST_BLOCKS, 0
+    while size < needed:
+        most = 2 * size
+        size *= 2
+    return max(needed, most)
 
 
 def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Prediction:

@@ -185,6 +185,8 @@ def _way(point: Point, taken: Mapping[str, Any]) -> dict[str, Any]:
         notes.append(f"{taken['accepted']} of {taken['drafted']} guessed tokens were right")
     if taken["cached"]:
         notes.append(f"{taken['cached']} tokens reused")
+    if taken.get("kld") is not None:
+        notes.append(f"mean KLD {taken['kld']:.2g}")
     return {
         "seconds": seconds,
         "tok_s": rates[point.rate],

@@ -1,0 +1,134 @@
+"""`pronk compare`: what fewer bits cost and buy, measured on one model and written down as a report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+import click
+
+from pronk.cli import console, options, progress
+from pronk.errors import PronkError
+
+
+def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        lengths = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        raise click.BadParameter(f"{value!r} is no list of lengths, as in 64,512")
+    return lengths
+
+
+_options = options.together(
+    click.option("--to", multiple=True, type=options.NAME, metavar="SCHEME",
+                  help="Compare with the model in this. Repeatable.  [default: llm-int8, q8 and q4]"),
+    click.option("--against", type=options.NAME, metavar="TYPE",
+                  help="The original.  [default: bf16, or f16 where the file is in f16]"),
+    click.option("-o", "--out", type=options.NAME, default="report", show_default=True, metavar="FOLDER",
+                  help="Where the report goes."),
+    click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure latency N times.  [default: 5]"),
+    click.option("--prefill", callback=_lengths, metavar="N,N", help="Tokens of the prompts.  [default: 32,128,512]"),
+    click.option("--decode-tokens", type=click.IntRange(min=1), metavar="N",
+                  help="Decode N tokens after each prompt.  [default: 64]"),
+    click.option("--windows", type=click.IntRange(min=1), metavar="N",
+                  help="Measure quality on N windows of 512 tokens, spread over the text.  [default: up to 8]"),
+    click.option("-f", "--text", type=options.NAME, metavar="FILE",
+                  help="Text to measure quality on.  [default: prose that comes with pronk]"),
+    click.option("--techniques", is_flag=True,
+                  help="Measure switches, on and off: KV cache, flash attention, quantization, prefix reuse and more."),
+    click.option("--resume", is_flag=True, help="Go on with the report in FOLDER: nothing is measured twice."),
+    click.option("--overwrite", is_flag=True, help="Replace the report in FOLDER."),
+)  # fmt: skip
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk compare smollm2:135m --to llm-int8 --to q8 --to q4 --out report
+  pronk compare ./Llama-2-7b --to llm-int8 --against f16 --rounds 3
+  pronk compare --resume --out report            go on after Ctrl-C
+  pronk compare --techniques                     each switch on and off, of the default model
+
+Writes REPORT.md, report.html and report.json to FOLDER, and prints the first table. The report says on
+what machine, model, text and lengths it was measured: run it where nothing else runs."""
+)
+@click.argument("model", type=options.NAME, required=False)
+@_options
+@options.variant_options
+@options.json_option
+def command(
+    model: str | None,
+    to: tuple[str, ...],
+    against: str | None,
+    out: str,
+    techniques: bool,
+    resume: bool,
+    overwrite: bool,
+    as_json: bool,
+    rounds: int | None,
+    prefill: tuple[int, ...] | None,
+    decode_tokens: int | None,
+    windows: int | None,
+    text: str | None,
+    **loading: Any,
+) -> None:
+    """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
+    from pronk.measure import compare, report
+    from pronk.measure.comparison import Request
+    from pronk.paths import expanded
+
+    if resume and overwrite:
+        raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
+    loading["ctx_size"] = loading["ctx_size"] or None
+    request = Request(
+        model=model, to=to or None, against=against, rounds=rounds, prefill=prefill, decode_tokens=decode_tokens,
+        windows=windows, text=text, techniques=techniques or None,
+        loading={name: value for name, value in loading.items() if value is not None},
+    )  # fmt: skip
+    folder = expanded(out)
+    arguments = shlex.join(["pronk", *sys.argv[1:]])
+    comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=arguments)
+    for line in compare.about(comparison):
+        console.note(line)
+    work = _Work()
+    with progress.shown("measuring", work.amount) as show:
+
+        def advance(what: str, done: int, total: int) -> None:
+            work.now = what
+            show("", done, total)
+
+        def note(line: str) -> None:
+            show("", 1, 1)  # clears the line that the bar stands in
+            console.note(line)
+
+        try:
+            found = compare.compare(comparison, journal, progress=advance, note=note)
+        except (KeyboardInterrupt, PronkError) as error:
+            show("", 1, 1)
+            _say_how_to_go_on(journal.steps and journal.path, out, interrupted=isinstance(error, KeyboardInterrupt))
+            raise
+    table = report.render(folder)
+    console.note(f"written to {out}: REPORT.md, report.html, report.json")
+    if as_json:
+        console.write_json(found)
+    else:
+        console.write(table + "\n")
+
+
+class _Work:
+    now = ""
+
+    def amount(self, done: int, total: int) -> str:
+        return f"{100 * done // total}%, {self.now}"
+
+
+def _say_how_to_go_on(path: Any, out: str, *, interrupted: bool) -> None:
+    if path:
+        why = "interrupted" if interrupted else "stopped by an error"
+        command = shlex.join(["pronk", "compare", "--resume", "--out", out])
+        console.note(f"\n{why}; what is finished is in {path}; go on with: {command}")
