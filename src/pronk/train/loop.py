@@ -1,0 +1,178 @@
+"""The loop: micro-batches through the cache-free forward, gradients added up, a step, and a look at held-out data.
+
+The loss of a step is the sum over all tokens that are learned in its micro-batches divided by their number: how the
+examples were dealt out to micro-batches makes no difference, whatever their lengths.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pronk.errors import PronkError
+from pronk.torch_engine.model import Llama
+from pronk.train.batches import Batches, MicroBatch
+from pronk.train.examples import Example
+from pronk.train.loss import cross_entropy
+from pronk.train.schedule import Schedule
+
+Precision = Literal["f32", "bf16", "f16"]
+_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+_SPIKE = 4.0  # times the mean of the losses before: beyond it something is broken
+_REMEMBERED = 20  # losses that a spike is held against
+
+
+class Broken(PronkError):
+    """Training that must not go on: a loss that is no number, or a sudden leap of it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step was. Seconds, and bytes where known."""
+
+    step: int  # from 1
+    epoch: float
+    loss: float  # mean over the step's learned tokens, nats
+    rate: float
+    grad_norm: float  # before clipping
+    tokens: int  # read
+    targets: int  # learned
+    seconds: float
+
+
+@dataclass
+class Position:
+    """How far training has come: all of it that is no tensor."""
+
+    step: int = 0
+    epoch: int = 0
+    at: int = 0  # micro-batches of the epoch that are done
+    losses: list[float] = field(default_factory=list)  # the newest
+    best: float | None = None  # held-out loss
+    waited: int = 0  # evaluations since
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Loop:
+    """Trains `model` in place; what requires gradients is trained."""
+
+    def __init__(
+        self,
+        model: Llama,
+        examples: Sequence[Example],
+        batches: Batches,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        accumulate: int = 1,
+        clip: float = 1.0,
+        precision: Precision = "f32",
+        names: Sequence[str] = (),
+    ) -> None:
+        """`names`: where each example stands, for messages. Steps end with the schedule."""
+        self.model, self.examples, self.batches = model, examples, batches
+        self.optimizer, self.schedule = optimizer, schedule
+        self.accumulate, self.clip, self.precision, self.names = accumulate, clip, precision, names
+        self.position = Position()
+        self.device = model.model.embed_tokens.weight.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "f16")
+        self._epoch: tuple[int, list[list[int]]] = (-1, [])
+
+    @property
+    def done(self) -> bool:
+        return self.position.step >= self.schedule.steps
+
+    def step(self) -> Step:
+        """One step of the optimizer. Raises Broken, with no parameter changed, where the loss is no number or leaps."""
+        begun, position = time.perf_counter(), self.position
+        self.model.train()
+        rate = self.schedule.at(position.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        chosen = [self._next() for _ in range(self.accumulate)]
+        micro = [MicroBatch.of([self.examples[i] for i in indices], self.device) for indices in chosen]
+        targets = sum(len(batch.targets) for batch in micro)
+        total = 0.0
+        for batch in micro:
+            loss = self._loss(batch) / targets
+            self.scaler.scale(loss).backward()
+            total += float(loss.detach())
+        self._check(total, [i for indices in chosen for i in indices])
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        position.step += 1
+        position.losses = [*position.losses, total][-_REMEMBERED:]
+        epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
+        tokens = sum(batch.tokens for batch in micro)
+        return Step(position.step, epoch, total, rate, float(norm), tokens, targets, time.perf_counter() - begun)
+
+    @torch.no_grad()
+    def evaluate(self, examples: Sequence[Example], watch: Callable[[int, int], None] | None = None) -> float:
+        """The mean loss of the learned tokens of `examples`, without dropout: nats."""
+        self.model.eval()
+        total, targets = 0.0, 0
+        for done, example in enumerate(examples):
+            if watch:
+                watch(done, len(examples))
+            batch = MicroBatch.of([example], self.device)
+            total += float(self._loss(batch))
+            targets += len(batch.targets)
+        return total / targets
+
+    def improved(self, held_out: float) -> bool:
+        """Note an evaluation; whether it is the best so far."""
+        position = self.position
+        better = position.best is None or held_out < position.best
+        position.best = held_out if better else position.best
+        position.waited = 0 if better else position.waited + 1
+        return better
+
+    def _loss(self, batch: MicroBatch) -> Tensor:
+        """The sum over the learned tokens."""
+        with torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES):
+            hidden = self.model.hidden(batch.batch)
+            if self.precision in _TYPES:
+                hidden = hidden.to(_TYPES[self.precision])
+        return cross_entropy(hidden, self.model.lm_head.weight, batch.targets)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _next(self) -> list[int]:
+        """The examples of the next micro-batch."""
+        if self.position.at == len(self._of_epoch(self.position.epoch)):
+            self.position.epoch, self.position.at = self.position.epoch + 1, 0
+        indices = self._of_epoch(self.position.epoch)[self.position.at]
+        self.position.at += 1
+        return indices
+
+    def _of_epoch(self, number: int) -> list[list[int]]:
+        if self._epoch[0] != number:
+            self._epoch = number, self.batches.epoch(number)
+        return self._epoch[1]
+
+    def _check(self, loss: float, examples: Sequence[int]) -> None:
+        before = self.position.losses
+        usual = sum(before) / len(before) if len(before) == _REMEMBERED else math.inf
+        if math.isfinite(loss) and loss <= _SPIKE * usual + 1:
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        what = f"leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "is not a number"
+        where = ", ".join(self.names[i] for i in examples[:8]) if self.names else f"examples {list(examples[:8])}"
+        more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
+        raise Broken(
+            f"step {self.position.step + 1}: the loss {what}, on {where}{more}; look at these records, or train with a "
+            "smaller learning rate"
+        )
