@@ -115,8 +115,8 @@ def _verdict(found: Mapping[str, Any]) -> str:
 
 _IN_WORDS = {
     "same": "B lies no farther from A than A from itself: the difference is not above the noise floor.",
-    "noisy": "The difference is above the noise floor of A, but not above B's own: it is no larger than what rounding "
-    "does to B itself.",
+    "noisy": "B differs from A (above the noise floor of A), but no more than B from itself when its sums round "
+    "otherwise: what is lost is lost to rounding on the way, not to that of the weights.",
     "different": "The difference is above the noise floor: B predicts otherwise than A, and not for rounding alone.",
 }
 
