@@ -31,6 +31,8 @@ VERBS = {
     "verify": "verify",
     "perplexity": "perplexity",
     "divergence": "divergence",
+    "outliers": "outliers",
+    "compare": "compare",
     "convert": "convert",
     "quantize": "quantize",
     "pull": "pull",

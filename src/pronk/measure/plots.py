@@ -242,11 +242,16 @@ def heat_map(counts: Any, title: str, *, layers: Sequence[int] | None = None, mo
 
 
 def sweep(
-    thresholds: Sequence[float], kld: Sequence[float | None], tok_s: Sequence[Any], knee: float | None = None
+    thresholds: Sequence[float],
+    kld: Sequence[float | None],
+    tok_s: Sequence[Any],
+    knee: float | None = None,
+    *,
+    speed: str = "Speed (tokens/s)",
 ) -> Figure:
     """KLD above and speed below, over thresholds: evenly spaced whatever they are, for 0 and inf are among them.
 
-    `tok_s` holds numbers or {"median", "min", "max"}; `knee` is one of the thresholds.
+    `tok_s` holds numbers or {"median", "min", "max"}, and `speed` says what of; `knee` is one of the thresholds.
     """
     places = range(len(thresholds))
     with figure_of(9.0, 4.6, 2, 1, sharex=True) as (figure, (above, below)):
@@ -259,7 +264,7 @@ def sweep(
         above.set_title("Divergence from f32: mean KLD (nats)")
         rates = [(float(n), value) for n, given in zip(places, tok_s, strict=True) if (value := as_value(given))]
         _line(below, "", rates, PALETTE[1], "s")
-        below.set_title("Speed (tokens/s)")
+        below.set_title(speed)
         below.set_ylim(bottom=0)
         below.set_xticks(list(places), ["∞" if math.isinf(t) else f"{t:g}" for t in thresholds])
         below.set_xlabel("threshold: activations over it are computed in 32 bits")

@@ -1,0 +1,301 @@
+"""`pronk outliers`: which activations are over a threshold, and what LLM.int8() costs at one after another."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options, progress
+from pronk.cli.perplexity import read_text, text_options
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INPUTS = ("qkv", "o", "gate_up", "down")
+_SUFFIXES = (".png", ".svg")
+
+
+def _thresholds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float] | None:
+    if value is None:
+        return None
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of thresholds, as in --sweep=0,3,6,inf") from None
+    if not all(number >= 0 for number in numbers):
+        raise click.BadParameter(f"{value!r}: a threshold is a number from 0 on, or inf")
+    return numbers
+
+
+def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Found wrong before anything is measured."""
+    if value is None:
+        return None
+    path = Path(value)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise click.BadParameter(f"{value!r} must end in .png or .svg")
+    if not path.parent.is_dir():
+        raise PronkError(f"{path}: there is no directory {path.parent}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise PronkError(f"{path} cannot be written")
+    from pronk.measure.plot_style import available
+
+    if not available():
+        raise PronkError("--plot needs matplotlib; install it with: pip install 'pronk[report]'")
+    return path
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk outliers smollm2:135m
+  pronk outliers ./my-model --text chapter.txt --threshold 4 --plot outliers.png
+  pronk outliers smollm2:135m --sweep --plot sweep.svg        speed and quality over thresholds
+  pronk outliers smollm2:135m --sweep=0,4,6,inf --json
+
+An outlier is an activation whose magnitude is over the threshold: LLM.int8() (arXiv 2208.07339) computes it
+apart. An outlier feature, in the paper's words, is a dimension of the hidden state with outliers in at least
+25% of the layers and at 6% of all positions. Runs on the CPU engine."""
+)
+@options.model_argument
+@text_options(windows=8)
+@click.option(
+    "--threshold", type=click.FloatRange(min=0), metavar="X", help="Magnitude that makes an outlier.  [default: 6.0]"
+)
+@click.option(
+    "--sweep",
+    is_flag=False,
+    flag_value="0,1,2,3,4,6,8,12,inf",
+    callback=_thresholds,
+    metavar="[X,Y,…]",
+    help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
+    "[without a list: 0,1,2,3,4,6,8,12,inf]",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="--sweep: time each threshold N times.  [default: 3]"
+)
+@click.option(
+    "--plot",
+    type=options.NAME,
+    callback=_picture,
+    metavar="FILE",
+    help="Draw a heat map (layer x column), or the sweep: a .png or .svg file.",
+)
+@click.option(
+    "--input",
+    "fed",
+    type=click.Choice(["hidden", *_INPUTS]),
+    help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["f32", "bf16", "f16", "auto"]),
+    help="What the weights are made; auto: as the file has them.  [default: f32]",
+)
+@options.tokenizer_option
+@options.revision_option
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]")
+@options.json_option
+def command(
+    model: str,
+    file: str | None,
+    ctx: int,
+    windows: int,
+    threshold: float | None,
+    sweep: list[float] | None,
+    rounds: int | None,
+    plot: Path | None,
+    fed: str | None,
+    quantize: str | None,
+    as_json: bool,
+    **loading: Any,
+) -> None:
+    """Show which activations are outliers, or sweep LLM.int8()'s threshold."""
+    if sweep is not None:
+        for option, value in (("--threshold", threshold), ("--quantize", quantize), ("--input", fed)):
+            if value is not None:
+                raise click.UsageError(f"{option} has no part in --sweep; leave it out")
+    elif rounds is not None:
+        raise click.UsageError("--rounds is for --sweep")
+    elif fed is not None and plot is None:
+        raise click.UsageError("--input is for --plot")
+    text, name = read_text(file)
+    loading["engine"] = "cpu"
+    how = {"text": name, "ctx": ctx, "count": windows or None}
+    if sweep is None:
+        loading["quantize"] = quantize or "f32"
+        result, figure = _survey(model, loading, text, how, 6.0 if threshold is None else threshold, fed or "hidden")
+    else:
+        result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
+    if plot:
+        _save(figure(), plot)
+    if as_json:
+        console.write_json(_with_infinity(result))
+    else:
+        console.write((_survey_as_text if sweep is None else _sweep_as_text)(result) + "\n")
+
+
+def _survey(
+    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float, fed: str
+) -> tuple[dict[str, Any], Any]:
+    """What was found, and what draws it."""
+    from pronk.measure.outliers import outliers
+    from pronk.measure.windows import begins_with, windows
+
+    llm = options.load_model(model, dict.fromkeys(options.LOADING) | loading)
+    read = windows(llm.tokenizer.encode(text), how["ctx"], count=how["count"], bos=begins_with(llm))
+    with progress.shown(unit=progress.of_tokens) as advance:
+        found = outliers(llm, [window.ids for window in read], threshold, progress=advance)
+
+    def figure() -> Figure:
+        from pronk.measure.plots import heat_map
+
+        what, of = ("hidden states", 2 * found.tokens) if fed == "hidden" else (f"inputs of {fed}", found.tokens)
+        return heat_map(found.counts(fed), f"{llm.name}: {what} over {threshold:g}, of {of} a cell")
+
+    head = {"model": llm.name, "engine": llm.backend.engine, "dtype": llm.backend.dtype, "text": how["text"]}
+    return {**head, "windows": len(read), "ctx": how["ctx"], **found.as_dict()}, figure
+
+
+def _sweep(
+    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], thresholds: list[float], rounds: int
+) -> tuple[dict[str, Any], Any]:
+    import pronk
+    from pronk.measure.sweep import sweep
+
+    with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
+        found = sweep(
+            lambda **own: pronk.load(model, **loading, **own),
+            text,
+            thresholds,
+            ctx=how["ctx"],
+            count=how["count"],
+            rounds=rounds,
+            progress=advance,
+        )
+
+    def figure() -> Figure:
+        from pronk.measure import plots
+
+        thresholds, klds, rates = (
+            [point[name] for point in found["points"]] for name in ("threshold", "kld", "prefill_tok_s")
+        )
+        # Of prefill: decoding reads all weights for each token, whatever is computed apart.
+        return plots.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
+
+    return {"engine": "cpu", "text": how["text"], **found}, figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Written beside, and renamed when it is whole."""
+    from pronk.measure.plot_style import svg
+
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        if path.suffix.lower() == ".svg":
+            beside.write_text(svg(figure), encoding="utf-8")
+        else:
+            figure.savefig(beside, format="png", dpi=150)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _with_infinity(value: Any) -> Any:
+    """An infinite threshold as "inf", for JSON has no number for it."""
+    if isinstance(value, dict):
+        return {key: _with_infinity(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_infinity(item) for item in value]
+    return "inf" if value == math.inf else value
+
+
+def _survey_as_text(found: Mapping[str, Any]) -> str:
+    rows: list[tuple[object, ...]] = [("layer", *(word for name in _INPUTS for word in (name, "")), "largest")]
+    layers = sorted({entry["layer"] for entry in found["inputs"] if entry["layer"] >= 0})
+    by_place = {(entry["layer"], entry["input"]): entry for entry in found["inputs"]}
+    for layer in layers:
+        entries = [by_place[layer, name] for name in _INPUTS]
+        cells = [word for entry in entries for word in _columns(entry)]
+        rows.append((layer, *cells, f"{max(entry['largest'] for entry in entries):.1f}"))
+    head = by_place[-1, "head"]
+    top: list[tuple[object, ...]] = [("layer", "input", "column", "tokens", "largest")]
+    top += [_column_row(column) for column in found["top"]]
+    return "\n".join(
+        [
+            f"{found['model']}: {found['engine']} engine in {found['dtype']}; {found['tokens']} tokens of "
+            f"{found['text']}, in {found['windows']} windows of {found['ctx']}",
+            f"over {found['threshold']:g}: {found['outliers']:,} of {found['activations']:,} activations of all layers "
+            f"({found['share_of_activations']:.3%}), in {found['columns']:,} columns",
+            "",
+            "columns that hold outliers, and the share of tokens that have any:",
+            console.table(rows, right=range(len(rows[0]))),
+            f"head: {' '.join(_columns(head))}, largest {head['largest']:.1f}",
+            "",
+            *(["the columns with the largest:", console.table(top, right=(0, 2, 3, 4)), ""] if found["top"] else []),
+            _features(found["features"]),
+        ]
+    )
+
+
+def _columns(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """How many of them hold outliers, and at how many tokens."""
+    return str(entry["columns"]), f"{entry['share_of_tokens']:.1%}" if entry["columns"] else ""
+
+
+def _column_row(column: Mapping[str, Any]) -> tuple[object, ...]:
+    layer = column["layer"] if column["layer"] >= 0 else ""
+    return layer, column["input"], column["column"], f"{column['share_of_tokens']:.1%}", f"{column['largest']:.1f}"
+
+
+def _features(features: Mapping[str, Any]) -> str:
+    rule = f"in {features['layers']:.0%} of the layers and at {features['positions']:.0%} of the positions at least"
+    if not features["columns"]:
+        return f"outlier features ({rule}): none"
+    rows: list[tuple[object, ...]] = [("column", "layers", "positions", "largest")]
+    rows += [
+        (one["column"], f"{one['layers']:.0%}", f"{one['positions']:.1%}", f"{one['largest']:.1f}")
+        for one in features["columns"]
+    ]
+    return f"outlier features ({rule}): {len(rows) - 1}\n{console.table(rows, right=range(4))}"
+
+
+def _sweep_as_text(found: Mapping[str, Any]) -> str:
+    rows: list[tuple[object, ...]] = [
+        ("computed in 32 bits", "mean KLD", "", "same top", "apart", "prefill tok/s", "decode tok/s")
+    ]
+    rows += [_point_row(f"over {point['threshold']:g}", point) for point in found["points"]]
+    own = found["default"]
+    rows.append(_point_row(f"over {own['threshold']:g}, and the {own['outliers']} largest", own))
+    return "\n".join(
+        [
+            f"{found['model']}: llm-int8 against f32; {found['windows']} windows of {found['ctx']} tokens of "
+            f"{found['text']}, {found['rows']} predictions",
+            "",
+            console.table(rows, right=range(1, 7)),
+            "",
+            f"knee: {found['knee']:g}, the largest threshold that keeps nine tenths of what the best one gains in KLD "
+            "over the largest",
+            f"speeds: medians of {found['rounds']} rounds, a prompt of {found['prompt_tokens']} tokens and "
+            f"{found['new_tokens']} new ones; apart: share of the activations",
+        ]
+    )
+
+
+def _point_row(label: str, point: Mapping[str, Any]) -> tuple[object, ...]:
+    error = point["standard_error"]
+    return (
+        label,
+        f"{point['kld']:.3g}",
+        "" if error is None else f"± {error:.1g}",
+        f"{point['top1']:.1%}",
+        f"{point['share_of_activations']:.2%}",
+        f"{point['prefill_tok_s']['median']:.0f}",
+        f"{point['decode_tok_s']['median']:.1f}",
+    )
