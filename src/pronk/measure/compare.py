@@ -7,7 +7,7 @@ reference and as many variants beside it as fit. A step that is done is kept on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,13 +20,12 @@ from pronk.measure import latency, techniques, texts
 from pronk.measure.comparison import Comparison, Request, Variant, settle
 from pronk.measure.journal import Journal
 from pronk.measure.machine import machine
-from pronk.measure.pace import Pace
+from pronk.measure.pace import Note, Pace
 from pronk.measure.worker import Worker
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
 
-Note = Callable[[str], None]
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 
 
@@ -57,9 +56,9 @@ def compare(
     Whatever ends it early (an error, Ctrl-C) leaves on disk what was finished, to be gone on with.
     """
     todo = {step: cost for step, cost in costs(comparison).items() if step not in journal.steps}
-    pace = Pace(todo, progress)
+    pace = Pace(todo, progress, note)
     if comparison.compares:
-        _latency(comparison, journal, pace, note)
+        _latency(comparison, journal, pace)
         if comparison.reference:
             _quality(comparison, comparison.reference, journal, pace)
     if comparison.request.techniques:
@@ -114,17 +113,17 @@ def about(comparison: Comparison) -> list[str]:
 # -- latency and memory --
 
 
-def _latency(comparison: Comparison, journal: Journal, pace: Pace, note: Note) -> None:
+def _latency(comparison: Comparison, journal: Journal, pace: Pace) -> None:
     rounds = [(number, variant) for number in range(comparison.rounds) for variant in comparison.order(number)]
     todo = [(number, variant) for number, variant in rounds if _step("latency", variant, number) not in journal.steps]
     with ExitStack() as stack:
         ready: dict[str, Ready] = {}
         if comparison.together:
             for variant in {variant.name: variant for _, variant in todo}.values():
-                ready[variant.name] = stack.enter_context(_started(comparison, variant, pace, note))
+                ready[variant.name] = stack.enter_context(_started(comparison, variant, pace))
         for number, variant in todo:
             with ExitStack() as alone:
-                worker, info = ready.get(variant.name) or alone.enter_context(_started(comparison, variant, pace, note))
+                worker, info = ready.get(variant.name) or alone.enter_context(_started(comparison, variant, pace))
                 step = _step("latency", variant, number)
                 with pace.step(step, f"{variant.name}, round {number + 1} of {comparison.rounds}"):
                     prompts = comparison.prompts(number)
@@ -136,7 +135,7 @@ Ready = tuple[Worker, dict[str, Any]]
 
 
 @contextmanager
-def _started(comparison: Comparison, variant: Variant, pace: Pace, note: Note) -> Iterator[Ready]:
+def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[Ready]:
     """A worker with the variant loaded and warm, and what it said of that."""
     with Worker(variant.name) as worker:
         pace.say(f"loading {variant.name}")
@@ -144,10 +143,8 @@ def _started(comparison: Comparison, variant: Variant, pace: Pace, note: Note) -
         pace.say(f"warming up {variant.name}")
         prompts, new = comparison.prompts(comparison.rounds), min(_WARM_UP, comparison.decode_tokens)
         warm = worker.call("latency", name="own", prompts=prompts, new=new)
-        if pace.per_cost is None:
-            seconds = sum(1e-3 * one["ttft_ms"] + new / one["decode_tok_s"] for one in warm["lengths"])
-            pace.per_cost = seconds / _cost(sum(comparison.prefill), len(prompts) * new)
-            note(f"this takes about {pace.left()}")
+        seconds = sum(1e-3 * one["ttft_ms"] + new / one["decode_tok_s"] for one in warm["lengths"])
+        pace.learn(seconds, _cost(sum(comparison.prefill), len(prompts) * new))
         yield worker, info
 
 

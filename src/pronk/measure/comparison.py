@@ -182,9 +182,7 @@ def settle(request: Request) -> Comparison:
         if free is not None and need > free:
             system.check(need, f"{model} as {name}", "compare it in fewer bits (--to, --against) or a smaller model")
     missing: list[str] = []
-    reference, judged_together = None, False
-    if compares:
-        reference, judged_together = _reference(variants, opened, engine, request, free, missing)
+    reference, judged_together = _reference(variants, opened, engine, request, free, missing)
     rounds = 5 if request.rounds is None else request.rounds
     settled = replace(
         request, model=model, against=against, to=names[1:] if compares else None, rounds=rounds, prefill=prefill,
