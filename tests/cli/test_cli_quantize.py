@@ -1,0 +1,236 @@
+"""`pronk quantize` on a real, tiny model: what it writes, what its receipt says, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from click.testing import Result
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk import checkpoint
+from pronk.measure import mixed
+
+Run = Callable[..., Result]
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "quantization"),
+    [
+        ("int8", "m", "INT8 x 14 (compressed-tensors)"),
+        ("llm-int8", "m", "LLM_INT8 x 14 (bitsandbytes, threshold 6)"),
+        ("q8", "m.gguf", "Q8_0 x 16"),
+        ("q4", "m.GGUF", "Q4_1 x 14, Q8_0 x 2"),
+        ("bf16", "m.gguf", None),
+        ("f16", "m", None),
+    ],
+)
+def test_a_model_and_its_receipt(run: Run, model: str, tmp_path: Path, to: str, name: str, quantization: str) -> None:
+    destination = tmp_path / name
+    result = run("quantize", model, str(destination), "--to", to, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    receipt = json.loads(result.stdout)
+    found = checkpoint.open(destination)
+    assert receipt["quantization"] == found.quantization == quantization
+    assert receipt["format"] == found.format == ("gguf" if name.lower().endswith("gguf") else "huggingface")
+    assert receipt["bytes"] == {
+        "before": sum(file.stat().st_size for file in checkpoint.open(model).files),
+        "after": sum(file.stat().st_size for file in found.files),
+    }
+    assert receipt["bytes"]["after"] < 0.75 * receipt["bytes"]["before"]
+    measured = receipt["divergence"]
+    assert 0 < measured["mean"] < 0.1
+    assert measured["top1"] > 0.5  # the tiny model hardly prefers one token to another
+    assert (measured["windows"], measured["rows"]) == (4, 4 * 127)
+    assert (receipt["to"], receipt["text"], receipt["choice"]) == (to, "pronk's own text", None)
+    prompt = "Hello"
+    assert pronk.load(destination).tokenizer.encode(prompt) == pronk.load(model).tokenizer.encode(prompt)
+
+
+def test_the_receipt_in_words(run: Run, model: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("It rained. " * 100)
+    result = run("quantize", model, str(tmp_path / "m"), "--to", "llm-int8", "--int8-threshold", "4", "-f", str(text))
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"{tmp_path / 'm'}: huggingface (LLM_INT8 x 14 (bitsandbytes, threshold 4)), ")
+    assert f"; {model} has " in first
+    assert second.startswith(f"mean KL divergence from {model} in f32: ")
+    assert " ± " in second
+    assert second.endswith("% of 508 predictions")
+    assert checkpoint.open(tmp_path / "m").int8_threshold == 4
+
+
+def test_inspect_says_what_it_is(run: Run, model: str, tmp_path: Path) -> None:
+    run("quantize", model, str(tmp_path / "m"), "--to", "llm-int8")
+    said = run("inspect", str(tmp_path / "m")).stdout
+    assert "quantization  LLM_INT8 x 14 (bitsandbytes, threshold 6)\n" in said
+    assert "in llm-int8, and" in said
+    plan = json.loads(run("inspect", str(tmp_path / "m"), "--json").stdout)
+    assert plan["cpu_plan"]["type"] == "llm-int8"
+    assert {t["type"] for t in plan["tensors"]} == {"F32", "LLM_INT8"}
+
+
+def choice(formats: dict[str, str]) -> mixed.Choice:
+    parts = [{"part": "lm_head", "format": "q8", "harms": {"q8": 1e-4, "q4": 0.25}, "saved": 1}]
+    return mixed.Choice(
+        formats=formats, measured_kld=0.0015, steps=[], standard_error=1e-4, chosen_kld=0.0014, floor_kld=1e-5,
+        max_kld=0.002, nbytes={"before": 2, "after": 1}, parts=parts, tries=[],
+    )  # fmt: skip
+
+
+def test_formats_chosen_by_a_budget(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen is written; how it is chosen is pronk.measure.mixed's, and its tests'."""
+    asked: list[Any] = []
+    formats = {"": "bf16", "model.layers.0": "q4", "lm_head": "q8"}
+
+    def choose(model: str, **arguments: Any) -> mixed.Choice:
+        asked.append((model, arguments.pop("progress") and None, len(arguments.pop("ids")) > 1000, arguments))
+        return choice(formats)
+
+    monkeypatch.setattr(mixed, "choose", choose)
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--max-kld", "0.002")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert asked == [(model, None, True, {"max_kld": 0.002, "loading": {"tokenizer": None, "revision": None}})]
+    types = {name: tensor.dtype for name, tensor in checkpoint.open(tmp_path / "m.gguf").tensors.items()}
+    assert (types["lm_head.weight"], types["model.embed_tokens.weight"], types[UP]) == ("Q8_0", "BF16", "BF16")
+    assert types["model.layers.0.mlp.up_proj.weight"] == "Q4_1"
+    table, verdict = result.stdout.splitlines()[1:3], result.stdout.splitlines()[3]
+    assert [line.split() for line in table] == [
+        ["part", "format", "8", "bits", "4", "bits"],
+        ["lm_head", "q8", "0.0001", "0.25"],
+    ]
+    assert verdict.startswith(
+        "all together: 0.0015 ± 0.0001 on windows that had no part in the choice; the budget is 0.002"
+    )
+    again = run("quantize", model, str(tmp_path / "m.gguf"), "--max-kld", "0.002", "--overwrite", "--json")
+    receipt = json.loads(again.stdout)
+    assert (receipt["to"], receipt["choice"]["formats"]) == (None, formats)
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_kept(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--max-kld", "0.01", "--json")
+    assert result.exit_code == 0, result.stderr
+    receipt = json.loads(result.stdout)
+    assert receipt["choice"]["measured_kld"] <= 0.01
+    assert math.isfinite(receipt["divergence"]["mean"])
+    assert len(set(receipt["choice"]["formats"].values())) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("m.gguf", ["--to", "int8"], "int8 is saved as a folder: give DST a name that does not end in .gguf"),
+        ("m", ["--to", "q8"], "q8 is saved as a GGUF file: give DST a name that ends in .gguf, not"),
+        ("m", ["--max-kld", "0.1"], "mixed precision is saved as a GGUF file"),
+        ("m", [], "give either --to or --max-kld"),
+        ("m.gguf", ["--to", "q8", "--max-kld", "1"], "give either --to or --max-kld"),
+        ("m", ["--to", "int8", "--int8-threshold", "6"], "--int8-threshold is for --to llm-int8 only"),
+        ("m", ["--to", "llm-int8", "--int8-threshold", "0"], "0.0 is not in the range x>0"),
+        ("m", ["--to", "nf4"], "'nf4' is not one of 'int8', 'llm-int8', 'q8', 'q4', 'bf16', 'f16'"),
+        ("m.gguf", ["--max-kld", "0"], "0.0 is not in the range x>0"),
+    ],
+)
+def test_wrong_usage(run: Run, model: str, tmp_path: Path, name: str, more: list[str], message: str) -> None:
+    result = run("quantize", model, str(tmp_path / name), *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written(run: Run, model: str, tmp_path: Path) -> None:
+    """One line each, and nothing half-written."""
+    (tmp_path / "file.gguf").write_text("mine")
+    cases = {
+        str(tmp_path / "file.gguf"): "exists; overwrite it (--overwrite)",
+        str(tmp_path / "no" / "m.gguf"): "is no folder; make it first",
+    }
+    for destination, message in cases.items():
+        result = run("quantize", model, destination, "--to", "q8")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+    result = run("quantize", model, model, "--to", "int8", "--overwrite")
+    assert result.exit_code == 1
+    assert "is, or holds, the source" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file.gguf"]
+    assert (tmp_path / "file.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("to", "name"), [("int8", "m"), ("q4", "m.gguf"), ("bf16", "m")])
+def test_weights_that_are_not_numbers(run: Run, model: str, tmp_path: Path, to: str, name: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in Path(model).iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    weights = safetensors.numpy.load_file(source / "model.safetensors")
+    weights[UP][3, 4] = np.nan
+    safetensors.numpy.save_file(weights, source / "model.safetensors")
+    result = run("quantize", str(source), str(tmp_path / name), "--to", to)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"tensor '{UP}'" in result.stderr
+    assert "infinity or NaN" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_text_that_is_too_short_to_choose_by(run: Run, model: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("Hi.")
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--max-kld", "1", "-f", str(tmp_path / "text"))
+    assert result.exit_code == 1
+    assert "choosing formats takes a text of" in result.stderr
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_a_disk_that_is_full(model: str, tmp_path: Path) -> None:
+    """Stood in for by a limit on the size of files, which the system reports as it does a full disk: by an error."""
+    resource = pytest.importorskip("resource")
+    command = [sys.executable, "-m", "pronk", "quantize", model, str(tmp_path / "m.gguf"), "--to", "q8"]
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"pronk: {tmp_path / 'm.gguf'}: cannot be written: File too large\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.checkpoint import write_gguf
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(write_gguf, "_write_tensor", interrupted)
+    assert run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8").exit_code == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_written_but_not_measured(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise pronk.errors.PronkError("no engine")
+
+    monkeypatch.setitem(vars(pronk), "load", load)
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8")
+    assert result.exit_code == 1
+    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written, but its receipt is not: no engine\n"
+    assert (tmp_path / "m.gguf").exists()
