@@ -31,10 +31,10 @@ ORIGINAL = "#7A8190"
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 MARKERS = "osD^vP"
 
-# In an SVG these two stand for ink and grid, so that a page can put its own in their place (`inline`).
+# In an SVG these stand for ink and grid, as white does for paper: a page puts its own in their place (`inline`).
 INK = "#1F2430"
 GRID = "#D9DCE3"
-_VARIABLES = {INK: "currentColor", GRID: "var(--grid)"}
+_VARIABLES = {INK: "currentColor", GRID: "var(--grid)", "fill: #ffffff": "fill: var(--paper)"}
 
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "pronk", "text.parse_math": False,
@@ -136,17 +136,23 @@ def logarithmic(axis: Axis, *, between: Sequence[float] = ()) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """An SVG file of its own, on white."""
-    return _svg(figure, transparent=False)
+    """An SVG file of its own: text, on white."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        figure.savefig(file, format="svg", facecolor="white", metadata=_NO_METADATA)
+    return file.getvalue()
 
 
-def inline(figure: Figure, name: str, label: str) -> str:
-    """An <svg> element for a page, in the page's own ink: ids begin with `name`, `label` is what is read aloud.
+def inline(picture: str, name: str, label: str) -> str:
+    """What `svg` gave as an element of a page, in the page's own ink and on its paper: ids begin with `name`, `label`
+    is what is read aloud.
 
-    The page defines --grid, the colour of grids, for its light and dark forms.
+    The page defines --grid and --paper, the colours of grids and of itself, for its light and dark forms.
     """
-    text = _svg(figure, transparent=True)
-    text = text[text.index("<svg ") :]
+    text = picture[picture.index("<svg ") :]
     text = re.sub(r'\s+xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
     for colour, variable in _VARIABLES.items():
@@ -154,13 +160,3 @@ def inline(figure: Figure, name: str, label: str) -> str:
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
     head = f'<svg role="img" aria-label={quoteattr(label)} viewBox="0 0 {width} {height}">'
     return head + text[text.index(">") + 1 :].strip()
-
-
-def _svg(figure: Figure, *, transparent: bool) -> str:
-    import matplotlib
-
-    file = io.StringIO()
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        figure.savefig(file, format="svg", transparent=transparent, metadata=_NO_METADATA)
-    return file.getvalue()

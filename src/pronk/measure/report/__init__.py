@@ -35,13 +35,14 @@ def render(folder: Path | str) -> str:
     report = read(folder / NAME)
     drawn: dict[str, Picture] = {}
     if plot_style.available():
-        from pronk.measure.report.pictures import pictures
+        from pronk.measure.report.pictures import draw
 
-        drawn = pictures(report)
+        drawn = draw(report)
     page = document(report, {name: (caption, alt) for name, (_, caption, alt) in drawn.items()})
     note = "" if plot_style.available() else NO_PLOTS
-    files = {f"plots/{name}.svg": plot_style.svg(figure) for name, (figure, _, _) in drawn.items()}
-    inline = {name: plot_style.inline(figure, name, alt) for name, (figure, _, alt) in drawn.items()}
+    pictures = {name: plot_style.svg(figure) for name, (figure, _, _) in drawn.items()}
+    files = {f"plots/{name}.svg": picture for name, picture in pictures.items()}
+    inline = {name: plot_style.inline(pictures[name], name, alt) for name, (_, _, alt) in drawn.items()}
     files["report.html"] = html.page(page, inline, note)
     files["REPORT.md"] = markdown.page(page, note)
     for name, content in files.items():

@@ -19,7 +19,7 @@ Picture = tuple["Figure", str, str]
 Variants = Sequence[Mapping[str, Any]]
 
 
-def pictures(report: Mapping[str, Any]) -> dict[str, Picture]:
+def draw(report: Mapping[str, Any]) -> dict[str, Picture]:
     """Those for which there are figures to draw."""
     variants = reading.entries(report, "variants")
     base = original(variants)

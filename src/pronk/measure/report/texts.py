@@ -59,7 +59,9 @@ def split(base: str, text: str) -> tuple[str, str, str]:
     if text == base:
         return text, "", ""
     at = next((n for n, (x, y) in enumerate(zip(base, text, strict=False)) if x != y), min(len(base), len(text)))
-    while at > 0 and not text[at - 1].isspace() and not (at < len(text) and text[at].isspace()):
+    if at == len(text):
+        return text, "", ""  # it ends before anything differs
+    while at > 0 and not text[at - 1].isspace() and not text[at].isspace():
         at -= 1  # to the beginning of the word
     end = at
     while end < len(text) and (text[end].isspace() or not text[at:end].strip()):

@@ -1,0 +1,473 @@
+"""Reports: report.json in, REPORT.md, report.html and plots out. The sample is invented, of the size of real ones."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pronk.measure import plot_style, plots
+from pronk.measure.plot_style import Value
+from pronk.measure.report import reading, render, verdict, words
+from pronk.measure.report.document import Table
+from pronk.measure.report.markdown import escaped
+from pronk.measure.report.sections import document
+from pronk.measure.report.texts import split
+
+SAMPLE: dict[str, Any] = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
+NAMES = [variant["name"] for variant in SAMPLE["variants"]]
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+@pytest.fixture
+def sample() -> dict[str, Any]:
+    return copy.deepcopy(SAMPLE)
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot_style, "find_spec", lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample, rendered once."""
+    folder = tmp_path_factory.mktemp("report")
+    rendered(SAMPLE, folder)
+    return folder
+
+
+def rendered(report: Any, folder: Path) -> tuple[str, str]:
+    """REPORT.md and report.html."""
+    folder.mkdir(exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report), "utf-8")
+    render(folder)
+    return (folder / "REPORT.md").read_text("utf-8"), (folder / "report.html").read_text("utf-8")
+
+
+class Page(HTMLParser):
+    """A page's elements and text; fails where elements are not closed in order, or something would be fetched."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            if name in ("href", "src", "data", "action", "xlink:href"):
+                assert value is not None
+                assert value.startswith(("#", "data:image/png;base64,"))
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def first_table(report: Any) -> dict[str, list[str]]:
+    """Label -> the value of each variant, and its notes, as the first table of a report has them."""
+    page = document(report, {})
+    table = next(block for section in page.sections for block in section.blocks if isinstance(block, Table))
+    return {label: [" ".join([cell.value, *cell.notes]) for cell in cells] for label, cells in table.rows if cells}
+
+
+def test_everything_is_written_and_whole(whole: Path) -> None:
+    markdown, html = (whole / "REPORT.md").read_text("utf-8"), (whole / "report.html").read_text("utf-8")
+    page = Page(html)
+    assert "script" not in page.tags
+    assert not re.search(r"https?:|url\((?!#)|@import", html)
+    assert page.tags.count("svg") == 7
+    assert page.tags.count("caption") == page.tags.count("table") > 5
+    assert len(set(page.ids)) == len(page.ids)
+    for name in NAMES:
+        assert name in page.text
+        assert name in markdown
+    linked = set(re.findall(r"\]\((plots/[^)]+)\)", markdown))
+    assert linked == {f"plots/{path.name}" for path in (whole / "plots").iterdir()}
+    assert len(linked) == 7
+    for heading in (
+        "At a glance",
+        "Verdict",
+        "Latency",
+        "Memory",
+        "Quality",
+        "Texts",
+        "Techniques",
+        "How it was measured",
+    ):
+        assert f"## {heading}\n" in markdown
+    assert "What is missing" not in markdown
+    assert not list(whole.glob("**/.*"))  # nothing half-written
+
+
+def test_tables_of_markdown_are_rectangles(whole: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (whole / "REPORT.md").read_text("utf-8"), re.MULTILINE)
+    assert len(tables) > 5
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+
+
+def test_pages_are_the_same_to_the_byte(sample: Any, whole: Path, tmp_path: Path) -> None:
+    rendered(sample, tmp_path)
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*.*") if path.is_file())
+    assert len(files) == 10
+    for file in files:
+        assert (tmp_path / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+# Each figure of the first table, and where in a variant it comes from. Changed there, it must change here.
+FIGURES = {
+    "Each token, ms (ITL p50)": ("latency", "itl_ms", "p50", "median"),
+    "First token, ms (TTFT, prompt of 512)": ("latency", "ttft_ms", "median"),
+    "Decode, tokens/s after 32": ("latency", "decode", 0, "tok_s", "median"),
+    "Perplexity (PPL)": ("quality", "perplexity", "value"),
+    "KLD to f32, mean": ("quality", "divergence", "mean"),
+    "Top-1 agreement with f32": ("quality", "divergence", "top1"),
+}
+
+
+@pytest.mark.parametrize(("label", "path"), FIGURES.items())
+def test_the_first_table_says_what_the_json_says(sample: Any, label: str, path: tuple[str | int, ...]) -> None:
+    def shown() -> list[float]:
+        cells = [cell.split()[0] for cell in first_table(sample)[label]]
+        return [float(cell.rstrip("%")) / (100 if cell.endswith("%") else 1) for cell in cells]
+
+    stored = [reading.at(variant, *path) for variant in sample["variants"]]
+    # Three digits that count; of top-1 one after the point of its percentage.
+    assert shown() == pytest.approx(stored, rel=5e-3, abs=5e-4 if "Top-1" in label else 0)
+    *room, last = path
+    before = shown()
+    reading.at(sample["variants"][1], *room)[last] *= 0.5
+    assert shown()[1] == pytest.approx(0.5 * stored[1], rel=5e-3, abs=5e-4 if "Top-1" in label else 0)
+    assert [value for n, value in enumerate(shown()) if n != 1] == [value for n, value in enumerate(before) if n != 1]
+
+
+def test_predicted_memory_stands_beside_the_measured(sample: Any) -> None:
+    memory = sample["variants"][1]["memory"]
+    memory.update(weights_measured=200_000_000, weights_predicted=190_000_000)
+    sample["variants"][0]["memory"]["weights_measured"] = 400_000_000
+    assert first_table(sample)["Weights, MB"][1] == "200 predicted 190 (-5.0%) 50% smaller"
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_an_unfinished_report_says_what_it_lacks(sample: Any, tmp_path: Path) -> None:
+    sample["finished"] = False
+    sample["missing"] = ["techniques: stopped"]
+    del sample["variants"][2]["latency"]
+    sample["variants"][3]["quality"] = None
+    del sample["techniques"]
+    markdown, html = rendered(sample, tmp_path)
+    page = Page(html)
+    for text in (markdown, page.text):
+        assert "This report is unfinished" in text
+        assert "techniques: stopped" in text
+        assert "latency of q8" in text
+        assert "perplexity of q4" in text
+    assert "## Techniques" not in markdown
+
+
+@pytest.mark.parametrize("report", [
+    {"schema": 1}, {"schema": 1, "variants": []}, {"schema": 1, "variants": [{}]}, {"schema": 1, "finished": True},
+    {"schema": 1, "variants": [{"name": "q8"}, 7, None], "texts": [{}], "techniques": [{}, {"points": [{}]}]},
+])  # fmt: skip
+def test_next_to_nothing_is_a_report_too(report: Any, tmp_path: Path) -> None:
+    markdown, html = rendered(report, tmp_path)
+    Page(html)
+    assert "Nothing has been measured yet." in markdown
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+@pytest.mark.parametrize("part", ["latency", "memory", "quality"])
+def test_without_a_part(sample: Any, part: str, tmp_path: Path) -> None:
+    for variant in sample["variants"]:
+        del variant[part]
+    markdown, html = rendered(sample, tmp_path)
+    Page(html)
+    assert f"## {part.capitalize()}\n" not in markdown
+    assert "## What is missing" in markdown
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_any_value_may_be_absent_or_something_else(sample: Any, tmp_path: Path) -> None:
+    """Each place in turn would take long: many at once, by a seed that a failure names."""
+    for seed in range(60):
+        chance, report = random.Random(seed), copy.deepcopy(sample)
+        for path in chance.sample(list(places(sample)), 40):
+            *room, last = path
+            holder = reading.at(report, *room) if room else report
+            other = chance.choice([None, "text", -1, 0, 1e300, [], {}, [[]], True, [None, "x", 3], float("nan")])
+            if (isinstance(holder, dict) and last in holder and last != "schema") or (
+                isinstance(holder, list) and isinstance(last, int) and last < len(holder)
+            ):
+                holder[last] = other
+        try:
+            Page(rendered(report, tmp_path)[1])
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+def test_plots_survive_odd_values_too(sample: Any, tmp_path: Path) -> None:
+    for variant, odd in zip(sample["variants"], (0, -1, 1e-300, 1e300), strict=True):
+        variant["latency"]["itl_ms"]["p50"] = odd
+        variant["memory"]["weights_measured"] = odd
+        variant["quality"]["divergence"]["mean"] = odd
+        variant["latency"]["decode"][0]["context"] = odd
+    Page(rendered(sample, tmp_path)[1])
+
+
+HOSTILE = "<script>alert(1)</script>|`*_[x](javascript:y)\n# \x1b[31m $x^2$ &lt; \"q\" 'q' %s {{ 7*7 }}"
+
+
+def test_what_others_wrote_is_text_and_nothing_else(sample: Any, tmp_path: Path) -> None:
+    sample["model"]["name"] = sample["variants"][1]["name"] = sample["command"] = HOSTILE
+    sample["missing"] = [HOSTILE]
+    sample["machine"]["cpu"] = sample["pronk"] = sample["made"] = HOSTILE
+    sample["variants"][1]["options"] = {HOSTILE: HOSTILE}
+    sample["texts"] = [{"prompt": HOSTILE, "mode": HOSTILE, "outputs": {"bf16": "````\n" + HOSTILE, HOSTILE: HOSTILE}}]
+    technique = sample["techniques"][0]
+    technique["title"] = technique["what"] = technique["points"][0]["setting"] = HOSTILE
+    technique["points"][0]["ways"][HOSTILE] = {"seconds": 3, "note": HOSTILE}
+    markdown, html = rendered(sample, tmp_path)
+    page = Page(html)
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+    assert "{{ 7*7 }}" in page.text
+    outside = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", markdown)  # what is not fenced
+    outside = re.sub(r"(?m)(`+) .*? \1(?!`)", "", outside)  # nor code
+    assert "<script" not in outside
+    assert "](javascript" not in re.sub(r"\\.", "", outside)
+    assert "alert(1)" in outside
+    for name in (tmp_path / "plots").iterdir():
+        assert "<script" not in name.read_text("utf-8")
+
+
+def test_a_generated_script_is_shown(whole: Path) -> None:
+    """The sample has one; this is what the escaping is for."""
+    assert "<script>" in SAMPLE["texts"][1]["outputs"]["q4"]
+    html = (whole / "report.html").read_text("utf-8")
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(" in html
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_all_but_plots(sample: Any, tmp_path: Path) -> None:
+    markdown, html = rendered(sample, tmp_path)
+    assert not (tmp_path / "plots").exists()
+    assert "svg" not in Page(html).tags
+    assert "![" not in markdown
+    for text in (markdown.replace("\\", ""), Page(html).text):
+        assert "pip install 'pronk[report]'" in text
+        assert "KLD to f32" in text
+
+
+@pytest.mark.parametrize(("content", "problem"), [
+    ("{", "not JSON"), ("[]", "an object was expected"), ("{}", "its schema is null"), ('{"schema": 2}', "schema is 2"),
+    ("[" * 100_000, "not JSON"), (None, "there is none"), (b"\xff\xfe\x00", "not JSON"),
+])  # fmt: skip
+def test_what_is_no_report_is_said_in_one_line(content: str | bytes | None, problem: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ValueError, match=problem) as failure:
+        render(tmp_path)
+    assert "\n" not in str(failure.value)
+    assert [path.name for path in tmp_path.iterdir()] == ([] if content is None else ["report.json"])
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_the_verb(sample: Any, tmp_path: Path) -> None:
+    from pronk.cli.report import command
+
+    (tmp_path / "report.json").write_text(json.dumps(sample), "utf-8")
+    run = CliRunner().invoke(command, [str(tmp_path)])
+    assert run.exit_code == 0, run.output
+    assert re.search(r"Each token, ms \(ITL p50\) +33.3 ", run.stdout)
+    assert (tmp_path / "REPORT.md").exists()
+    (tmp_path / "report.json").write_text("{", "utf-8")
+    from pronk.errors import PronkError
+
+    assert isinstance(CliRunner().invoke(command, [str(tmp_path)]).exception, PronkError)
+
+
+# Verdicts
+
+
+def judged(mean: float, error: float, floor: float | None = 1e-4) -> verdict.Verdict:
+    quality = {"divergence": {"mean": mean, "standard_error": error, "top1": 0.9},
+               "noise_floor": {"mean": floor}}  # fmt: skip
+    return verdict.verdict({"name": "x", "quality": quality}, None, [], "f32")
+
+
+@pytest.mark.parametrize(("mean", "error", "badge"), [
+    (0.0, 0.0, "equal to f32"), (2e-4, 1e-6, "indistinguishable"), (2.9e-4, 1e-5, "indistinguishable or very close"),
+    (3.2e-4, 1e-6, "very close"), (0.0048, 1e-5, "very close"), (0.0048, 2e-4, "very close or close"),
+    (0.01, 1e-4, "close"), (0.03, 1e-3, "visibly different"), (0.079, 1e-3, "visibly different or clearly different"),
+    (0.3, 0.01, "clearly different"),
+])  # fmt: skip
+def test_verdicts_are_as_certain_as_their_errors_allow(mean: float, error: float, badge: str) -> None:
+    assert judged(mean, error).badge == badge
+    assert ("More text would settle" in judged(mean, error).text) == (" or " in badge)
+
+
+def test_nothing_is_indistinguishable_without_a_noise_floor() -> None:
+    assert judged(1e-6, 1e-8, None).badge == "very close"
+    assert "no noise floor" in judged(1e-6, 1e-8, None).text
+
+
+def test_pinsker_bounds_what_the_verdict_says() -> None:
+    """The share of sampled tokens that can differ is the total variation: never over sqrt(KLD / 2)."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(50, 0.3), 200)
+    q = 0.7 * p + 0.3 * rng.dirichlet(np.full(50, 0.3), 200)
+    kld = (p * np.log(p / q)).sum(1).mean()
+    assert 0.5 * np.abs(p - q).sum(1).mean() <= (kld / 2) ** 0.5
+    bound = re.search(r"at most ([\d.]+)%", judged(float(kld), 0.0).text)
+    assert bound
+    assert float(bound[1]) == pytest.approx(100 * (kld / 2) ** 0.5, abs=0.06)
+
+
+def summary(*rounds: float) -> dict[str, Any]:
+    return {"median": sorted(rounds)[len(rounds) // 2], "min": min(rounds), "max": max(rounds), "rounds": list(rounds)}
+
+
+def test_rounds_are_compared_with_each_other() -> None:
+    """A machine that slows down from round to round slows both; the ratio stays."""
+    times = reading.ratio(summary(20, 10, 5), summary(10, 5, 2.5))
+    assert times == Value(2.0, 2.0, 2.0)
+    assert words.faster(times) == "2.0× faster"
+    assert words.faster(reading.ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
+    assert words.faster(reading.ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
+    assert reading.ratio(None, summary(1, 2)) is None
+    assert reading.ratio(3, 2) == Value(1.5)
+
+
+def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None:
+    variants = sample["variants"]
+    q8, better = variants[2], copy.deepcopy(variants[2])
+    better["name"] = "other"
+    assert "Outdone" not in verdict.verdict(q8, variants[0], [q8, better], "f32").text
+    better["quality"]["divergence"]["mean"] /= 2
+    assert "Outdone by other" in verdict.verdict(q8, variants[0], [q8, better], "f32").text
+    better["memory"]["weights_measured"] += 1
+    assert "Outdone" not in verdict.verdict(q8, variants[0], [q8, better], "f32").text
+
+
+# Words
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (None, "—"), (0, "0"), (1234.5, "1,234"), (45.64, "45.6"), (0.00289, "0.00289"), (2.7e-6, "0.00000270"),
+    (1.2e-9, "1.20e-09"), (-3.0, "-3.00"),
+])  # fmt: skip
+def test_digits(value: float | None, said: str) -> None:
+    assert words.digits(value) == said
+
+
+def test_sizes_and_shares() -> None:
+    assert words.smaller(47, 100) == "53% smaller"
+    assert words.smaller(110, 100) == "10% larger"
+    assert words.smaller(210, 100) == "2.1× larger"
+    assert words.smaller(100.1, 100) == "the same"
+    assert words.percent(0.99996) == "99.996%"  # not 100.0%
+    assert words.percent(1.0) == "100.0%"
+    assert words.listed(["a"]) == "a"
+    assert words.listed(["a", "b", "c"]) == "a, b and c"
+
+
+@pytest.mark.parametrize(("base", "text", "parts"), [
+    ("one two three", "one two three", ("one two three", "", "")),
+    ("one two three", "one twelve three", ("one ", "twelve", " three")),
+    ("one two", "one two three", ("one two", " three", "")),
+    ("one two three", "one two", ("one two", "", "")),
+    ("", "new text", ("", "new", " text")),
+    ("abc", "", ("", "", "")),
+])  # fmt: skip
+def test_the_first_difference_is_found(base: str, text: str, parts: tuple[str, str, str]) -> None:
+    assert split(base, text) == parts
+    assert "".join(split(base, text)) == text
+
+
+def test_markdown_shows_what_it_was_given() -> None:
+    assert escaped("a|b *c* <d> _e_\nf") == r"a\|b \*c\* &lt;d&gt; \_e\_ f"
+
+
+# Plots
+
+
+def test_colours_are_one_for_a_name() -> None:
+    colour = plot_style.colours(["b", "a", "c", "b"], "a")
+    assert colour["a"] == plot_style.ORIGINAL
+    assert len(set(colour.values())) == 3
+    assert plot_style.colours(["b", "a", "c"], "a") == colour
+    assert len(plot_style.colours([str(n) for n in range(20)])) == 20
+
+
+def test_outliers_are_drawn_so_that_none_is_lost() -> None:
+    import numpy as np
+
+    counts = np.zeros((4, 5000))
+    counts[2, 4321] = 7
+    picture = plot_style.svg(plots.heat_map(counts, "columns over 6.0"))
+    assert ">4321<" in picture
+    assert "columns over 6.0" in picture
+    figure = plots.heat_map(counts, "t")
+    shown = figure.axes[0].images[0].get_array()
+    assert shown is not None
+    assert shown.count() == 1  # one cell is coloured, of fewer than 5000
+    assert shown.max() == 7
+    assert "no column passed" in plot_style.svg(plots.heat_map(np.zeros((2, 3)), "none"))
+
+
+def test_a_sweep_names_its_knee() -> None:
+    inf = float("inf")
+    picture = plot_style.svg(
+        plots.sweep([0, 6, inf], [0.001, 0.002, 0.03], [{"median": 9, "min": 8, "max": 10}, 20, None], 6)
+    )
+    assert "knee: 6" in picture
+    assert ">∞<" in picture
+    assert plots.sweep([0, 6], [None, None], [None, None]).axes
+
+
+def test_rendering_imports_nothing_of_pronk_but_itself() -> None:
+    room = Path(plots.__file__).parent
+    for path in (*sorted((room / "report").glob("*.py")), room / "plots.py", room / "plot_style.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pronk"):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                assert all(name.startswith(("pronk.measure.report", "pronk.measure.plot")) for name in names), path
