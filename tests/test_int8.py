@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,3 +200,17 @@ def test_only_absmax_and_zeropoint_depend_on_other_tokens() -> None:
     for scheme in SCHEMES:
         alone, together = int8_linear(x[:1], w, scheme), int8_linear(x, w, scheme)[:1]
         assert np.allclose(alone, together, rtol=1e-12) == (scheme not in ("absmax", "zeropoint"))
+
+
+# -- the page about it -----------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_print_what_it_says() -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "how-it-works" / "eight-bits.md"
+    examples = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    names: dict[str, Any] = {}
+    for code, expected in examples:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, names)
+        assert printed.getvalue() == expected

@@ -96,7 +96,8 @@ def weight_codes(w: Tensor, scheme: Scheme) -> Codes:
         return _zeropoint(w)
     # amax(|w|) without |w|, which would be another tensor of this size
     most, least = (w.amax(), w.amin()) if scheme in ("absmax", "absmax-row") else (w.amax(1), w.amin(1))
-    scale = torch.maximum(most, -least).view(-1, 1) / 127
+    scale = torch.maximum(most, -least).view(-1, 1)
+    scale = scale / scale.new_full((), 127)
     q = w.div(scale).masked_fill_(scale == 0, 0).clamp_(-127, 127).round_()
     return Codes(q.to(torch.int8), scale)
 
@@ -106,10 +107,11 @@ def activation_codes(x: Tensor, scheme: Scheme) -> Codes:
     if scheme == "zeropoint":
         return _zeropoint(x)
     largest = x.abs().amax().view(1, 1) if scheme == "absmax" else x.abs().amax(1, keepdim=True)
-    inverse = 127 / largest
+    steps = largest.new_full((), 127)  # a number of Python's would be made into a product with an inverse, which rounds
+    inverse = steps / largest
     tiny = inverse.isinf()
     q = (x * inverse.masked_fill(tiny, 0)).round_()
-    return Codes(q.to(torch.int8), (largest / 127).masked_fill_(tiny, 0))
+    return Codes(q.to(torch.int8), (largest / steps).masked_fill_(tiny, 0))
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
 
 def _zeropoint(x: Tensor) -> Codes:
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
-    scale = ((high.double() - low.double()) / 254).float()
+    scale = ((high.double() - low.double()) / high.new_full((), 254, dtype=torch.float64)).float()
     zero = (low / scale).round().nan_to_num(-127) + 127  # NaN: all zeros
     q = ((x / scale).round() - zero).nan_to_num(0).clamp(-127, 127)
     return Codes(q.to(torch.int8), scale.view(1, 1), zero.long())
