@@ -33,6 +33,7 @@ VERBS = {
     "divergence": "divergence",
     "outliers": "outliers",
     "compare": "compare",
+    "report": "report",
     "convert": "convert",
     "quantize": "quantize",
     "pull": "pull",
