@@ -184,8 +184,8 @@ def test_what_a_task_may_ask_of_decoding() -> None:
 
 def test_without_the_harness_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    register.cache_clear()
+    monkeypatch.setattr(module, "register", register.__wrapped__)  # as if it had not been called before
     with pytest.raises(PronkError, match=r"pip install 'pronk\[eval\]'"):
-        register()
+        module.register()
     with pytest.raises(SystemExit, match=r"^pronk: lm-evaluation-harness is not installed"):
         module.main()
