@@ -34,9 +34,10 @@ class TorchBackend:
         self.ctx_size = ctx_size or model.config.max_position_embeddings
         weight = model.model.embed_tokens.weight
         self.device, self._float_type = str(weight.device), weight.dtype
+        self.kv_dtype = next(name for name, dtype in DTYPES.items() if dtype is weight.dtype)
         schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
-        # As in "llm-int8+bf16": that of most weights, and that of activations, keys and values, embedding and head.
-        self.dtype = "+".join([*schemes, next(name for name, t in DTYPES.items() if t is weight.dtype)])
+        # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
+        self.dtype = "+".join([*schemes, self.kv_dtype])
 
     @classmethod
     def from_checkpoint(
