@@ -1,7 +1,7 @@
 """pronk inside lm-evaluation-harness: a local task, and the harness's own Hugging Face model beside it.
 
-The harness is no part of the extra `test`: what it brings along (datasets, pyarrow, pandas, scipy, scikit-learn, nltk) is
-half a gigabyte and a minute of installing, for one file of tests. Without it they skip, and say so.
+The harness is no part of the extra `test`: what it brings along (datasets, pyarrow, pandas, scipy, scikit-learn, nltk)
+is half a gigabyte and a minute of installing, for one file of tests. Without it they skip, and say so.
 """
 
 from __future__ import annotations
