@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pronk import heap
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.generation import peak_rss_mb
 
@@ -99,7 +98,4 @@ def reset_peak() -> bool:
 def give_back() -> None:
     """Collect garbage, and let the C library return what it keeps for later: else it would hide what comes next."""
     gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
-        if trim:
-            trim(0)
+    heap.trim()
