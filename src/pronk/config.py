@@ -101,8 +101,8 @@ class ModelConfig:
         if quantization := raw.get("quantization_config"):
             method = quantization.get("quant_method") if isinstance(quantization, dict) else None
             raise Unsupported(
-                f"{path}: quantization_config ({short(method)}) is not supported; use the weights that were not "
-                "quantized, or a GGUF file"
+                f"{path}: quantization_config ({short(method)}) is about tensors, and no part of a ModelConfig; "
+                "pronk.load reads it"
             )
         config = {key: value for key, value in raw.items() if value is not None}  # null is a key's default
         for key, inert in _INERT.items():

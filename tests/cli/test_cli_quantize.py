@@ -83,7 +83,7 @@ def test_inspect_says_what_it_is(run: Run, model: str, tmp_path: Path) -> None:
     assert "quantization  LLM_INT8 x 14 (bitsandbytes, threshold 6)\n" in said
     assert "in llm-int8, and" in said
     plan = json.loads(run("inspect", str(tmp_path / "m"), "--json").stdout)
-    assert plan["cpu_plan"]["type"] == "llm-int8"
+    assert (plan["cpu_plan"]["type"], plan["int8_threshold"]) == ("llm-int8", 6)
     assert {t["type"] for t in plan["tensors"]} == {"F32", "LLM_INT8"}
 
 
@@ -189,6 +189,21 @@ def test_weights_that_are_not_numbers(run: Run, model: str, tmp_path: Path, to: 
     assert "infinity or NaN" in result.stderr
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_model_without_a_tokenizer(run: Run, model: str, tmp_path: Path) -> None:
+    """Its receipt is made from tokens spread over the vocabulary; formats are chosen by a text, or not at all."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (source / name).write_bytes((Path(model) / name).read_bytes())
+    result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--max-kld", "1")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"pronk: {source} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE\n"
+    )
+    result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q8", "--json")
+    assert json.loads(result.stdout)["divergence"]["windows"] == 1
 
 
 def test_a_text_that_is_too_short_to_choose_by(run: Run, model: str, tmp_path: Path) -> None:

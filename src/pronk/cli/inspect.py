@@ -75,6 +75,7 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
         "format": opened.format,
         "parameters": _parameters(opened),
         "quantization": opened.quantization,
+        "int8_threshold": opened.int8_threshold,
         "config": opened.config.to_dict(),
         "tokenizer": source and {
             "kind": source.kind, "path": str(source.path), "chat_template": source.chat_template is not None

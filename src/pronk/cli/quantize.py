@@ -10,12 +10,11 @@ import click
 
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, tokenizer_for
-from pronk.errors import PronkError
+from pronk.errors import NoTokenizer, PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.write import Format
-    from pronk.llm import LLM
 
 # How each scheme is saved; None is either, as DST is named.
 SCHEMES: dict[str, Format | None] = {
@@ -97,7 +96,7 @@ def command(
     write.check_destination(checkpoint, Path(dst), container, overwrite)
     vocabulary, files = tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
-    choice = None if max_kld is None else _choose(src, text, max_kld, loading)
+    choice = None if max_kld is None else _choose(src, _encoded(src, checkpoint, text), max_kld, loading)
     with progress.shown("writing") as advance:
         write.save(
             checkpoint,
@@ -136,31 +135,34 @@ def _container(dst: str, to: str | None) -> Format:
     raise click.UsageError(f"{what} is saved as a folder: give DST a name that does not end in .gguf, not {dst!r}")
 
 
-def _choose(src: str, text: str, max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
+def _choose(src: str, ids: list[int], max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
     """What pronk.measure.mixed chooses; see its Choice."""
-    import pronk
     from pronk.measure.mixed import choose
 
-    ids = _ids(pronk.load(src, **loading, quantize="auto"), text)
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
         return choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading).as_dict()
 
 
-def _ids(llm: LLM, text: str) -> list[int]:
-    from pronk.measure.verify import sample_ids
+def _encoded(src: str, checkpoint: Checkpoint, text: str) -> list[int]:
+    from pronk import tokenizer
 
-    return sample_ids(llm, text)
+    if checkpoint.tokenizer is None:
+        raise NoTokenizer(
+            f"{src} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE"
+        )
+    return tokenizer.load(checkpoint.tokenizer).encode(text)
 
 
 def _receipt(src: str, dst: str, checkpoint: Checkpoint, text: str, loading: Mapping[str, Any]) -> dict[str, Any]:
     import pronk
     from pronk.measure.divergence import divergence
+    from pronk.measure.verify import sample_ids
 
     with progress.shown("reading SRC") as advance:
         before = pronk.load(src, **loading, quantize="f32", progress=advance)
     with progress.shown("reading DST") as advance:
         after = pronk.load(Path(dst), engine="cpu", progress=advance)
-    ids = _ids(before, text)
+    ids = sample_ids(before, text)
     ctx = min(_CTX, before.ctx_size, len(ids))
     with progress.shown("measuring", unit=progress.of_tokens) as advance:
         found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
