@@ -93,11 +93,11 @@ def about(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.compares:
         original, *others = variants
-        lengths = " and ".join(map(str, comparison.prefill))
+        lengths = ", ".join(map(str, comparison.prefill))
+        rounds = "a single round" if comparison.rounds == 1 else f"{comparison.rounds} rounds in turns"
         lines += [
             f"{comparison.model}: {original} against {', '.join(others)}, on the {comparison.engine} engine",
-            f"latency and memory: {comparison.rounds} rounds in turns, prompts of {lengths} tokens, "
-            f"{comparison.decode_tokens} tokens each"
+            f"latency and memory: {rounds}, prompts of {lengths} tokens, {comparison.decode_tokens} new ones each"
             + ("" if comparison.together else "; one variant in memory at a time"),
         ]
         if comparison.reference:

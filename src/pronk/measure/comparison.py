@@ -174,8 +174,8 @@ def settle(request: Request) -> Comparison:
     ids = codec.encode(evaluation_text() if request.text is None else _read(request.text), bos=False)
     begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
-    prefill, decode_tokens = _lengths(request, ctx, len(begin) + len(ids))
     window, count = _windows(request, ctx, ids)
+    prefill, decode_tokens = _lengths(request, ctx, len(begin) + len(ids))
     needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = _free(engine, request)
     for name, need in needs.items():
@@ -278,16 +278,11 @@ def _read(name: str) -> str:
 
 def _lengths(request: Request, ctx: int, text: int) -> tuple[tuple[int, ...], int]:
     """Of the prompts, ascending, and how many tokens are decoded after each; by default what fits into the context."""
-    decode = 64 if request.decode_tokens is None else request.decode_tokens
-    if request.prefill is None:
-        most = min(ctx - 1 - decode, text)
-        fitting = tuple(tokens for tokens in PREFILL if tokens <= most)
-        if not fitting and request.decode_tokens is None:
-            fitting, decode = (max(1, min(ctx // 2, text)),), max(1, ctx // 2 - 2)
-        prefill = fitting
-    else:
-        prefill = tuple(sorted(set(request.prefill)))
-    for tokens in prefill or (1,):
+    decode = max(1, min(64, ctx // 4)) if request.decode_tokens is None else request.decode_tokens
+    most = max(1, min(ctx - 1 - decode, text))
+    fitting = tuple(tokens for tokens in PREFILL if tokens <= most) or (most,)
+    prefill = fitting if request.prefill is None else tuple(sorted(set(request.prefill)))
+    for tokens in prefill:
         if tokens + decode + 1 > ctx:
             raise BadRequest(
                 f"a prompt of {tokens} tokens and {decode + 1} new ones exceed the context of {ctx}; take fewer "
@@ -301,7 +296,9 @@ def _lengths(request: Request, ctx: int, text: int) -> tuple[tuple[int, ...], in
 def _windows(request: Request, ctx: int, ids: Sequence[int]) -> tuple[int, int]:
     """Tokens of a window, and how many windows there are."""
     window = min(WINDOW, ctx)
-    there = len(windows(ids, window))  # raises BadRequest
+    if len(ids) < window:
+        raise BadRequest(f"the text has {len(ids)} tokens, fewer than a window of {window}; give a longer one (--text)")
+    there = len(windows(ids, window))
     if request.windows is not None and request.windows > there:
         raise BadRequest(
             f"the text has {len(ids)} tokens, which is {there} windows of {window} and not {request.windows}; give a "

@@ -1,0 +1,290 @@
+"""A comparison from end to end on a tiny model: the order, what is kept when it is cut short, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folder import save_tiny_chat_model
+
+from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.measure import compare, comparison, journal
+from pronk.measure.comparison import Request, settle
+from pronk.measure.schema import problems
+from pronk.measure.worker import Worker, WorkerDied
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def request_(model: str) -> Request:
+    return Request(
+        model=model, to=("q8",), rounds=3, prefill=(8, 40), decode_tokens=4, windows=1,
+        loading={"threads": 1, "engine": "cpu"},
+    )  # fmt: skip
+
+
+@dataclass
+class Done:
+    """A comparison that ran to its end."""
+
+    folder: Path
+    report: dict[str, Any]
+    told: list[tuple[str, int, int]]
+    notes: list[str]
+
+
+@pytest.fixture(scope="module")
+def done(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("done") / "new" / "report"
+    told: list[tuple[str, int, int]] = []
+    notes: list[str] = []
+    report = run(request_, folder, progress=lambda *what: told.append(what), note=notes.append)
+    return Done(folder, report, told, notes)
+
+
+def run(request: Request, folder: Path, *, resume: bool = False, **how: Any) -> dict[str, Any]:
+    settled, kept = compare.begin(request, folder, resume=resume, command="pronk compare")
+    compare.compare(settled, kept, **how)
+    report: dict[str, Any] = json.loads(kept.path.read_text())
+    return report
+
+
+def test_a_report_is_whole(done: Done) -> None:
+    report = done.report
+    assert list(problems(report)) == []
+    assert report["finished"]
+    assert report["missing"] == []
+    # Nobody always goes first.
+    latency = [step.removeprefix("latency ") for step in report["steps"] if step.startswith("latency")]
+    assert latency == ["bf16 1", "q8 1", "q8 2", "bf16 2", "bf16 3", "q8 3"]
+    original, own = report["variants"]
+    assert (original["name"], original["original"], own["name"], own["original"]) == ("bf16", True, "q8", False)
+    for variant in (original, own):
+        assert [entry["tokens"] for entry in variant["latency"]["prefill"]] == [8, 40]
+        assert len(variant["latency"]["ttft_ms"]["rounds"]) == 3
+        memory = variant["memory"]
+        assert memory["baseline_rss"] < memory["loaded_rss"] <= memory["peak_rss"]
+        # Of a tiny model the process is nearly all; a large one's figures are in the repository's own report.
+        assert memory["total_predicted"] == pytest.approx(memory["peak_rss"], rel=0.15)
+    assert 0 < original["quality"]["divergence"]["mean"] < own["quality"]["divergence"]["mean"]
+    assert own["quality"]["divergence"]["rows"] == own["quality"]["perplexity"]["rows"] == 255
+    assert original["quality"]["texts"]["greedy"]["equal_share"] == 1
+    assert len(report["texts"]) == 12
+    assert report["texts"][0]["outputs"].keys() == {"bf16", "q8"}
+    assert [path.name for path in done.folder.iterdir()] == ["report.json"]
+
+
+def test_it_tells_how_far_it_is_never_backwards_and_once_how_long_it_takes(done: Done) -> None:
+    assert len({total for *_, total in done.told}) == 1
+    parts = [part for _, part, _ in done.told]
+    assert parts == sorted(parts)
+    assert len(done.notes) == 1
+    assert done.notes[0].startswith("this takes about ")
+
+
+def test_prompts_are_fresh_and_the_same_for_all(request_: Request) -> None:
+    settled = settle(request_)
+    every = [tuple(prompt) for number in range(3) for prompt in settled.prompts(number)]
+    assert len(set(every)) == len(every)
+    assert [len(prompt) for prompt in every] == [8, 40] * 3
+    pieces = {tuple(settled.ids[at : at + 40]) for at in range(len(settled.ids) - 39)}
+    assert set(every[1::2]) <= pieces  # and of the text, not made up
+
+
+def interrupt_at(step: str) -> Callable[[str, int, int], None]:
+    def progress(what: str, done: int, total: int) -> None:
+        if what == step:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("at", ["q8, round 2 of 3", "noise floor of bf16"])
+def test_what_was_finished_is_kept_and_gone_on_with(request_: Request, tmp_path: Path, at: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(request_, tmp_path, progress=interrupt_at(at))
+    half = json.loads((tmp_path / journal.NAME).read_text())
+    assert not half["finished"]
+    assert list(problems(half)) == []
+    whole = run(Request(), tmp_path, resume=True)
+    assert whole["finished"]
+    assert list(problems(whole)) == []
+    assert {step: whole["steps"][step] for step in half["steps"]} == half["steps"]
+    assert whole["settings"] == half["settings"]
+    assert whole["command"] == "pronk compare"
+
+
+def test_a_finished_one_is_not_measured_again(request_: Request, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "Worker", None)  # nobody is needed any more
+    again = run(request_, done.folder, resume=True)
+    assert {**again, "made": 0} == {**done.report, "made": 0}
+
+
+def test_a_worker_that_dies_ends_it_in_a_line(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    class Doomed(Worker):
+        def call(self, operation: str, **how: Any) -> Any:
+            nonlocal calls
+            calls += operation == "latency"
+            if calls == 4:  # two were for warming up
+                self.process.kill()
+            return super().call(operation, **how)
+
+    monkeypatch.setattr(compare, "Worker", Doomed)
+    with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
+        run(replace(request_, rounds=1), tmp_path)
+    assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
+    monkeypatch.setattr(compare, "Worker", Worker)
+    assert run(Request(), tmp_path, resume=True)["finished"]
+
+
+def test_variants_that_do_not_fit_side_by_side_are_started_one_by_one(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = settle(request_)
+    need = max(v.predicted.total(comparison._baseline(), 44) for v in settled.variants)
+    monkeypatch.setattr(comparison.system, "free_bytes", lambda: int(1.1 * need))
+    settled = settle(replace(request_, rounds=1))
+    assert not settled.together
+    assert settled.reference is None
+    assert settled.missing == ("quality: two variants do not fit into memory side by side",)
+    alive: list[Worker] = []
+    most = 0
+
+    class Counted(Worker):
+        def call(self, operation: str, **how: Any) -> Any:
+            nonlocal most
+            alive.append(self)
+            most = max(most, len({id(one) for one in alive if one.process.poll() is None}))
+            return super().call(operation, **how)
+
+    monkeypatch.setattr(compare, "Worker", Counted)
+    report = run(replace(request_, rounds=2), tmp_path)
+    assert most == 1
+    assert report["finished"]
+    assert list(problems(report)) == []
+    assert report["variants"][0]["quality"] == {}
+
+
+def test_without_room_for_f32_the_original_is_the_reference(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predicted(checkpoint: Any, engine: str, options: Any) -> Any:
+        size = 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000
+        return comparison.Prediction(size, 1, 1)
+
+    monkeypatch.setattr(comparison.memory, "predict", predicted)
+    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 3_000_000_000)
+    settled = settle(request_)
+    assert settled.reference is not None
+    assert settled.reference.name == "bf16"
+    assert settled.missing == ("f32 beside a variant does not fit into memory: quality is held against bf16",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"to": ("q5",)}, "'q5' is no scheme; there are auto, f32"),
+        ({"to": ("absmax",)}, "the cpu engine has no absmax"),
+        ({"to": ("bf16",)}, "bf16 is the original itself"),
+        ({"prefill": (1021,)}, "exceed the context of 1024"),
+        ({"windows": 1000}, "which is 48 windows of 512 and not 1000"),
+        ({"loading": {"int8_threshold": 5.0}}, "are llm-int8's"),
+        ({"loading": {"kv_dtype": "int8", "engine": "torch"}}, "no q8"),
+        ({"text": "nowhere.txt"}, "nowhere.txt: No such file"),
+        ({"loading": {"ctx_size": 16}, "decode_tokens": 16, "prefill": None}, "exceed the context of 16"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_begins(
+    request_: Request, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadRequest, match=says):
+        compare.begin(replace(request_, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_too_large_for_memory(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 1_000_000)
+    with pytest.raises(PronkError, match=r"as bf16 needs .* of memory, and 1 MB are free; compare it in fewer bits"):
+        settle(request_)
+
+
+def test_a_text_too_short(request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("Once upon a time.")
+    with pytest.raises(BadRequest, match="the text has 17 tokens, fewer than a window of 512"):
+        settle(replace(request_, text=str(tmp_path / "short.txt")))
+
+
+def test_folders_that_cannot_be_written_to(request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRequest, match=r"file: a report cannot be written there: .*file: is no folder"):
+        compare.begin(request_, tmp_path / "file")
+    with pytest.raises(BadRequest, match=r"report\.json is absent: there is nothing to go on with"):
+        compare.begin(request_, tmp_path, resume=True)
+    (tmp_path / journal.NAME).write_text("{}")
+    with pytest.raises(BadRequest, match=r"report\.json exists; go on with it"):
+        compare.begin(request_, tmp_path)
+    with pytest.raises(BadFile, match="is no report of this version"):
+        compare.begin(request_, tmp_path, resume=True)
+
+
+def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_path: Path, model: str) -> None:
+    _, kept = compare.begin(request_, tmp_path)
+    kept.write()
+    for changes, says in (
+        ({"rounds": 4}, "--rounds is 4 now, but the report was begun with 3"),
+        ({"to": ("q4",)}, "--to is q4 now, but the report was begun with q8"),
+        ({"loading": {"threads": 2}}, "--threads is 2 now"),
+        ({"loading": {"kv_dtype": "int8"}}, "--kv-dtype is int8 now, but the report was begun with the default"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            compare.begin(Request(**changes), tmp_path, resume=True)  # type: ignore[arg-type]
+    settled, _ = compare.begin(Request(techniques=True), tmp_path, resume=True)
+    assert settled.request.techniques
+    assert settled.compares
+    for path, value, says in (
+        (("machine", "cpu"), "a better one", "on another machine"),
+        (("settings", "text_sha256"), "0", "with another text"),
+        (("model", "stored_bytes"), 1, "with another model"),
+        (("pronk",), "0.0", "by another version of pronk"),
+    ):
+        report = kept.report()
+        place = report
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        kept.path.write_text(json.dumps(journal.finite(report)))
+        with pytest.raises(BadRequest, match=f"was begun {says}"):
+            compare.begin(Request(), tmp_path, resume=True)
+
+
+def test_a_request_survives_json(request_: Request) -> None:
+    assert Request.of(json.loads(json.dumps(request_.asdict()))) == request_
+
+
+def test_problems_are_found(request_: Request, tmp_path: Path) -> None:
+    """The inverse: a report that breaks the schema in one place is said to, at that place."""
+    _, kept = compare.begin(request_, tmp_path)
+    report = kept.report()
+    assert list(problems(report)) == []
+    report["variants"][0]["memory"]["kv_a_token"] = "many"
+    report["settings"]["rounds"] = True
+    del report["machine"]
+    assert list(problems(report)) == [
+        "report.machine is null or absent and no object",
+        "report.settings.rounds is a bool",
+        "report.variants[0].memory.kv_a_token is a str",
+    ]
+
+
+def test_no_number_is_null_in_json() -> None:
+    assert journal.finite({"a": [float("nan"), (1.5, float("inf"))]}) == {"a": [None, [1.5, None]]}
