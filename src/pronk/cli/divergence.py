@@ -117,7 +117,8 @@ _IN_WORDS = {
     "same": "B lies no farther from A than A from itself: the difference is not above the noise floor.",
     "noisy": "B differs from A (above the noise floor of A), but no more than B from itself when its sums round "
     "otherwise: what is lost is lost to rounding on the way, not to that of the weights.",
-    "different": "The difference is above the noise floor: B predicts otherwise than A, and not for rounding alone.",
+    "different": "The difference is above the noise floor: B computes another function than A, in whichever order its "
+    "sums come.",
 }
 
 
