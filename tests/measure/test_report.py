@@ -348,6 +348,24 @@ def test_nothing_is_indistinguishable_without_a_noise_floor() -> None:
     assert "no noise floor" in judged(1e-6, 1e-8, None).text
 
 
+def test_a_coarse_model_is_not_excused_by_its_own_noise() -> None:
+    def of(name: str, mean: float, floor: float) -> dict[str, Any]:
+        return {"name": name, "quality": {"divergence": {"mean": mean, "standard_error": 1e-5},
+                                          "noise_floor": {"mean": floor}}}  # fmt: skip
+
+    original, coarse = of("bf16", 1.3e-4, 1.2e-4), of("q2", 0.2, 0.1)
+    assert verdict.verdict(coarse, original, [], "f32").badge == "clearly different"
+    assert verdict.verdict(original, original, [], "f32").badge == "indistinguishable"
+
+
+def test_techniques_alone_are_a_report(sample: Any, tmp_path: Path) -> None:
+    sample["variants"], sample["texts"] = [], []
+    markdown, html = rendered(sample, tmp_path)
+    assert Page(html).tags.count("svg") == 2
+    assert "Nothing has been measured" not in markdown
+    assert "## What is missing" not in markdown
+
+
 def test_pinsker_bounds_what_the_verdict_says() -> None:
     """The share of sampled tokens that can differ is the total variation: never over sqrt(KLD / 2)."""
     import numpy as np

@@ -52,7 +52,7 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
         Section("How it was measured", conditions(report)),
     ]
     return Document(
-        title=f"{model}: what fewer bits cost",
+        title=f"{model}: what {'fewer bits cost' if variants else 'techniques cost and buy'}",
         subtitle=" · ".join(filter(None, parts)),
         warning=""
         if report.get("finished") is True
@@ -107,7 +107,8 @@ def _glance(report: Report, variants: Sequence[Variant], base: Variant | None) -
     ]
     rows = [*group("Latency", latency), *group("Memory", memory), *group("Text quality", quality)]
     if not rows:
-        return [Paragraph("Nothing has been measured yet.")]
+        only_techniques = not variants and reading.entries(report, "techniques")
+        return [] if only_techniques else [Paragraph("Nothing has been measured yet.")]
     caption = (
         f"Original and quantized on the same work: median of {_rounds(report)}, beneath it minimum to maximum, and "
     )
@@ -252,7 +253,7 @@ def _missing(report: Report, variants: Sequence[Variant]) -> list[Block]:
     """What the report says it lacks, and what it lacks without saying so."""
     said = report.get("missing")
     items = [words.plain(item, 300) for item in said if isinstance(item, str)] if isinstance(said, list) else []
-    if not variants:
+    if not variants and not reading.entries(report, "techniques"):
         items.append("any variant")
     reference = reading.text(report, "settings", "reference")
     for part, path in PARTS.items():

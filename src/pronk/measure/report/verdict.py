@@ -20,14 +20,16 @@ FLOORS = 3.0  # times the noise floor: as near as rounding in another order woul
 RULES = (
     f"Quality is judged by the mean KLD to the reference alone. With its mean plus two standard errors under "
     f"{FLOORS:g} times the noise floor (how far a model lies from itself when only its rounding changes) a variant is "
-    "“indistinguishable” on this text.",
+    "“indistinguishable” on this text. The floor taken is the original's, or the variant's own where that is lower: a "
+    "coarse model has a high floor of its own, which makes it no closer to anything.",
     "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
     "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
     "differently (Pinsker's inequality: at most √(KLD/2)).",
     "Where two standard errors reach over a border, both sides of it are named.",
     "A difference of speed is called one only if it had the same sign in every round, each round compared with the "
     "original's of the same round; a difference of perplexity, only if it is larger than two standard errors of both.",
-    "A variant is called outdone where another is no larger, no slower, and closer by more than two standard errors.",
+    "A variant is called outdone where another is no larger, no slower in any round, and closer even with two standard "
+    "errors of both against it.",
 )
 
 
@@ -62,7 +64,7 @@ def divergence(variant: Mapping[str, Any]) -> Value | None:
 def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, others: Sequence[Mapping[str, Any]],
             reference: str) -> Verdict:  # fmt: skip
     """Of one variant, beside the original and all others."""
-    badge, tone, sentence = _quality(variant, reference)
+    badge, tone, sentence = _quality(variant, original, reference)
     if variant is original:
         start = "The original: all others are compared with it."
         return Verdict(badge, tone, " ".join(filter(None, [start, sentence])))
@@ -84,11 +86,11 @@ def _cost(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str
     parts = []
     if said := words.smaller(size(variant), size(original)):
         parts.append(f"Its weights are {said}" + ("" if said == "the same" else f" than {name}'s"))
-    if said := words.faster(reading.ratio(speed(variant), speed(original))):
+    if said := words.faster(reading.ratio(speed(variant), speed(original)), ranged=True):
         spoken = f"with {said}" if said.startswith("no ") else said
         parts.append(f"{'it' if parts else 'It'} decodes {spoken}")
     first = reading.ratio(reading.at(original, "latency", "ttft_ms"), reading.at(variant, "latency", "ttft_ms"))
-    if said := words.faster(first):
+    if said := words.faster(first, ranged=True):
         spoken = f"with {said}" if said.startswith("no ") else said
         parts.append(f"{'its' if parts else 'Its'} first token comes {spoken}")
     return words.listed(parts) + "." if parts else ""
@@ -98,9 +100,11 @@ def _level(kld: float) -> tuple[str, str]:
     return next((name, tone) for border, name, tone in LEVELS if kld < border)
 
 
-def _quality(variant: Mapping[str, Any], reference: str) -> tuple[str, str, str]:
+def _quality(variant: Mapping[str, Any], original: Mapping[str, Any] | None, reference: str) -> tuple[str, str, str]:
     """Badge, tone and sentence."""
-    kld, floor = divergence(variant), reading.number(variant, "quality", "noise_floor", "mean")
+    kld, own = divergence(variant), reading.number(variant, "quality", "noise_floor", "mean")
+    floors = [own, reading.number(original, "quality", "noise_floor", "mean")]
+    floor = min((one for one in floors if one is not None), default=None)
     if kld is None:
         return "quality not measured", "none", ""
     if kld.value == 0 and not kld.high:

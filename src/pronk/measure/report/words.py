@@ -61,15 +61,15 @@ def scale(values: list[float | None]) -> tuple[str, float]:
     return next(((unit, size) for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if largest >= size), ("B", 1.0))
 
 
-def faster(times: Value | None) -> str:
+def faster(times: Value | None, *, ranged: bool = False) -> str:
     """What a ratio of speeds, own to the original's, is called: 1.9× faster, 4% slower, no clear difference.
 
-    No difference is clear where the ratio fell on both sides of 1 in the rounds measured.
+    No difference is clear where the ratio fell on both sides of 1 in the rounds measured; `ranged` says how far.
     """
     if times is None or times.value <= 0:
         return ""
     if times.low is not None and times.high is not None and times.low <= 1 <= times.high:
-        return f"no clear difference ({digits(times.low, 2)} to {digits(times.high, 2)}×)"
+        return "no clear difference" + (f" ({digits(times.low, 2)} to {digits(times.high, 2)}×)" if ranged else "")
     gain, word = (times.value, "faster") if times.value >= 1 else (1 / times.value, "slower")
     return f"{gain:.1f}× {word}" if gain >= 1.15 else f"{100 * (gain - 1):.0f}% {word}" if gain > 1.005 else "as fast"
 
