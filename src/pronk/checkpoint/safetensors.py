@@ -85,18 +85,33 @@ def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
 def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """A small file, all of it at hand: float32, float16 or bfloat16 arrays under their names."""
     types = {dtype: name for name, dtype in PLAIN_DTYPES.items()}
+    head, begins = lay_out({name: (types[array.dtype], array.shape) for name, array in arrays.items()})
+    with path.open("xb") as file:
+        file.write(head)
+        for name, array in arrays.items():
+            file.seek(begins[name])
+            write_array(file, array)
+
+
+def lay_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
+    """Of tensors that are each a type and a shape: what a file of them begins with, and where in it each has its place.
+
+    The widest come first, so that all are aligned.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    ordered = sorted(arrays.items(), key=lambda named: -named[1].itemsize)  # the widest first: all are aligned
-    end = 0
-    for name, array in ordered:
-        header[name] = {"dtype": types[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
+    begins, end = {}, 0
+    for name, (dtype, shape) in sorted(tensors.items(), key=lambda tensor: -_BITS[tensor[1][0]]):
+        begins[name] = end
+        end += nbytes(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begins[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, array in ordered:
-            write_array(file, array)
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + begin for name, begin in begins.items()}
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _BITS[dtype] // 8
 
 
 def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:

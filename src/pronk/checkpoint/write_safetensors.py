@@ -7,12 +7,13 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pronk.checkpoint import write_int8
+from pronk.checkpoint import safetensors, write_int8
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.checkpoint.writing import TensorStream, write_array, write_numbers
 from pronk.config import ModelConfig
@@ -49,17 +50,17 @@ def write(
     if quantization:
         config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    entries = {name: _entries(name, shape, types[name]) for name, shape in stream.config.tensor_shapes().items()}
-    nbytes = {name: sum(entry.nbytes for entry in parts) for name, parts in entries.items()}
+    layouts = {name: _layout(name, shape, types[name]) for name, shape in stream.config.tensor_shapes().items()}
+    nbytes = {name: sum(starmap(safetensors.nbytes, parts.values())) for name, parts in layouts.items()}
     shards = _fill_shards(nbytes, max_shard_bytes)
     weight_map = {}
     for number, names in enumerate(shards, 1):
         file_name = "model.safetensors"
         if len(shards) > 1:
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        parts = [entry for name in names for entry in entries[name]]
-        _write_shard(folder / file_name, names, parts, stream, types)
-        weight_map.update({entry.name: file_name for entry in parts})
+        layout = dict(chain.from_iterable(layouts[name].items() for name in names))
+        _write_shard(folder / file_name, names, layout, stream, types)
+        weight_map.update(dict.fromkeys(layout, file_name))
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": weight_map}
         text = json.dumps(index, indent=2) + "\n"
@@ -104,45 +105,23 @@ def _commonest(config: ModelConfig, types: Mapping[str, str]) -> str:
     return counts.most_common(1)[0][0]
 
 
-class _Entry(NamedTuple):
-    """A tensor as the file holds it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def itemsize(self) -> int:
-        return PLAIN_DTYPES[self.dtype].itemsize if self.dtype in PLAIN_DTYPES else 1
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
-
-
-def _entries(name: str, shape: tuple[int, ...], kind: str) -> list[_Entry]:
-    if kind in PLAIN_DTYPES:
-        return [_Entry(name, kind, shape)]
-    return [_Entry(part, *what) for part, what in write_int8.layout(name, shape, kind).items()]
+def _layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of what a tensor is in the file: itself, or several by their names."""
+    return {name: (kind, shape)} if kind in PLAIN_DTYPES else write_int8.layout(name, shape, kind)
 
 
 def _write_shard(
-    path: Path, names: list[str], entries: list[_Entry], stream: TensorStream, types: Mapping[str, str]
+    path: Path,
+    names: list[str],
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    stream: TensorStream,
+    types: Mapping[str, str],
 ) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begins, end = {}, 0
-    for entry in sorted(entries, key=lambda entry: -entry.itemsize):  # the widest first: all are aligned
-        begins[entry.name] = end
-        end += entry.nbytes
-        offsets = [begins[entry.name], end]
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
+    head, begins = safetensors.lay_out(layout)
     with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        start = file.tell()
+        file.write(head)
         for name in names:
-            file.seek(start + begins[name])
+            file.seek(begins[name])
             if types[name] in PLAIN_DTYPES:
                 write_numbers(file, name, stream.read(name), types[name])
                 continue
@@ -151,5 +130,5 @@ def _write_shard(
                 scales.append(scale)
                 write_array(file, codes)
             for part, array in write_int8.companions(name, types[name], np.concatenate(scales)).items():
-                file.seek(start + begins[part])
+                file.seek(begins[part])
                 write_array(file, array)
