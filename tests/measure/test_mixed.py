@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -12,12 +14,15 @@ from formats import save_huggingface
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
+from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
+from pronk.llm import LLM
+from pronk.measure import replay
 from pronk.measure.divergence import divergence
 from pronk.measure.mixed import Divergence, Measures, Whole, choose, chosen_by, split
 from pronk.measure.parts import Formats, Part, after, in_order, parts_of, sixteen_bits
-from pronk.measure.replay import Replay
+from pronk.measure.replay import Replay, Yardstick
 from pronk.quantize import quantize
 
 CONFIG = tiny_config(num_hidden_layers=3, vocab_size=128)
@@ -213,17 +218,39 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_measured(sensiti
 
 
 def test_a_replay_gives_the_same_logits_without_the_model() -> None:
-    from pronk.cpu_engine.backend import CpuBackend
-
     backend = CpuBackend.from_checkpoint(CHECKPOINT, threads=1)
-    replay = Replay(backend)
+    recording = Replay(backend)
     batches = [Batch.of([Run(IDS[at : at + 20], at, (0,), "all")]) for at in (0, 20)]
-    kv = replay.new_kv(1, 64)
-    first = [replay.forward(batch, kv) for batch in batches]
-    replay.rewind()
-    kv = replay.new_kv(1, 64)
+    kv = recording.new_kv(1, 64)
+    first = [recording.forward(batch, kv) for batch in batches]
+    recording.rewind()
+    kv = recording.new_kv(1, 64)
     assert not hasattr(kv, "storage")  # the engine's own is gone
-    assert all(np.array_equal(a, replay.forward(b, kv)) for a, b in zip(first, batches, strict=True))
-    replay.rewind()
+    assert all(np.array_equal(a, recording.forward(b, kv)) for a, b in zip(first, batches, strict=True))
+    recording.rewind()
     with pytest.raises(ValueError, match="differs from the one that was recorded"):
-        replay.forward(batches[1], kv)
+        recording.forward(batches[1], kv)
+
+
+def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def llm(quantize: str) -> LLM:
+        return LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1, quantize=quantize))
+
+    others, expected = [llm(q) for q in ("q8", "q4")], []
+    for other in others:
+        expected.append(divergence(llm("f32"), other, IDS, ctx=128, count=3))
+    for kept in (replay.KEPT, 0):
+        monkeypatch.setattr(replay, "KEPT", kept)
+        yardstick = Yardstick(llm("f32"), IDS, ctx=128, count=3)
+        assert [yardstick.divergence(other) for other in others] == expected
+
+
+def test_a_yardstick_lets_the_reference_go() -> None:
+    model = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1))
+    yardstick, own = Yardstick(model, IDS, ctx=128), weakref.ref(model.backend)
+    other = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1))
+    del model
+    assert own() is not None
+    yardstick.divergence(other)
+    gc.collect()
+    assert own() is None

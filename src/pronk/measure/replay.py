@@ -1,12 +1,11 @@
 """Replay: the logits that a backend gave once, given again; Yardstick: a reference that many models are held against.
 
-Mixed precision and sweeps measure dozens of models against one. Its logits are computed once and kept, which for the
-few windows that these read is less than the model itself; that is let go.
+Mixed precision and sweeps measure dozens of models against one. Its logits are computed once and kept, which for few
+windows is less than the model itself; that is let go. Of many windows they are computed each time.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch
+from pronk.llm import LLM
 from pronk.measure.divergence import divergence
+from pronk.measure.windows import windows
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend, KVStorage
-    from pronk.llm import LLM
+
+
+KEPT = 1 << 29  # bytes of logits, at most
 
 
 class Yardstick:
     """Divergence from `reference` on a text, in windows of `ctx` tokens (`count`: of that many)."""
 
     def __init__(self, reference: LLM, ids: Sequence[int], ctx: int, count: int | None = None) -> None:
-        self._reference, self._replay = copy.copy(reference), Replay(reference.backend)
-        self._reference.backend = self._replay
         self._ids, self._ctx, self._count = ids, ctx, count
+        rows = sum(len(window.targets) for window in windows(ids, ctx, count=count))
+        self._replay = Replay(reference.backend) if 4 * rows * reference.config.vocab_size <= KEPT else None
+        tokenizer = reference.tokenizer if reference.has_tokenizer else None
+        backend = self._replay or reference.backend
+        self._reference = LLM(reference.name, reference.checkpoint, tokenizer, backend, prefix_cache=0)
 
     def divergence(self, llm: LLM) -> dict[str, Any]:
         """See pronk.measure.divergence."""
         found = divergence(self._reference, llm, self._ids, ctx=self._ctx, count=self._count)
-        self._replay.rewind()
+        if self._replay:
+            self._replay.rewind()
         return found
 
 
