@@ -10,27 +10,44 @@ namespace pronk {
 
 // What a matrix is multiplied with: T rows of K numbers, in the form its format wants.
 enum class Form : int {
-    f32,   // float
-    bf16,  // bfloat16, rounded to nearest even
-    int8,  // int8 with one scale a token: for int8
-    q8,    // int8 with a scale for each 32: for q8 and q4
+    f32,       // float
+    bf16,      // bfloat16, rounded to nearest even
+    int8,      // int8 with one scale a token: for int8
+    q8,        // int8 with a scale for each 32: for q8 and q4
+    llm_int8,  // as int8, with zeros for outliers, which stand beside as floats
 };
 
+constexpr int kForms = 5;
+
 Form form_of(Format format);
+
+// Which activations LLM.int8() computes apart: those over `threshold`, and of each token the `count` largest, ties
+// included, zeros never.
+struct OutlierRule {
+    float threshold = 6;
+    int count = 8;
+};
 
 // One form of the T rows. Rows are `stride` bytes apart; K is padded with zeros.
 struct Rows {
     Form form = Form::f32;
     uint8_t* data = nullptr;
     size_t stride = 0;
-    float* scale = nullptr;  // int8: [T]; q8: [T][K/32]
+    float* scale = nullptr;  // int8, llm_int8: [T]; q8: [T][K/32]
     int32_t* sum = nullptr;  // sums of the integers, shaped as `scale`
-    int groups = 0;          // K/32 for q8, 1 for int8
+    int groups = 0;          // K/32 for q8, 1 for all others
+    int padded = 0;          // K in whole groups of 32
+    OutlierRule rule;
+    float* outlier_x = nullptr;        // llm_int8: [T][padded], of which `outlier_count` are used,
+    int32_t* outlier_k = nullptr;      // by ascending k
+    int32_t* outlier_count = nullptr;  // [T]
 
     Rows at(int t) const {
         Rows r = *this;
         r.data += t * stride;
         if (scale) r.scale += static_cast<size_t>(t) * groups, r.sum += static_cast<size_t>(t) * groups;
+        const size_t lists = static_cast<size_t>(t) * padded;
+        if (outlier_x) r.outlier_x += lists, r.outlier_k += lists, r.outlier_count += t;
         return r;
     }
 };

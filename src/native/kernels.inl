@@ -31,6 +31,8 @@ float number(const void* p) {
     return x;
 }
 
+#include "rows.inl"
+
 // -- formats without groups: how one step of k reads weights, and what it does with them -----------------------------
 
 // `vector` bytes hold 16 rows of a step, `step` columns are in it; activations take four bytes a step in every format.
@@ -300,9 +302,13 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
     for (int v = first; v < first + vectors; v += R) one_tile<kFormat, T, R>(w, panel, v, x, out + v * 16);
 }
 
+// What has int8's panels and tiles besides.
+constexpr Format tiles_of(Format format) { return format == Format::llm_int8 ? Format::int8 : format; }
+
 template <Format kFormat>
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
     constexpr int most = tile_tokens(accumulators(kFormat));
+    constexpr Format kTiles = tiles_of(kFormat);
     alignas(64) float y[most * kPanelRows];
     while (begin < end) {
         const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
@@ -316,12 +322,17 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
                 for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
             switch (count) {
-                case 1: vectors_of_panel<kFormat, 1>(w, data, first, vectors, rows, y); break;
-                case 2: if constexpr (most >= 2) vectors_of_panel<kFormat, 2>(w, data, first, vectors, rows, y); break;
-                case 3: if constexpr (most >= 3) vectors_of_panel<kFormat, 3>(w, data, first, vectors, rows, y); break;
-                case 4: if constexpr (most >= 4) vectors_of_panel<kFormat, 4>(w, data, first, vectors, rows, y); break;
-                case 5: if constexpr (most >= 5) vectors_of_panel<kFormat, 5>(w, data, first, vectors, rows, y); break;
-                default: if constexpr (most >= 6) vectors_of_panel<kFormat, 6>(w, data, first, vectors, rows, y);
+                case 1: vectors_of_panel<kTiles, 1>(w, data, first, vectors, rows, y); break;
+                case 2: if constexpr (most >= 2) vectors_of_panel<kTiles, 2>(w, data, first, vectors, rows, y); break;
+                case 3: if constexpr (most >= 3) vectors_of_panel<kTiles, 3>(w, data, first, vectors, rows, y); break;
+                case 4: if constexpr (most >= 4) vectors_of_panel<kTiles, 4>(w, data, first, vectors, rows, y); break;
+                case 5: if constexpr (most >= 5) vectors_of_panel<kTiles, 5>(w, data, first, vectors, rows, y); break;
+                default: if constexpr (most >= 6) vectors_of_panel<kTiles, 6>(w, data, first, vectors, rows, y);
+            }
+            if constexpr (kFormat == Format::llm_int8) {
+                const float* scale = (const float*)(data + (size_t)rows.padded * kPanelRows);
+                if (vectors == kVectors) add_outliers<kVectors>(data, scale, first, rows, count, y);
+                else add_outliers<kVectors / 2>(data, scale, first, rows, count, y);
             }
             finish(w, y, t, count, panel, first, vectors, out);
         }
@@ -334,90 +345,11 @@ void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, cons
         case Format::f16: return matmul_as<Format::f16>(w, x, tokens, begin, end, out);
         case Format::bf16: return matmul_as<Format::bf16>(w, x, tokens, begin, end, out);
         case Format::int8: return matmul_as<Format::int8>(w, x, tokens, begin, end, out);
+        case Format::llm_int8: return matmul_as<Format::llm_int8>(w, x, tokens, begin, end, out);
         case Format::q8: return matmul_as<Format::q8>(w, x, tokens, begin, end, out);
         case Format::q4: return matmul_as<Format::q4>(w, x, tokens, begin, end, out);
         case Format::q4_0: return matmul_as<Format::q4_0>(w, x, tokens, begin, end, out);
     }
-}
-
-// -- rows ------------------------------------------------------------------------------------------------------------
-
-F load_part(const float* p, int count) {  // what is not there reads as zero
-    if (count >= 16) return S::load(p);
-    float part[16] = {};
-    std::memcpy(part, p, count * sizeof(float));
-    return S::load(part);
-}
-
-void store_part(float* p, F x, int count) {
-    if (count >= 16) return S::store(p, x);
-    float part[16];
-    S::store(part, x);
-    std::memcpy(p, part, count * sizeof(float));
-}
-
-void rmsnorm(const float* x, const float* weight, float eps, int size, float* out) {
-    F squares = S::zero();
-    for (int i = 0; i < size; i += 16) {
-        const F v = load_part(x + i, size - i);
-        squares = S::fma(v, v, squares);
-    }
-    const F scale = S::set(1.0f / std::sqrt(S::sum(squares) / (float)size + eps));
-    for (int i = 0; i < size; i += 16)
-        store_part(out + i, S::mul(S::mul(load_part(x + i, size - i), scale), load_part(weight + i, size - i)), size - i);
-}
-
-// `size` floats to int8, `padded` of them (a multiple of 32); gives their scale, and their sum. What is not finite gives
-// a scale of NaN, for a wrong number must not look like a right one.
-float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) {
-    I largest = S::set_int(0);
-    for (int i = 0; i < size; i += 16) largest = S::max_int(largest, S::magnitude(load_part(x + i, size - i)));
-    const int32_t bits = S::maximum_int(largest);
-    if (bits >= 0x7f800000) {
-        std::memset(out, 0, padded);
-        *sum = 0;
-        return NAN;
-    }
-    const float amax = number(&bits);
-    const float scale = amax / 127, inverse = amax > 0 ? 127 / amax : 0;
-    I total = S::set_int(0);
-    const F factor = S::set(std::isfinite(inverse) ? inverse : 0);
-    for (int i = 0; i < padded; i += 16) {
-        const I q = i < size ? S::round(S::mul(load_part(x + i, size - i), factor)) : S::set_int(0);
-        total = S::add_int(total, q);
-        S::store_int8(out + i, q);
-    }
-    *sum = S::sum_int(total);
-    return std::isfinite(inverse) ? scale : 0;
-}
-
-void convert(const float* x, int size, const Rows& rows, int t) {
-    uint8_t* data = rows.data + t * rows.stride;
-    switch (rows.form) {
-        case Form::f32: std::memcpy(data, x, size * sizeof(float)); break;
-        case Form::bf16:
-            for (int i = 0; i < size; i += 16) S::store_bf16((uint16_t*)data + i, load_part(x + i, size - i));
-            break;
-        case Form::int8:
-            rows.scale[t] = quantize(x, size, (size + kGroup - 1) / kGroup * kGroup, (int8_t*)data, rows.sum + t);
-            break;
-        case Form::q8:
-            for (int g = 0; g < rows.groups; ++g) {
-                const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
-                const size_t index = (size_t)t * rows.groups + g;
-                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index);
-            }
-    }
-}
-
-void rope(float* x, int heads, int head_dim, const float* cos, const float* sin) {
-    const int half = head_dim / 2;
-    for (int h = 0; h < heads; ++h, x += head_dim)
-        for (int i = 0; i < half; ++i) {
-            const float a = x[i], b = x[i + half];
-            x[i] = a * cos[i] - b * sin[i];
-            x[i + half] = b * cos[i] + a * sin[i];
-        }
 }
 
 #include "attention.inl"

@@ -8,7 +8,7 @@ namespace pronk {
 
 namespace {
 
-constexpr const char* kNames[] = {"f32", "f16", "bf16", "int8", "q8", "q4", "q4_0"};
+constexpr const char* kNames[] = {"f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0"};
 
 }  // namespace
 
@@ -29,6 +29,7 @@ Form form_of(Format format) {
         case Format::f16: return Form::f32;
         case Format::bf16: return Form::bf16;
         case Format::int8: return Form::int8;
+        case Format::llm_int8: return Form::llm_int8;
         case Format::q8:
         case Format::q4:
         case Format::q4_0: break;
@@ -42,6 +43,7 @@ int padded_cols(Format format, int cols) {
         case Format::f16: return cols;
         case Format::bf16: return (cols + 1) / 2 * 2;
         case Format::int8:
+        case Format::llm_int8:
         case Format::q8:
         case Format::q4:
         case Format::q4_0: break;
@@ -56,7 +58,8 @@ size_t panel_bytes(Format format, int cols) {
         case Format::f32: bytes_a_row = 4 * padded; break;
         case Format::f16:
         case Format::bf16: bytes_a_row = 2 * padded; break;
-        case Format::int8: bytes_a_row = padded + 4; break;
+        case Format::int8:
+        case Format::llm_int8: bytes_a_row = padded + 4; break;
         case Format::q8: bytes_a_row = groups * (kGroup + 2); break;
         case Format::q4: bytes_a_row = groups * (kGroup / 2 + 4); break;
         case Format::q4_0: bytes_a_row = groups * (kGroup / 2 + 2); break;

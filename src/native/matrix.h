@@ -17,11 +17,14 @@ constexpr int kGroup = 32;  // weights that share a scale in q8 and q4
 //   f16      [K][64] half
 //   bf16     [K/2][64][2] bfloat16
 //   int8     [K/4][64][4] uint8 (w + 128), then float scale[64]
+//   llm_int8 as int8; what it is multiplied with differs
 //   q8       K/32 groups: [8][64][4] uint8 (w + 128), half scale[64]
 //   q4       K/32 groups: [4][64][4] uint8, half scale[64], half minimum[64]; w = scale * nibble + minimum.
 //            Byte (j, row, i) holds k = 4j + i in its low half and k = 16 + 4j + i in its high half.
 //   q4_0     as q4, without minima: w = scale * (nibble - 8)
-enum class Format : int { f32, f16, bf16, int8, q8, q4, q4_0 };
+enum class Format : int { f32, f16, bf16, int8, llm_int8, q8, q4, q4_0 };
+
+inline bool has_row_scales(Format format) { return format == Format::int8 || format == Format::llm_int8; }
 
 constexpr int kLineBytes = 4 * kPanelRows;  // from one word of a row to the next in int8, q8 and q4
 constexpr int kQ8GroupBytes = kPanelRows * (kGroup + 2);
@@ -47,8 +50,8 @@ struct Matrix {
     size_t nbytes() const { return panels * panel_bytes; }
 };
 
-// What rows are packed from. Blocks are GGUF's, little-endian.
-enum class Source : int { f32, f16, bf16, q4_0, q4_1, q4_k, q8_0 };
+// What rows are packed from, little-endian. Blocks are GGUF's; int8_row is a float scale and then an int8 for each weight.
+enum class Source : int { f32, f16, bf16, q4_0, q4_1, q4_k, q8_0, int8_row };
 
 // Where row r of a source goes: into row offset + (r / run) * stride + r % run of the matrix.
 // Plain: run = stride = 1. SwiGLU pairs lie as 32 gate rows beside 32 up rows: run 32, stride 64, offset 0 or 32.

@@ -4,74 +4,18 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 
-#include "half.h"
+#include "rows.h"
 
 namespace pronk {
 
 namespace {
-
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Tokens that one thread multiplies before it asks for the next panel: their activations stay in its second-level cache.
 constexpr int kTokenBlock = 252;
 
 // A batch this small is bound by reading weights: each thread reads one stretch of them, agreed beforehand.
 constexpr int kFewTokens = 24;
-
-// Buffers for one step, grown before it begins.
-template <class T>
-struct Buffer {
-    T* data = nullptr;
-    size_t size = 0;
-    ~Buffer() { release(); }
-    void release() { ::operator delete[](data, std::align_val_t{64}), data = nullptr, size = 0; }
-    void reserve(size_t count) {
-        if (count <= size) return;
-        release();
-        data = static_cast<T*>(::operator new[](aligned(count * sizeof(T)), std::align_val_t{64}));
-        size = count;
-    }
-};
-
-struct RowsBuffer {  // one form of `tokens` rows
-    Buffer<uint8_t> bytes;
-    Buffer<float> scales;
-    Buffer<int32_t> sums;
-
-    Rows rows(Form form, int cols) {
-        Rows r;
-        r.form = form;
-        const int padded = (cols + kGroup - 1) / kGroup * kGroup;
-        r.stride = aligned(padded * (form == Form::f32 ? sizeof(float) : form == Form::bf16 ? 2 : 1));
-        r.groups = form == Form::q8 ? padded / kGroup : 1;
-        r.data = bytes.data, r.scale = scales.data, r.sum = sums.data;
-        return r;
-    }
-    void reserve(Form form, int tokens, int cols) {
-        const Rows r = rows(form, cols);
-        bytes.reserve(r.stride * tokens);
-        if (form == Form::int8 || form == Form::q8) {
-            scales.reserve((size_t)r.groups * tokens);
-            sums.reserve((size_t)r.groups * tokens);
-        }
-    }
-};
-
-constexpr int kForms = 4;
-
-// Number k of row t, as the kernels read it.
-float element(const Rows& rows, int t, int k) {
-    const uint8_t* row = rows.data + t * rows.stride;
-    switch (rows.form) {
-        case Form::f32: break;
-        case Form::bf16: return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[k]);
-        case Form::int8: return rows.scale[t] * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
-        case Form::q8: return rows.scale[static_cast<size_t>(t) * rows.groups + k / kGroup] * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
-    }
-    return reinterpret_cast<const float*>(row)[k];
-}
 
 struct Product {
     const Matrix* matrix;
@@ -269,7 +213,7 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
     for (int i = 0; i < count; ++i) {
         const Matrix& m = *products[i].matrix;
         const int form = (int)form_of(m.format);
-        if (!wanted[form]) rows[form] = buffers[form].rows((Form)form, cols);
+        if (!wanted[form]) rows[form] = buffers[form].rows((Form)form, cols, model.outlier_rule);
         wanted[form] = true, halves += 2 * m.panels;
     }
     const auto prepare = [&](int t) {
@@ -279,7 +223,7 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
             if (wanted[form]) {
                 kernel.convert(x, cols, rows[form], t * parts);
                 if (parts == 1) continue;
-                for (int k = 0; k < cols; ++k) buffer[k] = x[k] - element(rows[form], t * parts, k);
+                rest_of(rows[form], t * parts, x, cols, buffer);
                 kernel.convert(buffer, cols, rows[form], t * parts + 1);
             }
     };

@@ -78,6 +78,7 @@ public:
     const float* cos = nullptr;  // [positions][D/2]
     const float* sin = nullptr;
     int rope_positions = 0;
+    OutlierRule outlier_rule;
     float embedding_noise = 0;  // see engine/backend.py, perturbed()
 
     Arena weights;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace pronk {
@@ -21,12 +22,13 @@ struct SourceType {
     const char* name;
     Source source;
     int elements, bytes;  // of a block
+    int before = 0;       // bytes that a row has before its first
 };
 
 constexpr SourceType kSources[] = {
     {"F32", Source::f32, 1, 4},       {"F16", Source::f16, 1, 2},       {"BF16", Source::bf16, 1, 2},
     {"Q4_0", Source::q4_0, 32, 18},   {"Q4_1", Source::q4_1, 32, 20},   {"Q8_0", Source::q8_0, 32, 34},
-    {"Q4_K", Source::q4_k, 256, 144},
+    {"Q4_K", Source::q4_k, 256, 144}, {"INT8", Source::int8_row, 1, 1, 4}, {"LLM_INT8", Source::int8_row, 1, 1, 4},
 };
 
 // In panels of 32 gate rows beside 32 up rows.
@@ -84,9 +86,16 @@ KVType kv_type_or_refuse(const std::string& name) {
     refuse("there is no type ", name, " of keys and values");
 }
 
+OutlierRule outlier_rule(double threshold, int64_t count) {
+    if (!(threshold >= 0)) refuse("int8_threshold must be 0 or more");
+    check_range("int8_outliers", count, 0, kLongestRow);
+    constexpr double most = std::numeric_limits<float>::max();
+    return {threshold > most ? INFINITY : static_cast<float>(std::fabs(threshold)), static_cast<int>(count)};  // of 0, not -0
+}
+
 Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs) {
     check_range("rows", rows, 1, 1 << 26);
-    check_range("columns", cols, 1, format == Format::int8 ? kLongestInt8Row : kLongestRow);
+    check_range("columns", cols, 1, has_row_scales(format) ? kLongestInt8Row : kLongestRow);
     Matrix matrix;
     matrix.format = format;
     matrix.cols = static_cast<int>(cols);
@@ -103,7 +112,7 @@ bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string
     if (!type) refuse("rows of ", source, " cannot be packed");
     const int64_t count = raw.shape(0), stride = raw.shape(1), rows = rows_of(matrix, part);
     if (matrix.cols % type->elements) refuse(matrix.cols, " columns are not whole blocks of ", source);
-    if (stride != static_cast<int64_t>(matrix.cols) / type->elements * type->bytes)
+    if (stride != type->before + static_cast<int64_t>(matrix.cols) / type->elements * type->bytes)
         refuse("a row of ", matrix.cols, " columns of ", source, " does not have ", stride, " bytes");
     if (first < 0 || first > rows || count > rows - first)
         refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);

@@ -73,6 +73,7 @@ std::vector<float> finite(const char* what, const FloatVector& array, int64_t si
 const Kernels& kernels_or_refuse(const std::optional<std::string>& isa);
 Format format_or_refuse(const std::string& name);
 KVType kv_type_or_refuse(const std::string& name);
+OutlierRule outlier_rule(double threshold, int64_t count);
 
 // A matrix of `rows` rows, without memory. `pairs`: rows of SwiGLU, of which there are gate rows and up rows.
 Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs);

@@ -3,6 +3,7 @@
 
 #include "model.h"
 #include "module.h"
+#include "rows.h"
 
 namespace pronk {
 
@@ -28,22 +29,18 @@ struct PyMatrix {
 };
 
 // out [T][N] of x [T][K]: stored, added, or for pairs SwiGLU.
-void matmul(PyMatrix& w, const FloatRows& x, const FloatsOut& out, bool add, const std::optional<std::string>& isa) {
+void matmul(PyMatrix& w, const FloatRows& x, const FloatsOut& out, bool add, const std::optional<std::string>& isa,
+            double int8_threshold, int int8_outliers) {
     const Kernels& kernel = kernels_or_refuse(isa);
     const int64_t tokens = x.shape(0), cols = w.pairs ? w.matrix.rows / 2 : w.matrix.rows;
     check_range("tokens", tokens, 1, 1 << 16);
     check_shape("x", x, tokens, w.matrix.cols);
     check_shape("out", out, tokens, cols);
     if (add && w.pairs) refuse("SwiGLU is stored, not added");
-    Arena arena;
-    Rows rows;
-    rows.form = form_of(w.matrix.format);
-    const size_t padded = (w.matrix.cols + kGroup - 1) / kGroup * kGroup;
-    rows.stride = (padded * (rows.form == Form::f32 ? sizeof(float) : rows.form == Form::bf16 ? 2 : 1) + 63) / 64 * 64;
-    rows.groups = rows.form == Form::q8 ? static_cast<int>(padded / kGroup) : 1;
-    rows.data = arena.allocate(rows.stride * tokens);
-    rows.scale = reinterpret_cast<float*>(arena.allocate(rows.groups * tokens * sizeof(float)));
-    rows.sum = reinterpret_cast<int32_t*>(arena.allocate(rows.groups * tokens * sizeof(int32_t)));
+    const Form form = form_of(w.matrix.format);
+    RowsBuffer buffer;
+    buffer.reserve(form, static_cast<int>(tokens), w.matrix.cols);
+    const Rows rows = buffer.rows(form, w.matrix.cols, outlier_rule(int8_threshold, int8_outliers));
     for (int64_t t = 0; t < tokens; ++t)
         kernel.convert(x.data() + t * w.matrix.cols, w.matrix.cols, rows, static_cast<int>(t));
     const Then then = w.pairs ? Then::swiglu : add ? Then::add : Then::store;
@@ -140,7 +137,8 @@ void bind_kernels(nb::module_& module) {
                 unpack(w.matrix, w.part(part), first, out, w.pool);
             }, arg("out").noconvert(), arg("first") = 0, arg("part") = "whole");
     module.def("matmul", matmul, arg("matrix"), arg("x").noconvert(), arg("out").noconvert(), arg("add") = false,
-               arg("isa") = nb::none());
+               arg("isa") = nb::none(), arg("int8_threshold") = OutlierRule{}.threshold,
+               arg("int8_outliers") = OutlierRule{}.count);
     module.def("rmsnorm", rmsnorm, arg("x").noconvert(), arg("weight").noconvert(), arg("eps"), arg("out").noconvert(),
                arg("isa") = nb::none());
     module.def("rope", rope, arg("x").noconvert(), arg("cos").noconvert(), arg("sin").noconvert(), arg("isa") = nb::none());

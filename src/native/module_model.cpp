@@ -134,7 +134,9 @@ private:
 
 class PyModel {
 public:
-    PyModel(const Config& config, int threads, const Kernels& kernel) : model(config, threads, kernel) {}
+    PyModel(const Config& config, int threads, const Kernels& kernel, const OutlierRule& rule) : model(config, threads, kernel) {
+        model.outlier_rule = rule;
+    }
 
     void allocate(const std::string& role, int layer, const std::string& format) {
         const Slot slot = find(role, layer);
@@ -322,7 +324,7 @@ private:
 
 void new_model(PyModel* place, int vocab_size, int hidden_size, int intermediate_size, int num_hidden_layers,
                int num_attention_heads, int num_key_value_heads, int head_dim, double rms_norm_eps, int threads,
-               const std::optional<std::string>& isa) {
+               const std::optional<std::string>& isa, double int8_threshold, int64_t int8_outliers) {
     check_range("vocab_size", vocab_size, 1, 1 << 24);
     check_range("hidden_size", hidden_size, 1, 1 << 20);
     check_range("intermediate_size", intermediate_size, 1, 1 << 22);
@@ -337,7 +339,7 @@ void new_model(PyModel* place, int vocab_size, int hidden_size, int intermediate
     if (!(rms_norm_eps > 0 && rms_norm_eps <= 1)) refuse("rms_norm_eps must be from 0 to 1");
     const Config config{vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
                         num_key_value_heads, head_dim, static_cast<float>(rms_norm_eps)};
-    new (place) PyModel(config, threads, kernels_or_refuse(isa));
+    new (place) PyModel(config, threads, kernels_or_refuse(isa), outlier_rule(int8_threshold, int8_outliers));
 }
 
 void new_kv(PyKV* place, const PyModel& of, const std::string& type, int64_t num_blocks, bool remembers) {
@@ -372,7 +374,8 @@ void bind_model(nb::module_& module) {
     nb::class_<PyModel>(module, "Model")
         .def("__init__", new_model, nb::kw_only(), arg("vocab_size"), arg("hidden_size"), arg("intermediate_size"),
              arg("num_hidden_layers"), arg("num_attention_heads"), arg("num_key_value_heads"), arg("head_dim"),
-             arg("rms_norm_eps"), arg("threads"), arg("isa") = nb::none())
+             arg("rms_norm_eps"), arg("threads"), arg("isa") = nb::none(),
+             arg("int8_threshold") = OutlierRule{}.threshold, arg("int8_outliers") = OutlierRule{}.count)
         .def_prop_ro("isa", [](const PyModel& m) { return m.model.kernel.name; })
         .def_prop_ro("threads", [](const PyModel& m) { return m.model.pool.size(); })
         .def_prop_ro("nbytes", [](const PyModel& m) { return m.model.weights.nbytes(); })

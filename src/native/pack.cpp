@@ -199,6 +199,7 @@ bool pack_q4_0(const Tile& tile, int at, int count, const Floats& x) {
 
 bool is_direct(Source source, Format format) {
     switch (source) {
+        case Source::int8_row: return has_row_scales(format);
         case Source::q8_0: return format == Format::q8;
         case Source::q4_0: return format == Format::q4 || format == Format::q4_0;
         case Source::q4_1:
@@ -250,9 +251,32 @@ bool pack_nibbles(const Tile& tile, Source source, Format format, int group) {
     return good;
 }
 
+bool pack_int8_row(const Matrix& matrix, const Tile& tile) {
+    float scales[kTileRows];
+    bool good = true;
+    for (int r = 0; r < tile.rows; ++r) {
+        scales[r] = read<float>(tile.source + r * tile.stride);
+        good &= absolute_maximum(scales + r, 1) < limit(matrix.format);
+    }
+    const int padded = padded_cols(matrix.format, matrix.cols);
+    scatter<float>(tile, static_cast<size_t>(padded) * kPanelRows, scales, sizeof *scales, 1);
+    for (int at = 0; at < padded; at += kChunk) {
+        const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
+        uint8_t codes[kTileRows][kChunk];
+        for (int r = 0; r < tile.rows; ++r) {
+            const uint8_t* row = tile.source + r * tile.stride + sizeof(float) + at;
+            for (int k = 0; k < count; ++k) codes[r][k] = row[k] ^ 128;
+            std::fill(codes[r] + count, codes[r] + stored, 128);
+        }
+        scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows, codes, sizeof codes[0], stored / 4);
+    }
+    return good;
+}
+
 // -- tiles ----------------------------------------------------------------------------------------------------------
 
 bool pack_direct(const Matrix& matrix, const Tile& tile, Source source) {
+    if (source == Source::int8_row) return pack_int8_row(matrix, tile);
     bool good = true;
     for (int group = 0; group < padded_cols(matrix.format, matrix.cols) / kGroup; ++group)
         good &= source == Source::q8_0 ? pack_q8_0(tile, group) : pack_nibbles(tile, source, matrix.format, group);
@@ -283,7 +307,8 @@ bool pack_chunk(Format format, const Tile& tile, int at, int count, const Floats
             return true;
         case Format::f16: pack_f16(tile, at, count, x); return true;
         case Format::bf16: pack_bf16(tile, at, count, x); return true;
-        case Format::int8: pack_int8(tile, at, count, x, scales); return true;
+        case Format::int8:
+        case Format::llm_int8: pack_int8(tile, at, count, x, scales); return true;
         case Format::q8: return pack_q8(tile, at, count, x);
         case Format::q4: return pack_q4(tile, at, count, x);
         case Format::q4_0: return pack_q4_0(tile, at, count, x);
@@ -294,7 +319,7 @@ bool pack_chunk(Format format, const Tile& tile, int at, int count, const Floats
 bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
     if (is_direct(source, matrix.format)) return pack_direct(matrix, tile, source);
     float scales[kTileRows] = {};
-    if (matrix.format == Format::int8 && !int8_scales(matrix, tile, source, scales)) return false;
+    if (has_row_scales(matrix.format) && !int8_scales(matrix, tile, source, scales)) return false;
     alignas(64) Floats x;
     if (tile.rows < kTileRows) std::memset(x, 0, sizeof x);
     const int padded = padded_cols(matrix.format, matrix.cols);

@@ -72,6 +72,33 @@ struct Simd {
         q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
         return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
     }
+    PRONK_INLINE uint32_t at_least(I x, I y) {  // bit i: x[i] >= y[i]
+        const int a = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.a, x.a)));
+        const int b = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.b, x.b)));
+        return ~(uint32_t)(a | b << 8) & 0xffff;
+    }
+    PRONK_INLINE F under(F x, I bits) {  // x where its magnitude is, 0 elsewhere
+        const I m = magnitude(x);
+        return {_mm256_and_ps(x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits.a, m.a))),
+                _mm256_and_ps(x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits.b, m.b)))};
+    }
+    PRONK_INLINE void store_int(int32_t* p, I x) {
+        _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+    }
+    PRONK_INLINE I load_int(const int32_t* p) { return load_bytes(p); }
+    // Those of `mask`, one after the other; gives how many. Up to 16 places are written.
+    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+        float xs[16];
+        int32_t ks[16];
+        store(xs, x), store_int(ks, k);
+        int n = 0;
+        for (; mask; mask &= mask - 1, ++n) to_x[n] = xs[__builtin_ctz(mask)], to_k[n] = ks[__builtin_ctz(mask)];
+        return n;
+    }
+    PRONK_INLINE I counting() {
+        static constexpr int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return load_int(numbers);
+    }
     PRONK_INLINE I add_int(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
     PRONK_INLINE int32_t sum_int(I x) {
         const __m256i s = _mm256_add_epi32(x.a, x.b);
@@ -87,6 +114,14 @@ struct Simd {
     PRONK_INLINE Bytes load_bytes(const void* p) {
         const __m256i* q = (const __m256i*)p;
         return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+    }
+    // c[row] + byte i of the row's four, times x
+    PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
+        const __m128i shift = _mm_cvtsi32_si128((int)(8 * i));
+        const __m256i mask = _mm256_set1_epi32(255);
+        const Bytes w = load_bytes(p);
+        const I bytes = {_mm256_and_si256(_mm256_srl_epi32(w.a, shift), mask), _mm256_and_si256(_mm256_srl_epi32(w.b, shift), mask)};
+        return fma(to_float(bytes), set(x), c);
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) {
         const __m256i mask = _mm256_set1_epi8(15);

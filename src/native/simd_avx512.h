@@ -44,11 +44,32 @@ struct Simd {
     }
     PRONK_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
     PRONK_INLINE int32_t maximum_int(I x) { return _mm512_reduce_max_epi32(x); }
+    PRONK_INLINE uint32_t at_least(I a, I b) { return _mm512_cmpge_epi32_mask(a, b); }  // bit i: a[i] >= b[i]
+    PRONK_INLINE F under(F x, I bits) {  // x where its magnitude is, 0 elsewhere
+        return _mm512_maskz_mov_ps(_mm512_cmplt_epi32_mask(magnitude(x), bits), x);
+    }
+    PRONK_INLINE void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+    PRONK_INLINE I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+    // Those of `mask`, one after the other; gives how many. 16 places are written.
+    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+        _mm512_storeu_ps(to_x, _mm512_maskz_compress_ps((__mmask16)mask, x));
+        _mm512_storeu_si512(to_k, _mm512_maskz_compress_epi32((__mmask16)mask, k));
+        return __builtin_popcount(mask);
+    }
+    PRONK_INLINE I counting() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
     PRONK_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
     PRONK_INLINE int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
     PRONK_INLINE void store_int8(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x)); }
 
     PRONK_INLINE Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+    // c[row] + byte i of the row's four, times x; the byte is left where it is, and x made smaller instead
+    PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
+        static constexpr uint32_t masks[4] = {255u, 255u << 8, 255u << 16, 255u << 24};
+        static constexpr float scales[4] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f};
+        const I mask = _mm512_set1_epi32((int32_t)masks[i]);
+        const F scaled = _mm512_set1_ps(x * scales[i]);
+        return fma(_mm512_cvtepu32_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask)), scaled, c);
+    }
     PRONK_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
     PRONK_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
     // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)

@@ -70,6 +70,35 @@ struct Simd {
     PRONK_INLINE int32_t maximum_int(I x) {
         return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3])));
     }
+    PRONK_INLINE uint32_t at_least(I a, I b) {  // bit i: a[i] >= b[i]
+        static constexpr uint32_t places[4] = {1, 2, 4, 8};
+        uint32_t mask = 0;
+        for (int i = 0; i < 4; ++i) mask |= vaddvq_u32(vandq_u32(vcgeq_s32(a.v[i], b.v[i]), vld1q_u32(places))) << 4 * i;
+        return mask;
+    }
+    PRONK_INLINE F under(F x, I bits) {  // x where its magnitude is, 0 elsewhere
+        const I m = magnitude(x);
+        return each([&](int i) {
+            return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcltq_s32(m.v[i], bits.v[i])));
+        });
+    }
+    PRONK_INLINE void store_int(int32_t* p, I x) {
+        for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.v[i]);
+    }
+    PRONK_INLINE I load_int(const int32_t* p) { return each_int([=](int i) { return vld1q_s32(p + 4 * i); }); }
+    // Those of `mask`, one after the other; gives how many. Up to 16 places are written.
+    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+        float xs[16];
+        int32_t ks[16];
+        store(xs, x), store_int(ks, k);
+        int n = 0;
+        for (; mask; mask &= mask - 1, ++n) to_x[n] = xs[__builtin_ctz(mask)], to_k[n] = ks[__builtin_ctz(mask)];
+        return n;
+    }
+    PRONK_INLINE I counting() {
+        static constexpr int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return load_int(numbers);
+    }
     PRONK_INLINE I add_int(I a, I b) { return each_int([&](int i) { return vaddq_s32(a.v[i], b.v[i]); }); }
     PRONK_INLINE int32_t sum_int(I x) {
         return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));
@@ -83,6 +112,15 @@ struct Simd {
     PRONK_INLINE Bytes load_bytes(const void* p) {
         const uint8_t* q = (const uint8_t*)p;
         return {{vld1q_u8(q), vld1q_u8(q + 16), vld1q_u8(q + 32), vld1q_u8(q + 48)}};
+    }
+    // c[row] + byte i of the row's four, times x
+    PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
+        const int32x4_t shift = vdupq_n_s32(-8 * (int)i);
+        const Bytes w = load_bytes(p);
+        return each([&](int v) {
+            const uint32x4_t bytes = vandq_u32(vshlq_u32(vreinterpretq_u32_u8(w.v[v]), shift), vdupq_n_u32(255));
+            return vfmaq_f32(c.v[v], vcvtq_f32_u32(bytes), vdupq_n_f32(x));
+        });
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) {
         for (uint8x16_t& b : x.v) b = vandq_u8(b, vdupq_n_u8(15));

@@ -90,6 +90,34 @@ struct Simd {
         for (int i = 1; i < 16; ++i) x.v[0] = x.v[0] > x.v[i] ? x.v[0] : x.v[i];
         return x.v[0];
     }
+    PRONK_INLINE uint32_t at_least(I a, I b) {  // bit i: a[i] >= b[i]
+        uint32_t mask = 0;
+        for (int i = 0; i < 16; ++i) mask |= (uint32_t)(a.v[i] >= b.v[i]) << i;
+        return mask;
+    }
+    PRONK_INLINE F under(F x, I bits) {  // x where its magnitude is, 0 elsewhere
+        const I m = magnitude(x);
+        return each([&](int i) { return m.v[i] < bits.v[i] ? x.v[i] : 0.0f; });
+    }
+    PRONK_INLINE void store_int(int32_t* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
+    PRONK_INLINE I load_int(const int32_t* p) {
+        I y;
+        std::memcpy(y.v, p, sizeof y.v);
+        return y;
+    }
+    // Those of `mask`, one after the other; gives how many. Up to 16 places are written.
+    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+        float xs[16];
+        int32_t ks[16];
+        store(xs, x), store_int(ks, k);
+        int n = 0;
+        for (; mask; mask &= mask - 1, ++n) to_x[n] = xs[__builtin_ctz(mask)], to_k[n] = ks[__builtin_ctz(mask)];
+        return n;
+    }
+    PRONK_INLINE I counting() {
+        static constexpr int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return load_int(numbers);
+    }
     PRONK_INLINE I add_int(I a, I b) { return each_int([&](int i) { return a.v[i] + b.v[i]; }); }
     PRONK_INLINE int32_t sum_int(I x) {
         for (int i = 1; i < 16; ++i) x.v[0] += x.v[i];
@@ -103,6 +131,10 @@ struct Simd {
         Bytes y;
         std::memcpy(y.v, p, sizeof y.v);
         return y;
+    }
+    // c[row] + byte i of the row's four, times x
+    PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
+        return each([=](int row) { return (float)((const uint8_t*)p)[4 * row + i] * x + c.v[row]; });
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) {
         for (uint8_t& b : x.v) b &= 15;

@@ -18,6 +18,12 @@ void read_floats(Source source, const uint8_t* row, int at, int count, float* ou
         case Source::f32: convert<float>(row, at, count, out, [](float x) { return x; }); break;
         case Source::f16: convert<uint16_t>(row, at, count, out, f16_to_f32); break;
         case Source::bf16: convert<uint16_t>(row, at, count, out, bf16_to_f32); break;
+        case Source::int8_row: {
+            const float scale = read<float>(row);
+            row += sizeof scale + at;
+            for (int i = 0; i < count; ++i) out[i] = scale * static_cast<int8_t>(row[i]);
+            break;
+        }
         case Source::q8_0:
             for (int i = 0; i < count; i += 32) {
                 const uint8_t* block = row + (at + i) / 32 * 34;

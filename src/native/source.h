@@ -1,4 +1,4 @@
-// Rows as files have them: floats, and GGUF's blocks.
+// Rows as files have them: floats, int8 with a scale a row, and GGUF's blocks.
 #pragma once
 
 #include <cstring>

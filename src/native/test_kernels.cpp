@@ -18,6 +18,7 @@ void test_formats() {
     CHECK(padded_cols(Format::f32, 33) == 33 && padded_cols(Format::bf16, 33) == 34 && padded_cols(Format::q4, 33) == 64);
     CHECK(panel_bytes(Format::bf16, 3) == 2 * 64 * 2 * 2);
     CHECK(panel_bytes(Format::int8, 32) == 8 * 64 * 4 + 64 * 4);
+    CHECK(panel_bytes(Format::llm_int8, 33) == panel_bytes(Format::int8, 33));
     CHECK(panel_bytes(Format::q8, 64) == 2 * (8 * 64 * 4 + 64 * 2));
     CHECK(panel_bytes(Format::q4, 64) == 2 * (4 * 64 * 4 + 2 * 64 * 2));
     CHECK(panel_bytes(Format::q4_0, 64) == 2 * (4 * 64 * 4 + 64 * 2));

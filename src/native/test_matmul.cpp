@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "arena.h"
 #include "kernels.h"
+#include "rows.h"
 #include "test.h"
 #include "test_random.h"
 
@@ -21,35 +23,43 @@ std::vector<float> normals(size_t count, float scale) {
 
 // T rows as `form` has them, and what is in them after rounding.
 struct Activations {
-    std::vector<uint8_t> data;
-    std::vector<float> scale;
-    std::vector<int32_t> sum;
+    RowsBuffer buffer;
     Rows rows;
     std::vector<double> value;  // [T][K]
 
-    Activations(const Kernels& kernel, Form form, const std::vector<float>& x, int tokens, int cols) {
-        const int padded = (cols + kGroup - 1) / kGroup * kGroup;
-        rows.form = form;
-        rows.stride = (padded * sizeof(float) + 63) / 64 * 64;
-        rows.groups = form == Form::q8 ? padded / kGroup : 1;
-        data.resize(rows.stride * tokens);
-        scale.resize(rows.groups * tokens), sum.resize(rows.groups * tokens);
-        rows.data = data.data(), rows.scale = scale.data(), rows.sum = sum.data();
+    Activations(const Kernels& kernel, Form form, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
+        buffer.reserve(form, tokens, cols);
+        rows = buffer.rows(form, cols, rule);
         for (int t = 0; t < tokens; ++t) kernel.convert(x.data() + (size_t)t * cols, cols, rows, t);
-        for (int t = 0; t < tokens; ++t)
+        for (int t = 0; t < tokens; ++t) {
             for (int k = 0; k < cols; ++k) value.push_back(at(t, k));
+            if (form != Form::llm_int8) continue;
+            const Rows row = rows.at(t);
+            for (int i = 0; i < row.outlier_count[0]; ++i) {
+                double& place = value[(size_t)t * cols + row.outlier_k[i]];
+                CHECK(place == 0);
+                CHECK(i == 0 || row.outlier_k[i] > row.outlier_k[i - 1]);
+                place = row.outlier_x[i];
+            }
+        }
     }
     double at(int t, int k) const {
-        const uint8_t* row = data.data() + t * rows.stride;
+        const uint8_t* row = rows.data + t * rows.stride;
         if (rows.form == Form::f32) return ((const float*)row)[k];
-        if (rows.form == Form::int8) return (double)scale[t] * ((const int8_t*)row)[k];
-        if (rows.form == Form::q8) return (double)scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
+        if (rows.form == Form::int8 || rows.form == Form::llm_int8) return (double)rows.scale[t] * ((const int8_t*)row)[k];
+        if (rows.form == Form::q8) return (double)rows.scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
         const uint32_t bits = (uint32_t)((const uint16_t*)row)[k] << 16;
         float x;
         std::memcpy(&x, &bits, 4);
         return x;
     }
 };
+
+OutlierRule some_rule() {
+    const float thresholds[] = {0, 0.5f, 2, 6, INFINITY};
+    const int counts[] = {0, 1, 8, 15, 16, 40, 1000};
+    return {thresholds[between(0, 4)], counts[between(0, 6)]};
+}
 
 void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols) {
     Arena arena;
@@ -63,7 +73,7 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     for (int n = 0; n < rows; ++n) bias[n] = normal();
     if (between(0, 1)) w.bias = bias.data();
 
-    const Activations a(kernel, form_of(format), x, tokens, cols);
+    const Activations a(kernel, form_of(format), x, tokens, cols, some_rule());
     const size_t stride = rows + 5;
     std::vector<float> y(stride * tokens, 3.0f);
     const Output out{y.data(), stride, between(0, 1) ? Then::add : Then::store, rows};
@@ -99,6 +109,72 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     const int t = between(0, tokens - 1);
     kernel.matmul(w, a.rows.at(t), 1, 0, halves, {alone.data(), (size_t)rows, out.then, rows});
     CHECK(std::memcmp(alone.data(), y.data() + t * stride, rows * sizeof(float)) == 0);
+}
+
+// Against a plain reading of the rule, with many ties, zeros of either sign, and rows with fewer numbers than are wanted.
+void test_outliers(const Kernels& kernel) {
+    for (int round = 0; round < 300; ++round) {
+        const int cols = between(1, 300), kinds = between(1, 40);
+        const OutlierRule rule = some_rule();
+        std::vector<float> x(cols);
+        for (float& v : x) {
+            v = round % 2 ? normal() * (between(0, 20) ? 1 : 20) : (float)between(-kinds, kinds) / 4;
+            if (!between(0, 9)) v = between(0, 1) ? 0.0f : -0.0f;
+        }
+        std::vector<float> ordered(cols);
+        for (int k = 0; k < cols; ++k) ordered[k] = std::fabs(x[k]);
+        std::sort(ordered.begin(), ordered.end(), std::greater<>());
+        const float nth = rule.count == 0 ? INFINITY : ordered[std::min(rule.count, cols) - 1];
+        std::vector<int> expected;
+        float rest = 0;
+        for (int k = 0; k < cols; ++k) {
+            const float size = std::fabs(x[k]);
+            if (size > rule.threshold || (size >= nth && size > 0)) expected.push_back(k);
+            else rest = std::max(rest, size);
+        }
+        const Activations a(kernel, Form::llm_int8, x, 1, cols, rule);
+        CHECK(a.rows.outlier_count[0] == (int)expected.size());
+        if (a.rows.outlier_count[0] != (int)expected.size()) return;
+        for (size_t i = 0; i < expected.size(); ++i)
+            CHECK(a.rows.outlier_k[i] == expected[i] && a.rows.outlier_x[i] == x[expected[i]]);
+        CHECK(a.rows.scale[0] == rest / 127);
+        const int8_t* codes = (const int8_t*)a.rows.data;
+        int32_t sum = 0;
+        for (int k = 0; k < cols; ++k) sum += codes[k];
+        CHECK(a.rows.sum[0] == sum);
+        for (const int k : expected) CHECK(codes[k] == 0);
+    }
+    // What is not finite gives no number, whether or not it would be an outlier.
+    for (const float wrong : {NAN, INFINITY, -INFINITY})
+        for (const OutlierRule rule : {OutlierRule{}, OutlierRule{INFINITY, 0}, OutlierRule{0, 0}}) {
+            std::vector<float> x(40, 1.0f);
+            x[33] = wrong;
+            const Activations a(kernel, Form::llm_int8, x, 1, 40, rule);
+            CHECK(std::isnan(a.rows.scale[0]) && a.rows.outlier_count[0] == 0);
+        }
+}
+
+// Without outliers it is int8, to the bit; and it is another thing with them.
+void test_llm_int8_is_int8(const Kernels& kernel) {
+    const int n = 150, k = 200, tokens = 9;
+    Arena arena;
+    Matrix w;
+    w.format = Format::int8, w.rows = n, w.cols = k, w.panels = 3, w.panel_bytes = panel_bytes(w.format, k);
+    w.data = arena.allocate(w.nbytes());
+    const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
+    CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
+    pack_zero_rows(w, n, 3 * kPanelRows);
+    const auto product = [&](Format format, OutlierRule rule) {
+        w.format = format;
+        const Activations a(kernel, form_of(format), x, tokens, k, rule);
+        std::vector<float> y(tokens * n);
+        kernel.matmul(w, a.rows, tokens, 0, 6, {y.data(), (size_t)n, Then::store, n});
+        return y;
+    };
+    const std::vector<float> plain = product(Format::int8, {});
+    CHECK(product(Format::llm_int8, {INFINITY, 0}) == plain);
+    CHECK(product(Format::llm_int8, {INFINITY, 1}) != plain);
+    CHECK(product(Format::llm_int8, {2, 0}) != plain);
 }
 
 void test_swiglu(const Kernels& kernel) {
@@ -172,10 +248,10 @@ void test_rows(const Kernels& kernel) {
     std::vector<float> x(32, 1.0f);
     x[5] = NAN;
     const Activations nan(kernel, Form::int8, x, 1, 32);
-    CHECK(std::isnan(nan.scale[0]));
+    CHECK(std::isnan(nan.rows.scale[0]));
     std::fill(x.begin(), x.end(), 0.0f);
     const Activations zero(kernel, Form::q8, x, 1, 32);
-    CHECK(zero.scale[0] == 0 && zero.sum[0] == 0);
+    CHECK(zero.rows.scale[0] == 0 && zero.rows.sum[0] == 0);
 }
 
 }  // namespace
@@ -192,6 +268,8 @@ int main() {
         for (int format = 0; format <= (int)Format::q4_0; ++format) test_pairs(*kernel, (Format)format);
         test_swiglu(*kernel);
         test_extremes(*kernel);
+        test_outliers(*kernel);
+        test_llm_int8_is_int8(*kernel);
         test_rows(*kernel);
     }
     return test_result();

@@ -20,7 +20,8 @@ void unpack_row(const Matrix& matrix, int64_t row, float* out) {
             for (int k = 0; k < cols; ++k)
                 out[k] = bf16_to_f32(read<uint16_t>(panel + ((k / 2 * size_t{kPanelRows} + r) * 2 + k % 2) * 2));
             break;
-        case Format::int8: {
+        case Format::int8:
+        case Format::llm_int8: {
             const size_t scales = static_cast<size_t>(padded_cols(matrix.format, cols)) * kPanelRows;
             const float scale = read<float>(panel + scales + r * 4);
             for (int k = 0; k < cols; ++k) out[k] = scale * (panel[k / 4 * kLineBytes + r * 4 + k % 4] - 128);

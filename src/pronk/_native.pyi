@@ -33,7 +33,11 @@ class Model:
         rms_norm_eps: float,
         threads: int,
         isa: str | None = None,
-    ) -> None: ...
+        int8_threshold: float = 6.0,
+        int8_outliers: int = 8,
+    ) -> None:
+        """`int8_threshold`, `int8_outliers`: see pronk.int8.Outliers."""
+
     @property
     def isa(self) -> str: ...
     @property
@@ -111,7 +115,15 @@ class Matrix:
     def pack(self, raw: _Bytes, source: str, first: int = 0, part: str = "whole") -> bool: ...
     def unpack(self, out: _Floats, first: int = 0, part: str = "whole") -> None: ...
 
-def matmul(matrix: Matrix, x: _Floats, out: _Floats, add: bool = False, isa: str | None = None) -> None: ...
+def matmul(
+    matrix: Matrix,
+    x: _Floats,
+    out: _Floats,
+    add: bool = False,
+    isa: str | None = None,
+    int8_threshold: float = 6.0,
+    int8_outliers: int = 8,
+) -> None: ...
 def rmsnorm(x: _Floats, weight: _Floats, eps: float, out: _Floats, isa: str | None = None) -> None: ...
 def rope(x: _Floats, cos: _Floats, sin: _Floats, isa: str | None = None) -> None: ...
 def attention(

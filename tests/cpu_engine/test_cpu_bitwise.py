@@ -19,7 +19,7 @@ from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 
 CONFIG = tiny_config(vocab_size=80, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=1024)
-FORMATS = ("f32", "f16", "bf16", "int8", "q8", "q4", "q4_0")
+FORMATS = ("f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0")
 KV = ("f32", "f16", "bf16", "int8")
 BLOCK = 64
 LONGEST = 290  # more than a span of 256 keys, and more than the 252 tokens of a tile

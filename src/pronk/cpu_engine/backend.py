@@ -19,6 +19,7 @@ from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest, PronkError
+from pronk.int8 import Outliers
 from pronk.rope import cos_sin, inverse_frequencies
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class CpuBackend:
         checkpoint: Checkpoint,
         *,
         quantize: formats.Wish = "auto",
+        int8_threshold: float | None = None,
+        int8_outliers: int | None = None,
         kv_dtype: str | None = None,
         threads: int | None = None,
         ctx_size: int | None = None,
@@ -53,9 +56,10 @@ class CpuBackend:
         progress: Progress | None = None,
     ) -> CpuBackend:
         """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has, and a mapping says it
-        of tensors whose names begin with its keys. `kv_dtype` None or "auto": f32 where most weights are f32 or f16,
-        bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or PRONK_ISA. Raises BadFile,
-        BadRequest, and PronkError where memory does not suffice.
+        of tensors whose names begin with its keys. `int8_threshold` (None: what the checkpoint says, or 6.0) and
+        `int8_outliers` (None: 8) are llm-int8's: see pronk.int8.Outliers. `kv_dtype` None or "auto": f32 where most
+        weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
+        PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
         if kv_dtype not in (None, *KV_DTYPES):
             raise BadRequest(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
@@ -63,15 +67,18 @@ class CpuBackend:
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
         native, slots = load_native(), formats.slots(checkpoint, quantize)
-        dtype = weights.commonest(checkpoint, slots)
+        dtype, outliers = (
+            weights.commonest(checkpoint, slots),
+            _outliers(checkpoint, slots, int8_threshold, int8_outliers),
+        )
         if kv_dtype in (None, "auto"):
             kv_dtype = default_kv_dtype(dtype)
-        model = new_model(native, checkpoint.config, threads or native.default_threads(), isa)
+        model = new_model(native, checkpoint.config, threads or native.default_threads(), isa, outliers)
         packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
         way_out = _smaller("q4" if quantize == "q4" else dtype, ctx_size is not None and cache > packed)
-        memory.check(packed + cache + pass_bytes(checkpoint.config), f"{checkpoint.path}: running it", way_out)
+        memory.check(packed + cache + pass_bytes(checkpoint.config, slots), f"{checkpoint.path}: running it", way_out)
         try:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
@@ -188,7 +195,10 @@ def default_kv_dtype(dtype: str) -> str:
     return "f32" if dtype in ("f32", "f16") else "bf16"
 
 
-def new_model(native: ModuleType, config: ModelConfig, threads: int, isa: str | None) -> _native.Model:
+def new_model(
+    native: ModuleType, config: ModelConfig, threads: int, isa: str | None = None, outliers: Outliers | None = None
+) -> _native.Model:
+    outliers = outliers or Outliers()
     try:
         model: _native.Model = native.Model(
             vocab_size=config.vocab_size,
@@ -201,12 +211,29 @@ def new_model(native: ModuleType, config: ModelConfig, threads: int, isa: str | 
             rms_norm_eps=config.rms_norm_eps,
             threads=threads,
             isa=isa,
+            int8_threshold=outliers.threshold,
+            int8_outliers=outliers.least,
         )
     except ValueError as error:  # sizes no model has, and a PRONK_ISA that this processor has not
         raise BadRequest(f"{error}") from None
     except RuntimeError as error:
         raise PronkError(f"cannot start {threads} threads ({error}); give fewer with threads= (--threads)") from None
     return model
+
+
+def _outliers(
+    checkpoint: Checkpoint, slots: list[formats.Slot], threshold: float | None, least: int | None
+) -> Outliers:
+    """What llm-int8 computes apart. Raises BadRequest where something is said of it and nothing packed so."""
+    for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
+        if value is not None and not any(slot.format == "llm-int8" for slot in slots):
+            raise BadRequest(
+                f"{name}={value!r} is for llm-int8, and nothing is packed so; leave it out, or ask for that"
+            )
+    usual = Outliers()
+    if threshold is None:
+        threshold = usual.threshold if checkpoint.int8_threshold is None else checkpoint.int8_threshold
+    return Outliers(threshold, usual.least if least is None else least)
 
 
 def _smaller(dtype: str, cache_is_most: bool) -> str:
@@ -217,9 +244,10 @@ def _smaller(dtype: str, cache_is_most: bool) -> str:
     return "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)"
 
 
-def pass_bytes(config: ModelConfig) -> int:
+def pass_bytes(config: ModelConfig, slots: list[formats.Slot]) -> int:
     """What a forward pass takes besides, about."""
     q, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     widest = max(config.hidden_size, config.intermediate_size, q)
-    floats = config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest
+    outliers = 2 * widest if any(slot.format == "llm-int8" for slot in slots) else 0  # room for all to be some
+    floats = outliers + config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest
     return 4 * (_PASS * floats + config.vocab_size)

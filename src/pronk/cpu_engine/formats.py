@@ -17,9 +17,14 @@ _LONGEST_INT8_ROW = 1 << 16  # beyond it, sums of products would not fit in 32 b
 
 # What holds a stored type, exactly or most nearly; all others are packed in 8 bits, which keep nearly all of Q5 and Q6.
 # Q2 and Q3 have a scale for each 16 weights: four bits with one for 32 would lose what they hold.
-_KEEPS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q4_0": "q4_0", "Q4_1": "q4", "Q4_K": "q4"}
-_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-_WIDTHS = {"q4_0": 0, "q4": 1, "q8": 2, "int8": 2, "f16": 3, "bf16": 3, "f32": 4}
+_KEEPS = {
+    "F32": "f32", "F16": "f16", "BF16": "bf16", "INT8": "int8", "LLM_INT8": "llm-int8", "Q4_0": "q4_0", "Q4_1": "q4",
+    "Q4_K": "q4",
+}  # fmt: skip
+_WIDTHS = {"q4_0": 0, "q4": 1, "q8": 2, "int8": 2, "llm-int8": 2, "f16": 3, "bf16": 3, "f32": 4}
+# Formats that leave embeddings and lm_head in q8 where these are not named, and the stored types that they take as they
+# are even there. Four bits cost more quality there than anywhere else; LLM.int8() leaves both in 16 bits.
+_SPARING = {"q4": ("Q4_0", "Q4_1", "Q4_K"), "llm-int8": ("INT8", "LLM_INT8")}
 
 
 @dataclass(frozen=True)
@@ -74,24 +79,25 @@ def _format(checkpoint: Checkpoint, name: str, wishes: Mapping[str, str]) -> str
     tensor = checkpoint.tensors[name]
     beginning = max((b for b in wishes if name.startswith(b)), key=len, default="")
     wish = wishes.get(beginning, "auto")
-    if wish == "int8" and tensor.shape[1] > _LONGEST_INT8_ROW:
+    is_such = tensor.dtype in _SPARING.get(wish, ())
+    is_outer = name in ("model.embed_tokens.weight", "lm_head.weight")
+    if wish == "auto" or (wish == "q4" and is_such):
+        format = _KEEPS.get(tensor.dtype, "q8")
+    elif wish in _SPARING and is_outer and not is_such and name.removesuffix(".weight") not in beginning:
+        format = "q8"
+    else:
+        format = wish
+    if format in ("int8", "llm-int8") and tensor.shape[1] > _LONGEST_INT8_ROW:
         raise BadRequest(
-            f"{checkpoint.path}: {name} has rows of {tensor.shape[1]} weights, too long for int8; q8 takes them"
+            f"{checkpoint.path}: {name} has rows of {tensor.shape[1]} weights, too long for {format}; q8 takes them"
         )
-    if wish == "q4" and tensor.dtype not in _FOUR_BITS and _is_spared(name, beginning):
-        return "q8"
-    if wish == "auto" or (wish == "q4" and tensor.dtype in _FOUR_BITS):
-        return _KEEPS.get(tensor.dtype, "q8")
-    return wish
-
-
-def _is_spared(name: str, beginning: str) -> bool:
-    """Whether what is asked for as `beginning` does not mean this tensor, where it costs the most: unless by name."""
-    return name in ("model.embed_tokens.weight", "lm_head.weight") and name.removesuffix(".weight") not in beginning
+    return format
 
 
 def _wider(a: str, b: str) -> str:
     """What holds both; of two types of one width neither holds the other."""
+    if {a, b} == {"int8", "llm-int8"}:
+        return "llm-int8"  # which holds the same weights
     if a != b and _WIDTHS[a] == _WIDTHS[b]:
         return "f32"
     return max(a, b, key=_WIDTHS.__getitem__)

@@ -24,6 +24,6 @@ def plan(checkpoint: Checkpoint, quantize: formats.Wish = "auto", kv_dtype: str 
     native, slots = load_native(), formats.slots(checkpoint, quantize)
     dtype = weights.commonest(checkpoint, slots)
     kv_dtype = default_kv_dtype(dtype) if kv_dtype in (None, "auto") else kv_dtype
-    block = native.KV(new_model(native, checkpoint.config, 1, None), kv_dtype, 0).block_bytes
+    block = native.KV(new_model(native, checkpoint.config, 1), kv_dtype, 0).block_bytes
     packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
-    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE, pass_bytes(checkpoint.config))
+    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE, pass_bytes(checkpoint.config, slots))

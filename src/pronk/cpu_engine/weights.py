@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint import gguf_blocks, mapped
+from pronk.checkpoint import gguf_blocks, int8_rows, mapped
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress
 from pronk.cpu_engine.formats import Slot
 from pronk.errors import BadFile
@@ -17,7 +17,7 @@ from pronk.errors import BadFile
 if TYPE_CHECKING:
     from pronk import _native
 
-_DIRECT = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")  # block types that the packing code reads itself
+_DIRECT = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", *int8_rows.DTYPES)  # block types that the packing code reads itself
 _PIECE = 1 << 24  # bytes of a tensor that are packed at once
 
 
@@ -82,7 +82,7 @@ def _pack_matrix(model: _native.Model, role: str, layer: int, tensor: LazyTensor
 
 def _pieces(tensor: LazyTensor) -> Iterator[tuple[int, NDArray[np.uint8], str]]:
     """Rows from `first` on as bytes, and the type they are of: the stored one, or float32."""
-    in_blocks = tensor.read_blocks is not None and tensor.dtype in gguf_blocks.BLOCK_TYPES
+    in_blocks = tensor.read_blocks is not None and tensor.dtype in (*gguf_blocks.BLOCK_TYPES, *_DIRECT)
     array = tensor.read_blocks() if tensor.read_blocks and in_blocks else tensor.read()
     # In whole panels of 64 rows, which several threads then share.
     step = max(1, _PIECE // (array[0].nbytes * (4 if in_blocks else 1)) // 64) * 64

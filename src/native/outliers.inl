@@ -1,0 +1,110 @@
+// LLM.int8() (arXiv 2208.07339): which activations are computed apart, and their part of a product.
+//
+// The paper takes a column out of all tokens if one of them has an outlier there, so that a token's result depends on
+// its neighbours; here each token is judged alone. Part of kernels.inl.
+
+// The n-th largest of a few vectors' numbers, if it is over 0; 1 otherwise. Each is asked how many are not under it.
+template <int kVectorsAsked>
+int32_t nth_largest(const int32_t* x, int n) {
+    int32_t nth = 1;
+    for (int i = 0; i < 16 * kVectorsAsked; ++i) {
+        int count = 0;
+        for (int v = 0; v < kVectorsAsked; ++v) count += __builtin_popcount(S::at_least(S::load_int(x + 16 * v), S::set_int(x[i])));
+        nth = (count >= n) & (x[i] > nth) ? x[i] : nth;
+    }
+    return nth;
+}
+
+// Bits, 1 or more, that part the n largest magnitudes of x (and what is tied with the last of them) from all others. They
+// are ordered as the magnitudes are, of which none is over `largest`.
+int32_t parting(const float* x, int size, int n, int32_t largest) {
+    if (n >= size) return 1;
+    if (size <= 32) {
+        int32_t bits[32] = {};
+        for (int i = 0; i < size; i += 16) S::store_int(bits + i, S::magnitude(load_part(x + i, size - i)));
+        return size <= 16 ? nth_largest<1>(bits, n) : nth_largest<2>(bits, n);
+    }
+    int32_t low = 1, high = largest + 1;  // of which fewer than n are not under `high`
+    while (high - low > 1) {
+        const int32_t middle = low + (high - low) / 2;
+        int count = 0;
+        for (int i = 0; i < size; i += 16)
+            count += __builtin_popcount(S::at_least(S::magnitude(load_part(x + i, size - i)), S::set_int(middle)));
+        (count >= n ? low : high) = middle;
+    }
+    return low;
+}
+
+// As `quantize`, with zeros for outliers, which go to row t of the lists.
+float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* out, int32_t* sum) {
+    float* outlier_x = rows.outlier_x + (size_t)t * rows.padded;
+    int32_t* outlier_k = rows.outlier_k + (size_t)t * rows.padded;
+    int32_t& count = rows.outlier_count[t];
+    count = 0;
+    I lanes = S::set_int(0);
+    for (int i = 0; i < size; i += 16) lanes = S::max_int(lanes, S::magnitude(load_part(x + i, size - i)));
+    const int32_t largest = S::maximum_int(lanes);
+    if (largest >= 0x7f800000) return not_a_row(out, rows.padded, sum);
+
+    // The n-th largest of 16 numbers is not over the n-th largest of all, and leaves few to choose among.
+    const int32_t over = word(&rows.rule.threshold) + 1;
+    const bool few = rows.rule.count > 0 && rows.rule.count < 16;
+    int32_t least = over;
+    if (few) {
+        int32_t parts[16];
+        S::store_int(parts, lanes);
+        least = nth_largest<1>(parts, rows.rule.count);
+    } else if (rows.rule.count > 0) {
+        least = parting(x, size, rows.rule.count, largest);
+    }
+    const bool sure = !few || over <= least;
+    least = over < least ? over : least;
+    const auto list = [&](const float* from, int end, const auto& place) {  // gives the largest that is not listed
+        I rest = S::set_int(0);
+        int n = 0;
+        for (int i = 0; i < end; i += 16) {
+            const F v = load_part(from + i, end - i);
+            rest = S::max_int(rest, S::magnitude(S::under(v, S::set_int(least))));
+            n += S::append(S::at_least(S::magnitude(v), S::set_int(least)), v, place(i), outlier_x + n, outlier_k + n);
+        }
+        count = n;
+        return S::maximum_int(rest);
+    };
+    int32_t rest = list(x, size, [](int i) { return S::add_int(S::set_int(i), S::counting()); });
+    if (!sure) {
+        const int32_t nth = parting(outlier_x, count, rows.rule.count, largest);
+        least = nth < least ? least : nth < over ? nth : over;
+        const int32_t dropped = list(outlier_x, count, [&](int i) { return S::load_int(outlier_k + i); });
+        rest = rest > dropped ? rest : dropped;
+    }
+    const I cut = S::set_int(least);
+    return codes(x, size, rows.padded, rest, out, sum, [=](F v) { return S::under(v, cut); });
+}
+
+// y [T][64] += outliers times their columns, by ascending k. Like the integers, floats are summed over w + 128; what
+// that adds is taken back, and the error is that of weights in float32: about 2^-16 of a step for each outlier.
+template <int kCount>
+void add_outliers(const uint8_t* panel, const float* scale, int first, const Rows& x, int tokens, float* y) {
+    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
+        const float* outlier_x = x.outlier_x + (size_t)t * x.padded;
+        const int32_t* outlier_k = x.outlier_k + (size_t)t * x.padded;
+        const int count = x.outlier_count[t];
+        if (count == 0) continue;
+        F acc[kCount];
+        float sum = 0;
+        for (int v = 0; v < kCount; ++v) acc[v] = S::zero();
+        for (int i = 0; i < count; ++i) {
+            const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
+            const uint8_t* words = panel + (size_t)(k / 4) * kLineBytes + first * 64;
+#pragma GCC unroll 4
+            for (int v = 0; v < kCount; ++v) acc[v] = S::fma_byte(words + v * 64, k % 4, outlier_x[i], acc[v]);
+            sum += outlier_x[i];
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < kCount; ++v) {
+            float* part = y + (first + v) * 16;
+            const F apart = S::fma(S::set(sum), S::set(-128), acc[v]);
+            S::store(part, S::fma(apart, S::load(scale + (first + v) * 16), S::load(part)));
+        }
+    }
+}

@@ -1,0 +1,45 @@
+// Memory that a step's rows lie in, grown before the step begins.
+#pragma once
+
+#include <cstdint>
+#include <new>
+
+#include "kernels.h"
+
+namespace pronk {
+
+inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class T>
+struct Buffer {
+    T* data = nullptr;
+    size_t size = 0;
+
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    Buffer(Buffer&& other) noexcept : data(other.data), size(other.size) { other.data = nullptr, other.size = 0; }
+    ~Buffer() { release(); }
+    void release() { ::operator delete[](data, std::align_val_t{64}), data = nullptr, size = 0; }
+    void reserve(size_t count) {
+        if (count <= size) return;
+        release();
+        data = static_cast<T*>(::operator new[](aligned(count * sizeof(T)), std::align_val_t{64}));
+        size = count;
+    }
+};
+
+// One form of some rows.
+struct RowsBuffer {
+    Buffer<uint8_t> bytes;
+    Buffer<float> scales, outliers;
+    Buffer<int32_t> sums, places, counts;
+
+    Rows rows(Form form, int cols, const OutlierRule& rule);
+    void reserve(Form form, int tokens, int cols);
+};
+
+// What a form left of row t: x - row, [cols].
+void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest);
+
+}  // namespace pronk
