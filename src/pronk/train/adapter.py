@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,14 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path) -> None:
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+
+
+def replace(model: nn.Module, config: LoraConfig, base: str, folder: Path) -> None:
+    """As `save`, over an adapter that may be there: each file is whole, the old one or the new."""
+    with TemporaryDirectory(prefix=".adapter-", dir=folder) as fresh:
+        save(model, config, base, Path(fresh))
+        for name in (WEIGHTS, CONFIG):
+            (Path(fresh) / name).replace(folder / name)
 
 
 def read_config(folder: Path) -> tuple[LoraConfig, str]:

@@ -1,0 +1,305 @@
+"""A run: a checkpoint, data and settings made into an adapter or a model, in a folder of its own.
+
+    adapter_config.json, adapter_model.safetensors     what comes out, in PEFT's format (with full training: `model/`)
+    metrics.jsonl                                      a line a step, a line an evaluation
+    checkpoints/step-000100/                           to go on from; see state.py
+
+With held-out data the folder holds what did best on it; without, what training ended with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from pronk.checkpoint import write
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
+from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.tokenizer import Tokenizer
+from pronk.torch_engine.backend import load_model, pick_device
+from pronk.torch_engine.model import Llama
+from pronk.train import adapter, lora, optimizers, records, state
+from pronk.train.batches import Batches
+from pronk.train.examples import Encoder, Example, Pair
+from pronk.train.loop import Loop, Precision, Step
+from pronk.train.lora import LoraConfig
+from pronk.train.recompute import recompute
+from pronk.train.schedule import Schedule
+
+METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
+_LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes a run what it is: one that is resumed must have the same."""
+
+    model: str
+    data: str
+    eval_data: str | None = None
+    eval_share: float = 0.1  # of the data, held out where there is no eval_data
+    lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
+    epochs: float = 3.0
+    max_steps: int | None = None
+    batch_size: int = 1
+    accumulate: int = 8
+    pack: int | None = None
+    bucket: bool = False
+    rate: float = 2e-4
+    warmup: float = 0.03  # of all steps
+    schedule: str = "cosine"
+    decay: float = 0.0
+    clip: float = 1.0
+    optimizer: str = "adamw"
+    precision: Precision = "f32"
+    recompute: int = 0
+    max_length: int | None = None
+    too_long: str = "error"
+    skip_bad: bool = False
+    train_on_prompt: bool = False
+    chat_template: str | None = None
+    chat_instructions: bool = False
+    eval_every: int | None = None  # steps; None: once an epoch
+    patience: int | None = None
+    save_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eval_share < 1:
+            raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
+        if not 0 <= self.warmup <= 1:
+            raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
+        if self.precision not in ("f32", "bf16", "f16"):
+            raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
+        for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
+        if not self.epochs > 0:
+            raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
+
+
+@dataclass
+class Data:
+    train: list[Example]
+    held_out: list[Example]
+    names: list[str]  # where each of `train` stands
+    skipped: list[str]  # bad records
+    cut: int
+    too_long: int  # skipped
+    unused: dict[str, int]  # keys of records that nobody reads
+
+
+def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
+    """Read and encode. Raises BadFile naming file and line."""
+    encoder = Encoder(
+        tokenizer,
+        min(settings.max_length or ctx_size, ctx_size),
+        template=settings.chat_template,
+        train_on_prompt=settings.train_on_prompt,
+        too_long=settings.too_long,  # type: ignore[arg-type]
+        chat_instructions=settings.chat_instructions,
+    )
+    found = records.read(settings.data, skip_bad=settings.skip_bad)
+    examples, names = _encoded(encoder, found)
+    if settings.eval_data is not None:
+        held_out, _ = _encoded(encoder, records.read(settings.eval_data, skip_bad=settings.skip_bad))
+    else:
+        count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
+        chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
+        held_out = [example for i, example in enumerate(examples) if i in chosen]
+        names = [name for i, name in enumerate(names) if i not in chosen]
+        examples = [example for i, example in enumerate(examples) if i not in chosen]
+    return Data(examples, held_out, names, found.skipped, encoder.cut, encoder.skipped, dict(found.unused))
+
+
+def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], list[str]]:
+    examples, names = [], []
+    for record in found.items:
+        try:
+            example = encoder.encode(record)
+        except (records.BadRecord, BadRequest) as error:
+            raise found.problem(record, str(error)) from None
+        if isinstance(example, Pair):
+            raise BadFile(found.source, "holds preferences (chosen, rejected), from which nothing is imitated")
+        if example is not None:
+            examples.append(example)
+            names.append(f"{found.source}: {record.where}")
+    if not examples:
+        raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
+    return examples, names
+
+
+class Run:
+    """`prepared` data and a model in training; `train` does it, and may be told to stop between two steps."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        data: Data,
+        settings: Settings,
+        folder: Path,
+        *,
+        device: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        torch.manual_seed(settings.seed)
+        self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
+        self.model: Llama = load_model(checkpoint, pick_device(device), torch.float32, progress=progress)
+        if settings.lora:
+            lora.add(self.model, settings.lora)
+        recompute(self.model, settings.recompute)
+        batches = Batches(
+            [len(example) for example in data.train], settings.batch_size, settings.pack, settings.bucket, settings.seed
+        )
+        self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
+        steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
+        schedule = Schedule(settings.rate, steps, round(settings.warmup * steps), settings.schedule)  # type: ignore[arg-type]
+        self.loop = Loop(
+            self.model,
+            data.train,
+            batches,
+            optimizers.make(self.model, settings.optimizer, settings.rate, settings.decay),
+            schedule,
+            accumulate=settings.accumulate,
+            clip=settings.clip,
+            precision=settings.precision,
+            names=data.names,
+        )
+        self.resumed_from: Path | None = None
+
+    @property
+    def trained_share(self) -> float:
+        every = list(self.model.parameters())
+        return sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every)
+
+    def resume(self) -> None:
+        """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""
+        found = state.checkpoints(self.folder / CHECKPOINTS)
+        if not found:
+            raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
+        state.load(self.loop, found[-1], self._fingerprint())
+        self.resumed_from = found[-1]
+        path = self.folder / METRICS  # of steps that came after the checkpoint, which will come again
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in lines if json.loads(line).get("step", 0) <= self.loop.position.step]
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def train(
+        self,
+        watch: Callable[[Step], None] | None = None,
+        evaluated: Callable[[int, float], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from."""
+        settings, loop = self.settings, self.loop
+        every = settings.eval_every or max(1, round(self.epoch_steps))
+        if loop.position.step == 0 and self.data.held_out:
+            self._evaluate(evaluated)
+        while not loop.done:
+            if stop():
+                self.save()
+                return False
+            step = loop.step()
+            self._write_metrics(asdict(step))
+            if watch:
+                watch(step)
+            if self.data.held_out and (step.step % every == 0 or loop.done):
+                self._evaluate(evaluated)
+                if settings.patience and loop.position.waited >= settings.patience:
+                    break
+            if step.step % settings.save_every == 0 and not loop.done:
+                self.save()
+        if not self.data.held_out:
+            self.write()
+        return True
+
+    def save(self) -> Path:
+        return state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint())
+
+    def write(self) -> None:
+        """What has been trained, as it is now, into the folder."""
+        try:
+            if self.settings.lora:
+                adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder)
+            else:
+                write.save(
+                    trained(self.checkpoint, self.model),
+                    self.folder / MODEL,
+                    to="safetensors",
+                    dtype="f32",
+                    overwrite=(self.folder / MODEL).exists(),
+                )
+        except OSError as error:
+            raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
+
+    def _evaluate(self, evaluated: Callable[[int, float], None] | None) -> None:
+        loss = self.loop.evaluate(self.data.held_out)
+        self._write_metrics({"step": self.loop.position.step, "held_out_loss": loss})
+        if self.loop.improved(loss) and self.loop.position.step:
+            self.write()
+        if evaluated:
+            evaluated(self.loop.position.step, loss)
+
+    def _write_metrics(self, line: dict[str, Any]) -> None:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """The settings, and what the data came to: a file may have changed under its name."""
+        tokens = sum(len(example) for example in (*self.data.train, *self.data.held_out))
+        return {**asdict(self.settings), "records": len(self.data.train), "data_tokens": tokens}
+
+
+def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:
+    """The model's own weights in the place of the checkpoint's."""
+    weights = dict(model.named_parameters())
+
+    def lazy(name: str, tensor: LazyTensor) -> LazyTensor:
+        return LazyTensor(name, tensor.shape, "F32", 4 * int(np.prod(tensor.shape)), partial(_array, weights[name]))
+
+    tensors = {name: lazy(name, tensor) for name, tensor in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors, quantization=None)
+
+
+def _array(parameter: torch.Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = parameter.detach().float().cpu().numpy()
+    return array
+
+
+@contextmanager
+def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
+    """The folder for one run alone. Raises PronkError where it cannot be had, or holds another run's work."""
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except FileNotFoundError:
+        raise PronkError(f"{folder.parent} is no folder; make it first") from None
+    except Timeout:
+        raise PronkError(f"{folder}: another run is at work here; choose another folder") from None
+    except OSError as error:
+        raise PronkError(f"{folder}: cannot be written: {os_problem(error)}") from None
+    try:
+        held = [path.name for path in folder.iterdir() if path.name != ".lock"]
+        if held and not resume:
+            raise BadRequest(f"{folder} holds {min(held)}; go on from there with --resume, or choose another folder")
+        yield folder
+    finally:
+        lock.release()
+
+
+def shown(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    """For each example its tokens as text, and whether each is learned."""
+    for example in examples:
+        yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.learned, strict=True)]
