@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people with any of the common colour blindnesses tell apart, in an order that keeps
-# neighbours far from each other; yellow is left out, for it vanishes on paper. The original is grey: it is the ground.
+# neighbours far from each other; yellow, which vanishes on paper, is darker, and a wine red is added. The original is
+# grey: it is the ground.
 ORIGINAL = "#7A8190"
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-MARKERS = "osD^vP"
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B5A642", "#882255")
+MARKERS = "osD^vPX*"
 
 # In an SVG these stand for ink and grid, as white does for paper: a page puts its own in their place (`inline`).
 INK = "#1F2430"
@@ -62,7 +63,7 @@ def available() -> bool:
 
 
 def colours(names: Sequence[str], original: str | None = None) -> dict[str, str]:
-    """A colour for each name; the original's is the grey one. After six the palette begins again."""
+    """A colour for each name; the original's is the grey one. After eight the palette begins again."""
     others = [name for name in dict.fromkeys(names) if name != original]
     grey = {} if original is None else {original: ORIGINAL}
     return grey | dict(zip(others, cycle(PALETTE), strict=False))

@@ -102,7 +102,7 @@ def histogram(
         axis.set_ylabel("share of tokens (%)")
         axis.set_ylim(bottom=0)
         axis.grid(axis="y")
-        figure.legend(loc="outside upper left", ncols=6)
+        figure.legend(loc="outside upper left", ncols=8)
     return figure
 
 
@@ -339,7 +339,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
-    figure.legend(list(named.values()), list(named), loc="outside upper right", ncols=6)
+    figure.legend(list(named.values()), list(named), loc="outside upper right", ncols=8)
 
 
 def _bins(edges: Sequence[float], counts: Sequence[float]) -> tuple[list[float], list[float]] | None:
