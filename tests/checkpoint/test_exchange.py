@@ -13,6 +13,7 @@ import pytest
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
+import pronk.checkpoint as checkpoints
 from pronk.checkpoint.write import save
 from pronk.llm import LLM
 
@@ -63,6 +64,26 @@ def test_transformers_loads_the_folder(tmp_path: Path, format: Any, package: str
             assert np.array_equal(module.weight.detach().numpy(), tensor.read_blocks()[:, 4:].view(np.int8))
             scale = (module.weight.SCB if module.state.SCB is None else module.state.SCB).numpy() / np.float32(127)
             assert np.array_equal(scale, tensor.read_blocks()[:, :4].copy().view("<f4")[:, 0])
+
+
+@pytest.mark.slow
+def test_what_transformers_saves_again_comes_back(tmp_path: Path) -> None:
+    """With its own spelling of the quantization_config, and all the keys that pronk does not write. (What it has loaded
+    with bitsandbytes, transformers 5.23 cannot save.)"""
+    pytest.importorskip("compressed_tensors")
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config()
+    save(in_memory(config, random_weights(config)), tmp_path / "ours", to="safetensors", dtype="int8")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", device_map="cpu").save_pretrained(tmp_path / "theirs")
+    ours, theirs = (checkpoints.open(tmp_path / name) for name in ("ours", "theirs"))
+    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())["quantization_config"]
+    assert raw.keys() - json.loads((tmp_path / "ours" / "config.json").read_text())["quantization_config"].keys()
+    assert theirs.quantization == ours.quantization
+    for name, tensor in ours.tensors.items():
+        assert theirs.tensors[name].dtype == tensor.dtype
+        assert np.array_equal(theirs.tensors[name].read(), tensor.read()), name
 
 
 def loadings(format: str) -> list[tuple[str, int | None]]:
