@@ -49,6 +49,23 @@ def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
     subprocess.run([*command, "--check"], check=True)
 
 
+def test_speed_beside_bitsandbytes_stands_with_what_it_costs(bench: Any) -> None:
+    rates = {"pronk": {"median": 210.0}, "bitsandbytes": {"median": 20.0}}
+    ratio, memory = {"median": 10.5, "min": 10.0, "max": 11.0}, {"pronk": 215.0, "bitsandbytes": 1332.0}
+    taken = {"tok_s": rates, "ratio": ratio, "peak_rss_mb": memory, "rss_mb": memory, "goal": 10.0}
+    found = {"mean_kld": 0.0027, "standard_error": 0.0002, "top1": 0.977}
+    results = {
+        "settings": {"sizes": bench("tasks").QUICK.to_dict()},
+        "measured": {"float16": {"tasks": {"decode": taken}}},
+        "quality": {"reference": found, "pronk llm-int8": found},
+    }
+    table = bench("table").vs_bitsandbytes(results)
+    assert "| llm-int8 vs load_in_8bit in float16, decode 16 |   210 |         20.0 | 10.50 (10.00 to 11.00) |" in table
+    for text in (table, bench("vs_bitsandbytes").report({**results, "measured": {"float16": {"tasks": {}}}})):
+        assert "| pronk llm-int8 | 0.002700 ± 0.000200 |" in text
+        assert "reference" not in text
+
+
 def test_nobody_always_goes_first(bench: Any) -> None:
     turns: list[str] = []
     sides = {name: (lambda name=name: turns.append(name) or float(len(turns))) for name in "AB"}
