@@ -9,6 +9,7 @@ import numpy as np
 
 from pronk.checkpoint.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor
+from pronk.checkpoint.wishes import beginning, check, is_outer
 from pronk.errors import BadRequest
 from pronk.quantize import GROUP
 
@@ -17,7 +18,6 @@ STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q8": "Q8_
 
 # Blocks that hold already what is asked for, and are copied: quantizing again would round again.
 _COPIED = {"q8_0": ("Q8_0",), "q8": ("Q8_0",), "q4": ("Q4_0", "Q4_1", "Q4_K")}
-_SPARED = ("model.embed_tokens", "lm_head")  # four bits cost more here than anywhere else; named, they get them
 _WIDTHS = {"q4": 0, "q8": 1, "q8_0": 1, "f16": 2, "bf16": 2, "f32": 3}
 _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15,
@@ -28,16 +28,14 @@ _FILE_TYPES = {
 def assign(checkpoint: Checkpoint, wishes: Mapping[str, str]) -> dict[str, str]:
     """For each tensor a key of STORED, or the block type it has, which is to be copied.
 
-    `wishes`: a key of STORED for the tensors whose names begin so; the longest beginning decides, "" is for all others,
-    and what is left out stays as it is. gate_proj and up_proj of a layer, which pronk computes as one matrix, get the
-    wider of their two. Vectors are f32, and rows that do not fill blocks of 32 are f16. Raises BadRequest.
+    `wishes`: keys of STORED, as checkpoint/wishes.py has them; what is left out stays as it is. gate_proj and up_proj of
+    a layer, which pronk computes as one matrix, get the wider of their two. Vectors are f32, and rows that do not fill
+    blocks of 32 are f16. Raises BadRequest.
     """
-    matrices = [name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2]
-    for beginning, wish in wishes.items():
+    for wish in wishes.values():
         if wish not in STORED:
             raise BadRequest(f"a GGUF file is not written in {wish!r}; choose from {', '.join(STORED)}")
-        if beginning and not any(name.startswith(beginning) for name in matrices):
-            raise BadRequest(f"no weight matrix's name begins with {beginning!r}; the first is {min(matrices)}")
+    check(checkpoint, wishes)
     formats = {name: _format(tensor, wishes) for name, tensor in checkpoint.tensors.items()}
     for layer in range(checkpoint.config.num_hidden_layers):
         pair = [f"model.layers.{layer}.mlp.{kind}.weight" for kind in ("gate_proj", "up_proj")]
@@ -63,13 +61,13 @@ def file_type(checkpoint: Checkpoint, formats: Mapping[str, str]) -> int:
 def _format(tensor: LazyTensor, wishes: Mapping[str, str]) -> str:
     if len(tensor.shape) == 1:
         return "f32"
-    beginning = max((b for b in wishes if tensor.name.startswith(b)), key=len, default=None)
-    if beginning is None and (tensor.dtype in PLAIN_DTYPES or tensor.dtype in BLOCK_TYPES):
+    decides = beginning(tensor.name, wishes)
+    if decides is None and (tensor.dtype in PLAIN_DTYPES or tensor.dtype in BLOCK_TYPES):
         return tensor.dtype.lower() if tensor.dtype in PLAIN_DTYPES else tensor.dtype
-    wish = "q8" if beginning is None else wishes[beginning]  # int8 rows, which GGUF has not
+    wish = "q8" if decides is None else wishes[decides]  # int8 rows, which GGUF has not
     if tensor.dtype in _COPIED.get(wish, ()):
         return tensor.dtype
-    if wish == "q4" and tensor.name.startswith(_SPARED) and not (beginning or "").startswith(_SPARED):
+    if wish == "q4" and is_outer(tensor.name, decides):  # four bits cost more there than anywhere else
         return _format(tensor, {"": "q8"})
     return "f16" if STORED[wish] in BLOCK_TYPES and tensor.shape[1] % GROUP else wish
 

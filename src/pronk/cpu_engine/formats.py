@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, get_args
 
+from pronk.checkpoint import wishes
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest
 
@@ -43,11 +44,11 @@ def slots(checkpoint: Checkpoint, quantize: Wish) -> list[Slot]:
     matrix's name.
     """
     config = checkpoint.config
-    wishes = quantize if isinstance(quantize, Mapping) else {"": quantize}
-    _check(checkpoint, wishes)
+    wanted = quantize if isinstance(quantize, Mapping) else {"": quantize}
+    _check(checkpoint, wanted)
 
     def slot(role: str, layer: int, *tensors: str) -> Slot:
-        return Slot(role, layer, tensors, reduce(_wider, (_format(checkpoint, name, wishes) for name in tensors)))
+        return Slot(role, layer, tensors, reduce(_wider, (_format(checkpoint, name, wanted) for name in tensors)))
 
     def every() -> Iterator[Slot]:
         yield slot("embed_tokens", -1, "model.embed_tokens.weight")
@@ -63,27 +64,22 @@ def slots(checkpoint: Checkpoint, quantize: Wish) -> list[Slot]:
     return list(every())
 
 
-def _check(checkpoint: Checkpoint, wishes: Mapping[str, str]) -> None:
-    matrices = [name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2]
-    for beginning, format in wishes.items():
+def _check(checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
+    for beginning, format in wanted.items():
         if format not in get_args(Quantize):
             of = f" (for {beginning!r})" if beginning else ""
             raise BadRequest(f"quantize must be one of {', '.join(get_args(Quantize))}, not {format!r}{of}")
-        if not isinstance(beginning, str) or not any(name.startswith(beginning) for name in matrices):
-            raise BadRequest(
-                f"{checkpoint.path}: no weight matrix's name begins with {beginning!r}; the first is {matrices[0]}"
-            )
+    wishes.check(checkpoint, wanted)
 
 
-def _format(checkpoint: Checkpoint, name: str, wishes: Mapping[str, str]) -> str:
+def _format(checkpoint: Checkpoint, name: str, wanted: Mapping[str, str]) -> str:
     tensor = checkpoint.tensors[name]
-    beginning = max((b for b in wishes if name.startswith(b)), key=len, default="")
-    wish = wishes.get(beginning, "auto")
+    beginning = wishes.beginning(name, wanted)
+    wish = "auto" if beginning is None else wanted[beginning]
     is_such = tensor.dtype in _SPARING.get(wish, ())
-    is_outer = name in ("model.embed_tokens.weight", "lm_head.weight")
     if wish == "auto" or (wish == "q4" and is_such):
         format = _KEEPS.get(tensor.dtype, "q8")
-    elif wish in _SPARING and is_outer and not is_such and name.removesuffix(".weight") not in beginning:
+    elif wish in _SPARING and not is_such and wishes.is_outer(name, beginning):
         format = "q8"
     else:
         format = wish
