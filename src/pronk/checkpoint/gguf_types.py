@@ -28,7 +28,7 @@ _FILE_TYPES = {
 def assign(checkpoint: Checkpoint, wishes: Mapping[str, str]) -> dict[str, str]:
     """For each tensor a key of STORED, or the block type it has, which is to be copied.
 
-    `wishes`: keys of STORED, as checkpoint/wishes.py has them; what is left out stays as it is. gate_proj and up_proj of
+    `wishes`: keys of STORED, as wishes.py has them; what is left out stays as it is. gate_proj and up_proj of
     a layer, which pronk computes as one matrix, get the wider of their two. Vectors are f32, and rows that do not fill
     blocks of 32 are f16. Raises BadRequest.
     """
