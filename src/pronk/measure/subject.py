@@ -117,6 +117,9 @@ def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any
 
     if engine == "torch":
         engines.import_torch()
+        from pronk.torch_engine import device_memory
+
+        device_memory.settle()
     else:
         from pronk.cpu_engine.backend import load_native
 

@@ -1,8 +1,25 @@
-"""What torch has taken of a GPU's memory: held by tensors, not what its allocator keeps for later. Bytes."""
+"""What torch has taken of a GPU's memory: held by tensors, not what its allocator keeps for later. Bytes.
+
+On a CPU torch does not count, but what it takes for itself at its first use can be had out of the way.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import nn
+
+from pronk.torch_engine.packed import PackedLinear, can_pack
+
+
+def settle() -> None:
+    """Use what every model uses once: some 90 MB of torch's own modules and tables that are no model's."""
+    with torch.device("meta"):
+        nn.Embedding(1, 1)
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            linear = nn.Linear(8, 8, dtype=dtype)
+            layer = PackedLinear(linear) if can_pack(linear.weight) else linear
+            layer(torch.zeros(2, 8, dtype=dtype))
 
 
 def held(device: str) -> int | None:
