@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from formats import save_huggingface
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import random_weights, tiny_config
@@ -98,6 +99,18 @@ def test_every_weight_is_scale_times_code(tmp_path: Path, method: str) -> None:
     else:
         assert found.quantization == "INT8 x 7 (compressed-tensors)"
         assert found.int8_threshold is None
+
+
+@pytest.mark.parametrize("container", ["safetensors", "bin"])
+@pytest.mark.parametrize("method", BOTH)
+def test_in_either_container_and_scales_in_other_shards(tmp_path: Path, method: str, container: Any) -> None:
+    stored, meant = quantized(method)
+    save_huggingface(tmp_path, CONFIG, stored, shards=3, container=container)
+    raw = CONFIG.to_dict() | {"quantization_config": BOTH[method]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    found = checkpoints.open(tmp_path)
+    assert len(found.files) == 3
+    assert all(np.array_equal(tensor.read(), meant[name]) for name, tensor in found.tensors.items())
 
 
 def test_what_bitsandbytes_and_transformers_wrote() -> None:
