@@ -103,6 +103,17 @@ def test_as_the_harnesss_hugging_face_model(ours: Any, theirs: Any) -> None:
 
 
 @needs_harness
+def test_a_prompt_that_is_cut_is_told(ours: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ours.loglikelihood(PAIRS, disable_tqdm=True)
+    ours.generate_until(asked(("x" * 300, {"until": [], "max_gen_toks": 12})), disable_tqdm=True)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "1 of 5 prompts did not fit and lost their beginning, 127 tokens at most",
+        "1 of 1 prompts did not fit and lost their beginning, 56 tokens at most",
+    ]
+
+
+@needs_harness
 def test_sampling_follows_the_harnesss_seed(ours: Any) -> None:
     import numpy as np
 

@@ -9,6 +9,7 @@ the harness.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pronk.tokenizer.chat import ChatTemplate
 
 NAME = "pronk"
+_log = logging.getLogger("lm_eval.pronk")  # under the harness's own, which shows it
 _SHAPES = ("temperature", "top_k", "top_p", "min_p")  # of a distribution that tokens are drawn from
 _TOGETHER = 64  # prompts of one call: as many as the scheduler runs at once
 
@@ -83,6 +85,7 @@ class Model:
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **others: Any
     ) -> list[Score]:
         pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
+        _tell_cuts([len(context) - len(kept) for (_, context, _), (kept, _) in zip(requests, pairs, strict=True)])
         with _bar(len(pairs), "Running loglikelihood requests", disable_tqdm) as bar:
             scores = self._scorer.score(pairs, bar.update)
         for (key, _, _), score in zip(requests, scores, strict=True):
@@ -144,10 +147,12 @@ class Model:
                 f"{sampling['max_new_tokens']} new tokens leave no room for a prompt in the context of "
                 f"{self.max_length}; ask for fewer (--gen_kwargs max_gen_toks=N)"
             )
-        prompts = [self.tok_encode(context)[-room:] for context in contexts]
+        prompts = [self.tok_encode(context) for context in contexts]
+        _tell_cuts([max(len(prompt) - room, 0) for prompt in prompts])
         # Greedy decoding draws no number. Where one is drawn, it is the harness's seed that decides.
         seed = int(np.random.randint(1 << 31)) if asked["do_sample"] else None
-        return [made.text for made in cast(list[Generation], self.llm.generate(prompts, seed=seed, **sampling))]
+        kept = [prompt[-room:] for prompt in prompts]
+        return [made.text for made in cast(list[Generation], self.llm.generate(kept, seed=seed, **sampling))]
 
     # -- chats --
 
@@ -192,6 +197,13 @@ def sampling_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     if left:
         raise BadRequest(f"generation_kwargs has {min(left)!r}, which pronk does not have")
     return sampling
+
+
+def _tell_cuts(cuts: Sequence[int]) -> None:
+    if some := sum(map(bool, cuts)):
+        _log.warning(
+            "%d of %d prompts did not fit and lost their beginning, %d tokens at most", some, len(cuts), max(cuts)
+        )
 
 
 def _bar(total: int, title: str, disabled: bool) -> Any:
