@@ -94,15 +94,20 @@ tokenizer_option = click.option(
     "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
 )
 
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["cpu", "torch"]),
+    help="pronk's own kernels, or torch.  [default: torch where there is a GPU]",
+)
+device_option = click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"
+)
+
 # What both engines have, then the CPU engine's own, then the torch engine's.
 QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
 
-_whose = together(
-    tokenizer_option,
-    revision_option,
-    click.option("--engine", type=click.Choice(["cpu", "torch"]),
-                 help="pronk's own kernels, or torch.  [default: torch where there is a GPU]"),
-)  # fmt: skip
+_whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
     "--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
     help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]",
@@ -114,10 +119,10 @@ _how = together(
                  help="llm-int8: and of each token at least the N largest.  [default: 8]"),
     click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
-    click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N."),
+    device_option,
     click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Torch engine: computing type."),
     click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
-    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"),
+    threads_option,
     click.option(
         "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, metavar="N",
         help="Most tokens a text may have; 0: what the model was made for.  [default: 0]",
