@@ -15,7 +15,7 @@ from pronk.measure import plot_style, sweep
 
 Run = Callable[..., Result]
 TEXT = "It rained for three days, and the river took the bridge. " * 12
-COMMON = ("--ctx", "128", "--windows", "2", "--threads", "1")
+COMMON = ("--ctx", "128", "--windows", "2", "--threads", "1", "--engine", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,17 @@ def test_a_sweep(run: Run, model: str, text: str) -> None:
         assert f"\nover {threshold} " in printed
     assert "\nover 6, and the 8 largest " in printed
     assert "\nknee: " in printed
+
+
+@pytest.mark.usefixtures("short")
+def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
+    torch = ("--text", text, "--ctx", "128", "--windows", "2", "--device", "cpu", "--engine", "torch", "--json")
+    ours = json.loads(run("outliers", model, "--text", text, *COMMON, "--threshold", "2", "--json").stdout)
+    others = json.loads(run("outliers", model, *torch, "--threshold", "2").stdout)
+    assert (others["engine"], others["dtype"], others["outliers"]) == ("torch", "f32", ours["outliers"])
+    swept = json.loads(run("outliers", model, *torch, "--sweep=0,inf", "--rounds", "1").stdout)
+    assert swept["engine"] == "torch"
+    assert swept["points"][0]["kld"] < swept["points"][1]["kld"]
 
 
 @pytest.mark.parametrize("name", ["map.png", "map.svg"])

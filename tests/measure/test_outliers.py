@@ -1,13 +1,9 @@
-"""Outliers are counted as numpy counts them in what the torch module's products are fed, however the text is cut."""
+"""Outliers are counted as numpy counts them in what the torch engine's products are fed, however the text is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
@@ -17,14 +13,12 @@ from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import outliers as module
 from pronk.measure.outliers import Survey, Tally, outliers
-from pronk.torch_engine.backend import TorchBackend, load_module
-from pronk.torch_engine.batch import TorchBatch
-from pronk.torch_engine.model import Llama
+from pronk.torch_engine.backend import TorchBackend
+from pronk.watched import WatchedBackend
 
 CONFIG = tiny_config(num_hidden_layers=3)
 THRESHOLD = 1.5
 TEXTS = [np.random.default_rng(n).integers(0, CONFIG.vocab_size, size).tolist() for n, size in enumerate((70, 33))]
-FED = {"q_proj": "qkv", "o_proj": "o", "gate_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
 
 
 def llm() -> LLM:
@@ -32,38 +26,17 @@ def llm() -> LLM:
     return LLM("tiny", checkpoint, None, CpuBackend.from_checkpoint(checkpoint, threads=1))
 
 
-@contextmanager
-def recorded(model: Llama) -> Iterator[dict[tuple[int, str], NDArray[np.float32]]]:
-    """What the modules of a torch model are fed."""
-    seen: dict[tuple[int, str], NDArray[np.float32]] = {}
-
-    def hook(key: tuple[int, str]):  # type: ignore[no-untyped-def]
-        return lambda _, given: seen.__setitem__(key, given[0].detach().numpy())
-
-    handles = []
-    for name, part in model.named_modules():
-        *path, role = name.split(".")
-        if role in FED:
-            layer = int(path[2]) if path else -1
-            handles.append(part.register_forward_pre_hook(hook((layer, FED[role]))))
-    yield seen
-    for handle in handles:
-        handle.remove()
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple[int, str], NDArray[np.float32]]:
-    """Of both texts, one after the other."""
-    model, each = load_module(in_memory(CONFIG, random_weights(CONFIG))), []
-    for text in TEXTS:
-        with recorded(model) as seen, torch.inference_mode():
-            model(TorchBatch.of(Batch.of([Run(text, logits="all")]), torch.device("cpu"), None))
-        each.append(seen)
+    """What the torch engine's products are fed, of both texts, one after the other."""
+    backend = TorchBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)), device="cpu")
+    each = [backend.activations(Batch.of([Run(text)]), None) for text in TEXTS]
+    assert not any(module._forward_pre_hooks for module in backend.model.modules())
     return {key: np.concatenate([seen[key] for seen in each]) for key in each[0]}
 
 
 @pytest.mark.parametrize("piece", [1 << 27, 1 << 14])  # whole texts, and a few tokens at a time
-def test_counts_are_those_of_the_torch_module(
+def test_counts_are_those_of_the_torch_engine(
     piece: int, expected: dict[tuple[int, str], NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PIECE", piece)
@@ -133,8 +106,20 @@ def test_columns_come_most_often_passed_first() -> None:
     assert (entry["columns"], entry["width"]) == (2, 3)
 
 
-def test_an_engine_that_shows_nothing() -> None:
+def test_both_engines_find_the_same() -> None:
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
     model = LLM("tiny", checkpoint, None, TorchBackend.from_checkpoint(checkpoint, device="cpu"))
-    with pytest.raises(BadRequest, match="the torch engine does not show its activations; take engine='cpu'"):
+    ours, others = outliers(llm(), TEXTS, THRESHOLD).as_dict(), outliers(model, TEXTS, THRESHOLD).as_dict()
+    for one in (ours, others):
+        one["places"] = [(entry["layer"], entry["input"], entry["columns"]) for entry in one.pop("inputs")]
+        one["top"] = [(column["layer"], column["input"], column["column"]) for column in one["top"]]
+        one["features"] = [column["column"] for column in one["features"]["columns"]]
+    assert ours == others
+    assert ours["features"]
+
+
+def test_an_engine_that_shows_nothing() -> None:
+    model = llm()
+    model.backend = WatchedBackend(model.backend, lambda _: None)
+    with pytest.raises(BadRequest, match="the cpu engine does not show its activations"):
         outliers(model, TEXTS)

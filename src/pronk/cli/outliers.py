@@ -17,6 +17,8 @@ from pronk.errors import PronkError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pronk.llm import LLM
+
 _INPUTS = ("qkv", "o", "gate_up", "down")
 _SUFFIXES = (".png", ".svg")
 
@@ -61,46 +63,30 @@ Examples:
 
 An outlier is an activation whose magnitude is over the threshold: LLM.int8() (arXiv 2208.07339) computes it
 apart. An outlier feature, in the paper's words, is a dimension of the hidden state with outliers in at least
-25% of the layers and at 6% of all positions. Runs on the CPU engine."""
+25% of the layers and at 6% of all positions."""
 )
 @options.model_argument
 @text_options(windows=8)
-@click.option(
-    "--threshold", type=click.FloatRange(min=0), metavar="X", help="Magnitude that makes an outlier.  [default: 6.0]"
-)
-@click.option(
-    "--sweep",
-    is_flag=False,
-    flag_value="0,1,2,3,4,6,8,12,inf",
-    callback=_thresholds,
-    metavar="[X,Y,…]",
-    help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
-    "[without a list: 0,1,2,3,4,6,8,12,inf]",
-)
-@click.option(
-    "--rounds", type=click.IntRange(min=1), metavar="N", help="--sweep: time each threshold N times.  [default: 3]"
-)
-@click.option(
-    "--plot",
-    type=options.NAME,
-    callback=_picture,
-    metavar="FILE",
-    help="Draw a heat map (layer x column), or the sweep: a .png or .svg file.",
-)
-@click.option(
-    "--input",
-    "fed",
-    type=click.Choice(["hidden", *_INPUTS]),
-    help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]",
-)
-@click.option(
-    "--quantize",
-    type=click.Choice(["f32", "bf16", "f16", "auto"]),
-    help="What the weights are made; auto: as the file has them.  [default: f32]",
-)
+@options.together(
+    click.option("--threshold", type=click.FloatRange(min=0), metavar="X",
+                 help="Magnitude that makes an outlier.  [default: 6.0]"),
+    click.option("--sweep", is_flag=False, flag_value="0,1,2,3,4,6,8,12,inf", callback=_thresholds, metavar="[X,Y,…]",
+                 help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
+                 "[without a list: 0,1,2,3,4,6,8,12,inf]"),
+    click.option("--rounds", type=click.IntRange(min=1), metavar="N",
+                 help="--sweep: time each threshold N times.  [default: 3]"),
+    click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
+                 help="Draw a heat map (layer x column), or the sweep: a .png or .svg file."),
+    click.option("--input", "fed", type=click.Choice(["hidden", *_INPUTS]),
+                 help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]"),
+    click.option("--quantize", type=click.Choice(["f32", "bf16", "f16", "auto"]),
+                 help="What the weights are made; auto: as the file has them.  [default: f32]"),
+)  # fmt: skip
 @options.tokenizer_option
 @options.revision_option
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]")
+@options.engine_option
+@options.device_option
+@options.threads_option
 @options.json_option
 def command(
     model: str,
@@ -126,10 +112,10 @@ def command(
     elif fed is not None and plot is None:
         raise click.UsageError("--input is for --plot")
     text, name = read_text(file)
-    loading["engine"] = "cpu"
+    loading = _on_its_engine(loading)
     how = {"text": name, "ctx": ctx, "count": windows or None}
     if sweep is None:
-        loading["quantize"] = quantize or "f32"
+        loading |= _made(loading["engine"], quantize or "f32")
         result, figure = _survey(model, loading, text, how, 6.0 if threshold is None else threshold, fed or "hidden")
     else:
         result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
@@ -139,6 +125,19 @@ def command(
         console.write_json(_with_infinity(result))
     else:
         console.write((_survey_as_text if sweep is None else _sweep_as_text)(result) + "\n")
+
+
+def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
+    """Options of loading, with the engine that runs the model: a sweep loads it many times."""
+    from pronk import engines
+
+    every = dict.fromkeys(options.LOADING) | loading
+    return loading | {"engine": engines.choose(loading["engine"], every)}
+
+
+def _made(engine: str, quantize: str) -> dict[str, str]:
+    """What weights are made: a format of the CPU engine, or the type that the torch engine computes in."""
+    return {} if quantize == "auto" else {"quantize" if engine == "cpu" else "dtype": quantize}
 
 
 def _survey(
@@ -169,9 +168,13 @@ def _sweep(
     import pronk
     from pronk.measure.sweep import sweep
 
+    def load(quantize: str, **own: Any) -> LLM:
+        own |= _made(loading["engine"], "f32") if quantize == "f32" else {"quantize": quantize}
+        return pronk.load(model, **loading, **own)
+
     with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
         found = sweep(
-            lambda **own: pronk.load(model, **loading, **own),
+            load,
             text,
             thresholds,
             ctx=how["ctx"],
@@ -189,7 +192,7 @@ def _sweep(
         # Of prefill: decoding reads all weights for each token, whatever is computed apart.
         return plots.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
 
-    return {"engine": "cpu", "text": how["text"], **found}, figure
+    return {"engine": loading["engine"], "text": how["text"], **found}, figure
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -275,8 +278,8 @@ def _sweep_as_text(found: Mapping[str, Any]) -> str:
     rows.append(_point_row(f"over {own['threshold']:g}, and the {own['outliers']} largest", own))
     return "\n".join(
         [
-            f"{found['model']}: llm-int8 against f32; {found['windows']} windows of {found['ctx']} tokens of "
-            f"{found['text']}, {found['rows']} predictions",
+            f"{found['model']}: llm-int8 on the {found['engine']} engine against f32; {found['windows']} windows "
+            f"of {found['ctx']} tokens of {found['text']}, {found['rows']} predictions",
             "",
             console.table(rows, right=range(1, 7)),
             "",

@@ -123,7 +123,7 @@ class Survey:
         }
 
     def counts(self, fed: str) -> NDArray[np.int64]:
-        """How many outliers each column held, a row a layer: [layers, K]. "hidden": the hidden state, in both places."""
+        """How many outliers each column held, a row a layer: [layers, K]. "hidden": the hidden state in both places."""
         inputs = HIDDEN if fed == "hidden" else (fed,)
         each = [np.stack([t.passes for (_, of), t in self.tallies.items() if of == name]) for name in inputs]
         total: NDArray[np.int64] = np.sum(each, axis=0)
@@ -148,7 +148,7 @@ def activations(
     """What each product is fed [T, K], in pieces of few enough tokens that a large model's fit into memory."""
     show: Callable[..., Mapping[Fed, Floats]] | None = getattr(llm.backend, "activations", None)
     if show is None:
-        raise BadRequest(f"the {llm.backend.engine} engine does not show its activations; take engine='cpu'")
+        raise BadRequest(f"the {llm.backend.engine} engine does not show its activations")
     config = llm.config
     attention = config.num_attention_heads * config.head_dim
     widths = 3 * config.hidden_size + attention + config.intermediate_size

@@ -17,6 +17,7 @@ from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
+from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
@@ -116,6 +117,13 @@ class TorchBackend:
         assert kv is None or isinstance(kv, TorchKV)
         logits = self.model(TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None), kv)
         return logits.float().cpu().numpy()
+
+    def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
+        """What each product is fed: (layer, "qkv", "o", "gate_up" or "down") and (-1, "head") -> [T, K], all rows."""
+        every = replace(batch, logits_rows=np.arange(len(batch.token_ids), dtype=np.int32))  # the last layer's, too
+        with overheard(self.model) as seen:
+            self.forward(every, kv)
+        return seen
 
 
 def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | None) -> None:
