@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,10 @@ class Loop:
         return self.position.step >= self.schedule.steps
 
     def step(self) -> Step:
-        """One step of the optimizer. Raises Broken, with no parameter changed, where the loss is no number or leaps."""
+        """One step of the optimizer.
+
+        Raises Broken, with no parameter changed, where the loss or its gradient is no number, or the loss leaps.
+        """
         begun, position = time.perf_counter(), self.position
         self.model.train()
         rate = self.schedule.at(position.step)
@@ -106,9 +109,12 @@ class Loop:
             loss = self._loss(batch) / targets
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
-        self._check(total, [i for indices in chosen for i in indices])
+        read = [i for indices in chosen for i in indices]
+        self._check(total, read)
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf)
+        norm = float(nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf))
+        if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
+            self._break("gradient is not a number", read)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -116,7 +122,7 @@ class Loop:
         position.losses = [*position.losses, total][-_REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
         tokens = sum(batch.tokens for batch in micro)
-        return Step(position.step, epoch, total, rate, float(norm), tokens, targets, time.perf_counter() - begun)
+        return Step(position.step, epoch, total, rate, norm, tokens, targets, time.perf_counter() - begun)
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example], watch: Callable[[int, int], None] | None = None) -> float:
@@ -168,11 +174,15 @@ class Loop:
         usual = sum(before) / len(before) if len(before) == _REMEMBERED else math.inf
         if math.isfinite(loss) and loss <= _SPIKE * usual + 1:
             return
+        self._break(
+            f"loss leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "loss is not a number", examples
+        )
+
+    def _break(self, what: str, examples: Sequence[int]) -> NoReturn:
         self.optimizer.zero_grad(set_to_none=True)
-        what = f"leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "is not a number"
         where = ", ".join(self.names[i] for i in examples[:8]) if self.names else f"examples {list(examples[:8])}"
         more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
         raise Broken(
-            f"step {self.position.step + 1}: the loss {what}, on {where}{more}; look at these records, or train with a "
+            f"step {self.position.step + 1}: the {what}, on {where}{more}; look at these records, or train with a "
             "smaller learning rate"
         )

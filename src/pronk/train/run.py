@@ -4,14 +4,17 @@
     metrics.jsonl                                      a line a step, a line an evaluation
     checkpoints/step-000100/                           to go on from; see state.py
 
-With held-out data the folder holds what did best on it; without, what training ended with.
+With held-out data the folder holds what did best on it; without, what training ended with. There is a checkpoint from
+before the first step on, so that a run that died can be resumed whenever it did.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +27,7 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint import write
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
-from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -37,6 +40,7 @@ from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
+_LOCK = ".lock"
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 
@@ -150,10 +154,13 @@ class Run:
         settings: Settings,
         folder: Path,
         *,
+        tokenizer_files: Mapping[str, bytes] | None = None,
         device: str | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save."""
         torch.manual_seed(settings.seed)
+        self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
         self.model: Llama = load_model(checkpoint, pick_device(device), torch.float32, progress=progress)
         if settings.lora:
@@ -190,10 +197,10 @@ class Run:
             raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
         state.load(self.loop, found[-1], self._fingerprint())
         self.resumed_from = found[-1]
-        path = self.folder / METRICS  # of steps that came after the checkpoint, which will come again
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line).get("step", 0) <= self.loop.position.step]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        kept = [line for line in read_metrics(self.folder) if line["step"] <= self.loop.position.step]
+        fresh = self.folder / f".{METRICS}.part"  # without the steps after the checkpoint, which will come again
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        fresh.replace(self.folder / METRICS)
 
     def train(
         self,
@@ -204,8 +211,10 @@ class Run:
         """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from."""
         settings, loop = self.settings, self.loop
         every = settings.eval_every or max(1, round(self.epoch_steps))
-        if loop.position.step == 0 and self.data.held_out:
-            self._evaluate(evaluated)
+        if self.resumed_from is None:
+            if self.data.held_out:
+                self._evaluate(evaluated)
+            self.save()
         while not loop.done:
             if stop():
                 self.save()
@@ -229,17 +238,18 @@ class Run:
 
     def write(self) -> None:
         """What has been trained, as it is now, into the folder."""
+        if not self.settings.lora:
+            write.save(
+                trained(self.checkpoint, self.model),
+                self.folder / MODEL,
+                to="safetensors",
+                dtype="f32",
+                tokenizer_files=self._tokenizer_files,
+                overwrite=(self.folder / MODEL).exists(),
+            )
+            return
         try:
-            if self.settings.lora:
-                adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder)
-            else:
-                write.save(
-                    trained(self.checkpoint, self.model),
-                    self.folder / MODEL,
-                    to="safetensors",
-                    dtype="f32",
-                    overwrite=(self.folder / MODEL).exists(),
-                )
+            adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 
@@ -252,13 +262,31 @@ class Run:
             evaluated(self.loop.position.step, loss)
 
     def _write_metrics(self, line: dict[str, Any]) -> None:
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise PronkError(f"{self.folder / METRICS}: cannot be written: {os_problem(error)}") from None
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what the data came to: a file may have changed under its name."""
-        tokens = sum(len(example) for example in (*self.data.train, *self.data.held_out))
-        return {**asdict(self.settings), "records": len(self.data.train), "data_tokens": tokens}
+        digest = hashlib.sha256()
+        for part in (self.data.train, self.data.held_out):
+            for example in part:
+                digest.update(b"%d " % len(example) + example.ids.tobytes() + example.learned.tobytes())
+        return {**asdict(self.settings), "the SHA-256 of its examples": digest.hexdigest()[:16]}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, but for a last one that the run died over."""
+    path = folder / METRICS
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
 
 
 def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:
@@ -279,24 +307,47 @@ def _array(parameter: torch.Tensor) -> NDArray[np.float32]:
 
 @contextmanager
 def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
-    """The folder for one run alone. Raises PronkError where it cannot be had, or holds another run's work."""
+    """The folder for one run alone; an empty one is taken away again if nothing came to be in it.
+
+    Raises PronkError where it cannot be had, or holds another run's work.
+    """
+    there = folder.exists()
     try:
         folder.mkdir(exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
+        lock = FileLock(folder / _LOCK, timeout=0)
         lock.acquire()
     except FileNotFoundError:
         raise PronkError(f"{folder.parent} is no folder; make it first") from None
     except Timeout:
         raise PronkError(f"{folder}: another run is at work here; choose another folder") from None
     except OSError as error:
-        raise PronkError(f"{folder}: cannot be written: {os_problem(error)}") from None
+        raise PronkError(f"{folder}: cannot be written: {error.strerror or error}") from None
     try:
-        held = [path.name for path in folder.iterdir() if path.name != ".lock"]
-        if held and not resume:
-            raise BadRequest(f"{folder} holds {min(held)}; go on from there with --resume, or choose another folder")
+        _clean(folder)
+        held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+        if not resume and state.checkpoints(folder / CHECKPOINTS):
+            raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
+        if not resume and held:
+            raise BadRequest(
+                f"{folder} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one"
+            )
         yield folder
     finally:
+        with suppress(OSError):  # it does not matter, and some systems let no open file go
+            if [path.name for path in folder.iterdir()] == [_LOCK]:
+                (folder / _LOCK).unlink()
+                if not there:
+                    folder.rmdir()
         lock.release()
+
+
+def _clean(folder: Path) -> None:
+    """Take away what a run that was killed had half written."""
+    for pattern in (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.*.part"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):  # died before its first checkpoint
+        (folder / CHECKPOINTS).rmdir()
 
 
 def shown(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

@@ -1,0 +1,332 @@
+"""A run as a whole: what it leaves in its folder, and that it goes on to the bit wherever it was stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk import checkpoint, tokenizer
+from pronk.engine.batch import Batch
+from pronk.engine.batch import Run as Rows
+from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.torch_engine.backend import load_module
+from pronk.torch_engine.batch import TorchBatch
+from pronk.train import adapter, state
+from pronk.train.batches import MicroBatch
+from pronk.train.examples import Example
+from pronk.train.lora import LoraConfig
+from pronk.train.recompute import recompute
+from pronk.train.run import CHECKPOINTS, METRICS, MODEL, Run, Settings, claimed, prepare, read_metrics, shown
+
+LORA = LoraConfig(rank=4, alpha=8, dropout=0.2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    sums = [(a, b) for a in range(4) for b in range(5)]
+    records = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def settings(model: Path, data: Path, **changes: Any) -> Settings:
+    base = Settings(str(model), str(data), lora=LORA, max_steps=8, batch_size=2, accumulate=2, rate=1e-2, save_every=3)
+    return replace(base, **{"eval_every": 3, **changes})
+
+
+def make(chosen: Settings, folder: Path, **options: Any) -> Run:
+    opened = checkpoint.open(chosen.model)
+    assert opened.tokenizer
+    ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
+    folder.mkdir(exist_ok=True)
+    return Run(opened, ready, chosen, folder, device="cpu", **options)
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in read_metrics(folder)]
+
+
+def trained_of(run: Run) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in run.model.named_parameters() if p.requires_grad}
+
+
+# -- recomputed activations --
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_recomputed_activations_change_no_bit(
+    model: Path, data: Path, tmp_path: Path, every: int, lora: LoraConfig | None
+) -> None:
+    """Dropout's random numbers included, which are drawn a second time as they were the first."""
+    runs = [make(settings(model, data, lora=lora, recompute=k, max_steps=4), tmp_path / str(k)) for k in (0, every)]
+    losses = []
+    for run in runs:
+        torch.manual_seed(5)
+        losses.append([run.loop.step().loss for _ in range(4)])
+    assert losses[0] == losses[1]
+    plain, forgetful = map(trained_of, runs)
+    assert all(torch.equal(plain[name], forgetful[name]) for name in plain)
+
+
+def test_a_block_is_computed_twice_where_it_is_to_be(model: Path) -> None:
+    for every, passes in ((0, [1, 1]), (1, [2, 2]), (2, [2, 1])):
+        module = load_module(checkpoint.open(model))
+        seen = [0, 0]
+        for index, block in enumerate(module.model.layers):
+            block.mlp.register_forward_pre_hook(lambda *_, i=index, seen=seen: seen.__setitem__(i, seen[i] + 1))
+        recompute(module, every)
+        module(TorchBatch.of(Batch.of([Rows([1, 5, 9], logits="all")]), torch.device("cpu"), None)).sum().backward()
+        assert seen == passes
+    with pytest.raises(BadRequest, match="recompute every block"):
+        recompute(module, -1)
+
+
+def test_what_is_trained_is_what_serves(model: Path) -> None:
+    """The training forward, dropout off, is the cache-free forward that answers: to the bit, in a batch of several."""
+    module = load_module(checkpoint.open(model)).eval()
+    draw = np.random.default_rng(1)
+    texts = [draw.integers(3, 259, n).astype(np.int32) for n in (5, 12)]
+    micro = MicroBatch.of([Example(ids, np.arange(len(ids)) > 0) for ids in texts], torch.device("cpu"))
+    served = TorchBatch.of(
+        Batch.of([Rows(ids[:-1].tolist(), logits="all") for ids in texts]), torch.device("cpu"), None
+    )
+    with torch.no_grad():
+        assert torch.equal(module.lm_head(module.hidden(micro.batch)), module(served))
+
+
+# -- data --
+
+
+def test_what_is_held_out_is_not_trained_on(model: Path, data: Path, tmp_path: Path) -> None:
+    ready = make(settings(model, data, eval_share=0.25), tmp_path / "run").data
+    assert (len(ready.train), len(ready.held_out), len(ready.names)) == (15, 5, 15)
+    texts = [{tuple(example.ids.tolist()) for example in part} for part in (ready.train, ready.held_out)]
+    assert not texts[0] & texts[1]
+    again = make(settings(model, data, eval_share=0.25), tmp_path / "run").data
+    assert [e.ids.tolist() for e in again.held_out] == [e.ids.tolist() for e in ready.held_out]
+    other = make(settings(model, data, eval_share=0.25, seed=1), tmp_path / "run").data
+    assert [e.ids.tolist() for e in other.held_out] != [e.ids.tolist() for e in ready.held_out]
+    assert ready.names[0].startswith(f"{data}: line ")
+
+
+def test_held_out_data_of_its_own(model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    ready = make(settings(model, data, eval_data=str(tmp_path / "other.jsonl")), tmp_path / "run").data
+    assert (len(ready.train), len(ready.held_out)) == (20, 1)
+
+
+def test_few_records_are_all_trained_on(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "few.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    ready = make(settings(model, tmp_path / "few.jsonl", eval_share=0.5), tmp_path / "run").data
+    assert (len(ready.train), len(ready.held_out)) == (9, 0)
+
+
+def test_preferences_are_not_imitated(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    with pytest.raises(BadFile, match="holds preferences"):
+        make(settings(model, tmp_path / "pairs.jsonl"), tmp_path / "run")
+
+
+def test_the_mask_can_be_shown(model: Path, data: Path, tmp_path: Path) -> None:
+    run = make(settings(model, data), tmp_path / "run")
+    opened = checkpoint.open(model)
+    assert opened.tokenizer
+    (tokens,) = shown(run.data.train[:1], tokenizer.load(opened.tokenizer))
+    learned = "".join(text for text, counts in tokens if counts)
+    assert learned.endswith(".</s>")
+    assert "plus" not in learned
+
+
+# -- a run, and going on with it --
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+@pytest.mark.parametrize("stopped_after", [0, 4, 6])
+def test_resumed_is_as_if_never_stopped(
+    model: Path, data: Path, tmp_path: Path, lora: LoraConfig | None, stopped_after: int
+) -> None:
+    chosen = settings(model, data, lora=lora)
+    whole = make(chosen, tmp_path / "whole")
+    assert whole.train()
+
+    first = make(chosen, tmp_path / "parts")
+    calls = count()
+    assert not first.train(stop=lambda: next(calls) == stopped_after)
+    again = make(chosen, tmp_path / "parts")
+    torch.manual_seed(77)  # another process has another state
+    again.resume()
+    assert again.loop.position.step == stopped_after
+    assert again.train()
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+    for name, parameter in trained_of(whole).items():
+        assert torch.equal(parameter, trained_of(again)[name]), name
+    results = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.safetensors")]
+    assert results
+    assert all((tmp_path / "parts" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes() for path in results)
+
+
+def test_killed_between_checkpoints(model: Path, data: Path, tmp_path: Path) -> None:
+    """Steps after the newest checkpoint are taken again, and stand in the metrics once; a torn line is no obstacle."""
+    chosen = settings(model, data)
+    whole = make(chosen, tmp_path / "whole")
+    whole.train()
+
+    class Killed(BaseException):
+        pass
+
+    def watch(step: Any) -> None:
+        if step.step == 5:
+            raise Killed
+
+    first = make(chosen, tmp_path / "parts")
+    with pytest.raises(Killed):
+        first.train(watch)
+    with (tmp_path / "parts" / METRICS).open("a") as file:
+        file.write('{"step": 6, "lo')
+    again = make(chosen, tmp_path / "parts")
+    again.resume()
+    assert again.resumed_from == tmp_path / "parts" / CHECKPOINTS / "step-000003"
+    again.train()
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+
+
+def test_data_that_changed_under_its_name(model: Path, data: Path, tmp_path: Path) -> None:
+    """One letter: as many records, as many tokens."""
+    make(settings(model, data), tmp_path / "run").train(stop=lambda: True)
+    data.write_text(data.read_text().replace("3 plus 4 is", "3 plus 5 is"))
+    with pytest.raises(BadRequest, match="was made with the SHA-256 of its examples="):
+        make(settings(model, data), tmp_path / "run").resume()
+
+
+def test_nothing_to_resume(model: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="no checkpoint to resume from"):
+        make(settings(model, data), tmp_path / "run").resume()
+
+
+def test_it_learns_and_keeps_the_best(model: Path, data: Path, tmp_path: Path) -> None:
+    run = make(settings(model, data, max_steps=30, eval_every=10), tmp_path / "run")
+    told: list[tuple[int, float]] = []
+    run.train(evaluated=lambda step, loss: told.append((step, loss)))
+    assert [step for step, _ in told] == [0, 10, 20, 30]
+    assert told[-1][1] < told[0][1] - 0.5
+    assert run.loop.position.best == min(loss for _, loss in told)
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 31))
+    assert [(line["step"], line["held_out_loss"]) for line in lines if "held_out_loss" in line] == told
+    written, base = adapter.read_config(tmp_path / "run")
+    assert (replace(written, target_modules=LORA.target_modules), base) == (LORA, str(model))
+
+
+def test_it_stops_where_held_out_loss_no_longer_falls(model: Path, data: Path, tmp_path: Path) -> None:
+    """Random answers cannot be foretold, only learned by heart."""
+    draw = np.random.default_rng(0)
+    records = [{"prompt": "x", "completion": "".join(map(chr, draw.integers(97, 123, 12)))} for _ in range(24)]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = make(settings(model, data, lora=None, max_steps=200, eval_every=5, patience=2), tmp_path / "run")
+    assert run.train()
+    held_out = [line["held_out_loss"] for line in read_metrics(tmp_path / "run") if "held_out_loss" in line]
+    assert run.loop.position.step < 200
+    assert min(held_out) == held_out[-3]
+    # What is in the folder is what did best, not what came last.
+    best = load_module(checkpoint.open(tmp_path / "run" / MODEL))
+    run.loop.model = best
+    assert run.loop.evaluate(run.data.held_out) == pytest.approx(held_out[-3], abs=1e-6)
+
+
+def test_all_weights_trained_make_a_model_that_loads(model: Path, data: Path, tmp_path: Path) -> None:
+    run = make(settings(model, data, lora=None, eval_share=0.0), tmp_path / "run")
+    assert run.trained_share == 1
+    run.train()
+    ids = [1, 40, 50, 60, 70]
+    with torch.no_grad():
+        batch = TorchBatch.of(Batch.of([Rows(ids, logits="all")]), torch.device("cpu"), None)
+        expected = run.model.eval()(batch).numpy()
+    for engine in ("torch", "cpu"):
+        llm = pronk.load(tmp_path / "run" / MODEL, engine=engine)
+        assert llm.has_tokenizer
+        np.testing.assert_allclose(llm.logits(ids), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(pronk.load(model, engine="cpu").logits(ids), expected, atol=1e-2)  # it did learn
+
+
+# -- folders --
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    with (
+        claimed(tmp_path / "run", resume=False),
+        pytest.raises(PronkError, match="another run is at work here"),
+        claimed(tmp_path / "run", resume=True),
+    ):
+        pass
+
+
+def test_a_folder_that_is_another_s(model: Path, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "letter.txt").write_text("mine")
+    with pytest.raises(BadRequest, match=r"holds 'letter\.txt', which is no run's"), claimed(folder, resume=False):
+        pass
+    (folder / "letter.txt").unlink()
+    make(settings(model, data), folder).train(stop=lambda: True)
+    with pytest.raises(BadRequest, match="holds a run already; go on with it"), claimed(folder, resume=False):
+        pass
+    with claimed(folder, resume=True):
+        pass
+    assert state.checkpoints(folder / CHECKPOINTS)
+
+
+def test_an_empty_folder_does_not_stay(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), claimed(tmp_path / "run", resume=False):
+        raise RuntimeError
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with claimed(tmp_path / "run", resume=False):
+        pass
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_half_written_work_of_a_dead_run_is_taken_away(tmp_path: Path) -> None:
+    (tmp_path / "run" / CHECKPOINTS / ".step-000000.12.part").mkdir(parents=True)
+    with claimed(tmp_path / "run", resume=False) as folder:
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PronkError, match="is no folder; make it first"), claimed(tmp_path / "no" / "run", resume=False):
+        pass
+    with pytest.raises(PronkError, match="cannot be written: File exists"), claimed(tmp_path / "file", resume=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"eval_share": 1.0}, "the share that is held out"),
+        ({"warmup": 1.5}, "the warm-up is a share"),
+        ({"precision": "f8"}, "precision must be one of"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"epochs": 0.0}, "epochs must be more than 0"),
+        ({"epochs": float("nan")}, "epochs must be more than 0"),
+    ],
+)
+def test_settings_out_of_range(model: Path, data: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        settings(model, data, **change)
+    assert asdict(settings(model, data))["lora"]["rank"] == 4
