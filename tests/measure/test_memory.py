@@ -21,7 +21,7 @@ CHECKPOINT = in_memory(CONFIG, random_weights(CONFIG))
 
 
 def test_a_total_is_a_sum() -> None:
-    assert Prediction(weights=1000, kv_a_token=10, a_pass=7).total(100, tokens=64) == 100 + 1000 + 64 * 10 + 7
+    assert Prediction(weights=1000, kv_a_token=10, besides=7).total(100, tokens=64) == 100 + 1000 + 64 * 10 + 7
     assert Prediction(0, 1, 0).total(0, 1) == 64  # a whole block
     # From 4 blocks to 8: for a moment both are there, the larger one as full as the smaller.
     assert Prediction(0, 1, 0).total(0, 257) == 8 * 64

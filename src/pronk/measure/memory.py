@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _STATUS = Path("/proc/self/status")
 _FIRST_BLOCKS = 4  # that a PrefixCache begins with
+_PASS = 512  # tokens of the passes that a scheduler makes
 _TORCH_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
@@ -26,11 +27,11 @@ class Prediction:
 
     weights: int
     kv_a_token: int
-    a_pass: int  # what a forward pass needs besides
+    besides: int  # what a forward pass needs, and what else there is at the peak
 
     def total(self, baseline: int, tokens: int) -> int:
         """The peak of a process that held `baseline` before loading and then runs one text of `tokens` tokens."""
-        return baseline + self.weights + kv_blocks(tokens) * BLOCK_SIZE * self.kv_a_token + self.a_pass
+        return baseline + self.weights + kv_blocks(tokens) * BLOCK_SIZE * self.kv_a_token + self.besides
 
 
 def kv_blocks(tokens: int) -> int:
@@ -69,7 +70,10 @@ def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Predic
         )
         loaded -= linear * (width - 1)
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
-    return Prediction(loaded, kv, 0)
+    widest = 4 * config.hidden_size + 3 * config.intermediate_size + config.num_attention_heads * config.head_dim
+    # On a CPU, pages of the file that have been read stay mapped until the model is loaded.
+    file = sum(tensor.nbytes for tensor in checkpoint.tensors.values()) if on_cpu else 0
+    return Prediction(loaded, kv, file + _PASS * widest * width)
 
 
 def held() -> int | None:

@@ -30,12 +30,14 @@ class Subject:
         tokenizer is let go again, and its memory used by the one that comes with the model.
         """
         import pronk
+        from pronk.checkpoint import mapped
 
         kept = _before_the_weights(model, engine, options)
         baseline = memory.held()
         del kept
         options = {**options, "engine": engine, "prefix_cache": prefix_cache}
         llm = self._models[name] = pronk.load(model, **options, progress=self.progress)
+        mapped.let_go()  # what was read of the file is no part of the model
         return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": memory.held(), **_what(llm)}
 
     def drop(self, name: str) -> None:
