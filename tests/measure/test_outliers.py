@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
+import pronk
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import outliers as module
 from pronk.measure.outliers import Survey, Tally, outliers
+from pronk.measure.windows import evaluation_text
 from pronk.torch_engine.backend import TorchBackend
 from pronk.watched import WatchedBackend
 
@@ -123,3 +127,19 @@ def test_an_engine_that_shows_nothing() -> None:
     model.backend = WatchedBackend(model.backend, lambda _: None)
     with pytest.raises(BadRequest, match="the cpu engine does not show its activations"):
         outliers(model, TEXTS)
+
+
+@pytest.mark.slow
+def test_the_default_model_has_one_outlier_feature_and_multiplies_999_of_1000_activations_in_8_bits(
+    smollm2: Path,
+) -> None:
+    """The paper's share, more than 99.9%; and what docs/how-it-works/eight-bits.md says of this model."""
+    model = pronk.load(smollm2, engine="cpu", quantize="f32", threads=2)
+    ids = model.tokenizer.encode(evaluation_text())
+    found = outliers(model, [ids[at : at + 511] for at in range(0, 2048, 512)]).as_dict()
+    assert [feature["column"] for feature in found["features"]["columns"]] == [247]
+    assert 5e-4 < found["share_of_activations"] < 1e-3
+    massive = found["top"][0]
+    assert (massive["layer"], massive["input"]) == (11, "down")
+    assert massive["largest"] > 2000
+    assert massive["share_of_tokens"] == pytest.approx(1 / 511)  # the first of each text
