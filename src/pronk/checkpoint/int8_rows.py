@@ -31,7 +31,7 @@ def lazy(
     rows, cols = codes.shape
 
     def scales() -> Floats:
-        if zeros is not None and zeros.read().any():
+        if zeros is not None and _bytes(zeros).any():
             raise Unsupported(f"{path}: tensor {short(zeros.name)} is not zero; only codes in rows, around 0, are read")
         stored: Floats = scale.read().reshape(rows).astype(np.float32)
         if not (np.isfinite(stored) & (stored >= 0)).all():
@@ -40,13 +40,19 @@ def lazy(
         return stored
 
     def read() -> Floats:
-        return multiply(scales(), codes.read())
+        return multiply(scales(), _bytes(codes).view(np.int8))
 
     def read_blocks() -> NDArray[np.uint8]:
-        return join(scales(), codes.read())
+        return join(scales(), _bytes(codes).view(np.int8))
 
     nbytes = codes.nbytes + scale.nbytes + (zeros.nbytes if zeros else 0)
     return LazyTensor(codes.name, (rows, cols), dtype, nbytes, read, read_blocks)
+
+
+def _bytes(tensor: LazyTensor) -> NDArray[np.uint8]:
+    """Of a tensor of codes, which containers give in no other way."""
+    assert tensor.read_blocks is not None
+    return tensor.read_blocks()
 
 
 def join(scale: Floats, codes: Codes) -> NDArray[np.uint8]:

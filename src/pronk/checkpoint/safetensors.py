@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.tensors import PLAIN_DTYPES, LazyTensor, stored_dtype
+from pronk.checkpoint.tensors import CODE_DTYPES, PLAIN_DTYPES, LazyTensor, plain_dtype
 from pronk.checkpoint.writing import write_array
 from pronk.errors import BadFile, short
 
@@ -67,7 +68,8 @@ def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
         dtype, shape, begin, end = _check_entry(path, name, entry)
         start = 8 + length + begin
         read_tensor = partial(_read, file, name, dtype, shape, start)
-        tensors[name] = LazyTensor(name, shape, dtype, end - begin, read_tensor)
+        read_codes = partial(file.array, start, shape, np.dtype(np.uint8)) if dtype in CODE_DTYPES else None
+        tensors[name] = LazyTensor(name, shape, dtype, end - begin, read_tensor, read_codes)
         ranges.append((begin, end, name))
 
     position = 0
@@ -144,4 +146,4 @@ def _is_size(value: object) -> bool:
 
 
 def _read(file: MappedFile, name: str, dtype: str, shape: tuple[int, ...], start: int) -> NDArray[Any]:
-    return file.array(start, shape, stored_dtype(file.path, name, dtype))
+    return file.array(start, shape, plain_dtype(file.path, name, dtype))

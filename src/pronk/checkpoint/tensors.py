@@ -22,8 +22,8 @@ PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# What containers hold besides: codes, which mean nothing without their scales.
-_CODE_DTYPES: dict[str, np.dtype[Any]] = {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8)}
+# What containers hold besides: codes, which mean nothing without their scales, and which `read` therefore refuses.
+CODE_DTYPES = ("I8", "U8")
 
 # The bits that are all set in infinities and NaNs alone. numpy's isfinite takes ten times as long over 16-bit types.
 _EXPONENTS = {
@@ -51,7 +51,8 @@ class LazyTensor:
     nbytes: int  # as stored
     read: Callable[[], NDArray[Any]]
     # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them. A
-    # row of INT8 or LLM_INT8 is its scale, a little-endian float32, and then an int8 for each weight.
+    # row of INT8 or LLM_INT8 is its scale, a little-endian float32, and then an int8 for each weight. Of codes without
+    # scales: the bytes, in the tensor's own shape.
     read_blocks: Callable[[], NDArray[np.uint8]] | None = None
     # Where the bytes stand, in containers that may give one place to several tensors.
     place: tuple[Path, int] | None = None
@@ -110,11 +111,6 @@ def plain_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:
     if dtype not in PLAIN_DTYPES:
         raise Unsupported(f"{path}: tensor {name!r} is stored as {dtype}; {', '.join(PLAIN_DTYPES)} are supported")
     return PLAIN_DTYPES[dtype]
-
-
-def stored_dtype(path: str | Path, name: str, dtype: str) -> np.dtype[Any]:
-    """As `plain_dtype`, for those who know what to do with codes."""
-    return _CODE_DTYPES.get(dtype) or plain_dtype(path, name, dtype)
 
 
 def check_tensors(path: str | Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:

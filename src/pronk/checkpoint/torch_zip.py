@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pronk.checkpoint import unpickle, zip_directory
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.mapped import MappedFile, first_bytes
-from pronk.checkpoint.tensors import LazyTensor, stored_dtype
+from pronk.checkpoint.tensors import CODE_DTYPES, LazyTensor, plain_dtype
 from pronk.checkpoint.zip_directory import Entry
 from pronk.errors import BadFile, short
 
@@ -159,21 +159,24 @@ class _Archive:
 
     def lazy(self, name: str, tensor: _Tensor) -> LazyTensor:
         nbytes = math.prod(tensor.shape) * tensor.storage.itemsize
-        read = partial(self.read_tensor, name, tensor)
+        read = partial(self.read_numbers, name, tensor)
+        in_codes = tensor.storage.dtype in CODE_DTYPES
+        read_codes = partial(self.read_tensor, tensor, np.dtype(np.uint8)) if in_codes else None
         place = (self.file.path, self.start(tensor)) if tensor.contiguous else None
-        return LazyTensor(name, tensor.shape, tensor.storage.dtype, nbytes, read, place=place)
+        return LazyTensor(name, tensor.shape, tensor.storage.dtype, nbytes, read, read_codes, place)
 
     def start(self, tensor: _Tensor) -> int:
         return tensor.storage.entry.offset + tensor.offset * tensor.storage.itemsize
 
-    def read_tensor(self, name: str, tensor: _Tensor) -> NDArray[Any]:
-        storage = tensor.storage
-        dtype = stored_dtype(self.file.path, name, storage.dtype)
+    def read_numbers(self, name: str, tensor: _Tensor) -> NDArray[Any]:
+        return self.read_tensor(tensor, plain_dtype(self.file.path, name, tensor.storage.dtype))
+
+    def read_tensor(self, tensor: _Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
         start = self.start(tensor)
         if tensor.contiguous or 0 in tensor.shape:
             return self.file.array(start, tensor.shape, dtype, self.byteorder)
         flat = self.file.array(start, (tensor.extent,), dtype, self.byteorder)
-        strides = [stride * storage.itemsize for stride in tensor.strides]
+        strides = [stride * tensor.storage.itemsize for stride in tensor.strides]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False))
 
 
