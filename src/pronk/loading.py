@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pronk import checkpoint as checkpoints
 from pronk import engines
 from pronk import tokenizer as tokenizers
+from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint import hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
@@ -27,6 +28,7 @@ def load(
     model: str | Path | None = None,
     *,
     tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
     engine: Literal["cpu", "torch"] | None = None,
     quantize: Quantize | Mapping[str, str] | None = None,
     int8_threshold: float | None = None,
@@ -43,7 +45,9 @@ def load(
 ) -> LLM:
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
 
-    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `ctx_size`: the most tokens a
+    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `adapter`: a folder with a LoRA
+    adapter in PEFT's format, which is added to the weights as they stream in, in float32: weights that it concerns are
+    f32 unless `quantize` says otherwise. `ctx_size`: the most tokens a
     sequence may have, prompt included (default: what the model was trained for). `prefix_cache`: how many tokens of
     earlier texts stay in the KV cache, so that a text which begins like one of them starts sooner (default: one
     context's; 0: none). With `progress`, a download speaks on stderr as well.
@@ -66,7 +70,8 @@ def load(
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
     model = hub.DEFAULT_MODEL if model is None else model
-    named = {"model": model, "tokenizer": tokenizer, "device": device, "dtype": dtype, "revision": revision}
+    named = {"model": model, "tokenizer": tokenizer, "adapter": adapter, "device": device, "dtype": dtype}
+    named["revision"] = revision
     for what, name in named.items():
         _check_name(what, name)
     options = {
@@ -81,6 +86,8 @@ def load(
     chosen = engines.choose(engine, options)
     opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = _tokenizer(opened, tokenizer)
+    if adapter is not None:
+        opened = adapters.applied(opened, expanded(adapter))
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     backend = engines.backend(opened, chosen, options, threads=threads, ctx_size=ctx_size, progress=progress)

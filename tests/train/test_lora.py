@@ -13,13 +13,13 @@ from tiny_folder import save_tiny_chat_model
 from torch import Tensor
 
 from pronk import checkpoint
+from pronk.checkpoint.adapter import LoraConfig, read_config
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest, ModelNotFound, Unsupported
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, lora
-from pronk.train.lora import LoraConfig
 
 IDS = [1, 50, 60, 70, 80, 90, 30, 20]
 CONFIG = LoraConfig(rank=3, alpha=12, target_modules=("down_proj", "q_proj", "v_proj"))
@@ -101,7 +101,7 @@ def test_ours_in_peft_and_peft_s_here(folder: Path, tmp_path: Path, rslora: bool
     for name, layer in lora.layers(model):
         for part in ("lora_A", "lora_B"):
             expected = gradients[f"base_model.model.{name}.{part}.default.weight"]
-            torch.testing.assert_close(getattr(layer, part).grad, expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(getattr(layer, part).grad, expected, rtol=1e-4, atol=1e-5)
 
     theirs.save_pretrained(tmp_path / "theirs")
     again = load(folder)
@@ -128,7 +128,7 @@ def saved(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_an_adapter_says_what_it_is(folder: Path, tmp_path: Path) -> None:
-    assert adapter.read_config(saved(folder, tmp_path)) == (CONFIG, "base")
+    assert read_config(saved(folder, tmp_path)) == (CONFIG, "base")
 
 
 def edited(change: dict[str, Any]) -> Callable[[Path], None]:

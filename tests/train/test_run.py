@@ -15,15 +15,15 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint, tokenizer
+from pronk.checkpoint.adapter import LoraConfig, read_config
 from pronk.engine.batch import Batch
 from pronk.engine.batch import Run as Rows
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
-from pronk.train import adapter, state
+from pronk.train import state
 from pronk.train.batches import MicroBatch
 from pronk.train.examples import Example
-from pronk.train.lora import LoraConfig
 from pronk.train.recompute import recompute
 from pronk.train.run import CHECKPOINTS, METRICS, MODEL, Run, Settings, claimed, prepare, read_metrics, shown
 
@@ -229,7 +229,7 @@ def test_it_learns_and_keeps_the_best(model: Path, data: Path, tmp_path: Path) -
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 31))
     assert [(line["step"], line["held_out_loss"]) for line in lines if "held_out_loss" in line] == told
-    written, base = adapter.read_config(tmp_path / "run")
+    written, base = read_config(tmp_path / "run")
     assert (replace(written, target_modules=LORA.target_modules), base) == (LORA, str(model))
 
 

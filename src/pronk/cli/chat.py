@@ -48,6 +48,7 @@ In the conversation:
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--chat-template", metavar="FILE|NAME", help="Jinja file, or llama2 or llama3; not the model's own.")
 @click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Go on from a saved conversation.")
+@options.adapter_option
 @options.loading_options
 @options.sampling_options
 @options.generation_options

@@ -45,6 +45,7 @@ terminal, control characters in the text are shown as signs; files and pipes get
 @click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Read the prompt from FILE; - is standard input.")
 @click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
 @options.model_option
+@options.adapter_option
 @options.loading_options
 @options.sampling_options
 @click.option("--num-samples", "n", type=int, default=1, show_default=True, help="Independent samples of the prompt.")

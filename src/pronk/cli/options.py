@@ -104,6 +104,10 @@ threads_option = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"
 )
 
+adapter_option = click.option(
+    "--adapter", type=NAME, metavar="FOLDER", help="A LoRA adapter in PEFT's format, as of pronk finetune."
+)
+
 # What both engines have, then the CPU engine's own, then the torch engine's.
 QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
 
@@ -173,7 +177,7 @@ generation_options = together(
 
 def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
     """`options` are those of loading and sampling; the wrong ones are found before loading, which may take a while."""
-    loading = {name: options.pop(name) for name in LOADING}
+    loading = {name: options.pop(name) for name in (*LOADING, "adapter")}
     params = sampling_params(options)
     return load_model(model, loading), params
 

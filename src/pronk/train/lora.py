@@ -10,42 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
-
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    """Names and meaning are PEFT's. `rslora`: divide alpha by sqrt(rank) instead of by rank (arXiv 2312.03732)."""
-
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] = TARGETS
-    rslora: bool = False
-
-    def __post_init__(self) -> None:
-        if type(self.rank) is not int or self.rank < 1:
-            raise BadRequest(f"the rank of LoRA must be a whole number from 1 on, not {self.rank!r}")
-        if not (isinstance(self.alpha, int | float) and math.isfinite(self.alpha) and self.alpha > 0):
-            raise BadRequest(f"LoRA's alpha must be a positive number, not {self.alpha!r}")
-        if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
-            raise BadRequest(f"LoRA's dropout must be from 0 to less than 1, not {self.dropout!r}")
-        if unknown := [name for name in self.target_modules if name not in TARGETS]:
-            raise BadRequest(f"LoRA has no target module {unknown[0]!r}; there are {', '.join(TARGETS)}")
-        if not self.target_modules:
-            raise BadRequest(f"LoRA needs target modules; there are {', '.join(TARGETS)}")
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class LoraLinear(nn.Module):
@@ -66,6 +37,11 @@ class LoraLinear(nn.Module):
             F.linear(dropped.to(self._type(x)), self.lora_A.to(self._type(x))), self.lora_B.to(self._type(x))
         )
         return y + thin.to(y.dtype) * self.scale
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """N, K of the weight."""
+        return len(self.lora_B), self.lora_A.shape[1]
 
     def _type(self, x: Tensor) -> torch.dtype:
         """What the thin products are computed in: autocast's type where it is on, else that of the matrices."""

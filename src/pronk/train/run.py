@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from pronk.checkpoint import write
+from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
 from pronk.tokenizer import Tokenizer
@@ -35,7 +36,6 @@ from pronk.train import adapter, lora, optimizers, records, state
 from pronk.train.batches import Batches
 from pronk.train.examples import Encoder, Example, Pair
 from pronk.train.loop import Loop, Precision, Step
-from pronk.train.lora import LoraConfig
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 
