@@ -31,6 +31,8 @@ class Toy:
         return 1 / 0
     def exhaust(self):
         raise MemoryError
+    def exhaust_gpu(self):
+        raise type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
     def leave(self):
         print("something about the allocator", file=sys.stderr, flush=True)
         os._exit(3)
@@ -70,6 +72,8 @@ def test_its_errors_are_ours_and_it_goes_on(toy: Worker) -> None:
         toy.call("fail")
     with pytest.raises(PronkError, match="memory ran out in 'exhaust'"):
         toy.call("exhaust")
+    with pytest.raises(PronkError, match="the GPU's memory ran out in 'exhaust_gpu'"):
+        toy.call("exhaust_gpu")
     assert toy.call("add", a=1, b=2) == 3
 
 

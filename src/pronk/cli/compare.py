@@ -36,7 +36,7 @@ _options = options.together(
     click.option("--decode-tokens", type=click.IntRange(min=1), metavar="N",
                   help="Decode N tokens after each prompt.  [default: 64]"),
     click.option("--windows", type=click.IntRange(min=1), metavar="N",
-                  help="Measure quality on N windows of 512 tokens, spread over the text.  [default: up to 8]"),
+                  help="Measure quality on N windows of 512 tokens, spread over the text.  [default: up to 16]"),
     click.option("-f", "--text", type=options.NAME, metavar="FILE",
                   help="Text to measure quality on.  [default: prose that comes with pronk]"),
     click.option("--techniques", is_flag=True,
@@ -93,7 +93,7 @@ def command(
     folder = expanded(out)
     arguments = shlex.join(["pronk", *sys.argv[1:]])
     comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=arguments)
-    for line in compare.about(comparison):
+    for line in [*compare.about(comparison), *compare.warnings()]:
         console.note(line)
     work = _Work()
     with progress.shown("measuring", work.amount) as show:

@@ -19,7 +19,7 @@ from pronk.measure import journal as journals
 from pronk.measure import latency, techniques, texts
 from pronk.measure.comparison import Comparison, Request, Variant, settle
 from pronk.measure.journal import Journal
-from pronk.measure.machine import machine
+from pronk.measure.machine import cores, load, machine
 from pronk.measure.pace import Note, Pace
 from pronk.measure.worker import Worker
 
@@ -108,6 +108,14 @@ def about(comparison: Comparison) -> list[str]:
     if comparison.request.techniques:
         lines.append(f"techniques: {', '.join(techniques.titles(comparison))}")
     return lines + list(comparison.missing)
+
+
+def warnings() -> list[str]:
+    """What makes figures of this machine worth less, right now."""
+    busy = load()
+    if busy is None or busy <= 0.5:
+        return []
+    return [f"others are at work on this machine (load {busy:.1f} on {cores()} cores): its times will say little"]
 
 
 # -- latency and memory --

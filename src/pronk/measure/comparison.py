@@ -33,7 +33,7 @@ TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is
 FLOATS = ("f32", "bf16", "f16")
 REFERENCE = "f32"
 PREFILL = (32, 128, 512)  # tokens of the prompts
-WINDOWS, WINDOW, NOISE_WINDOWS = 8, 512, 2
+WINDOWS, WINDOW, NOISE_WINDOWS = 16, 512, 4
 SHIPPED = "the text that comes with pronk"
 _LEAST_TEXT = 8  # tokens: fewer say nothing of how a text goes on
 _SPARE = 0.85  # of free memory that several models together may take: the rest of the machine is not asleep
@@ -352,9 +352,13 @@ def _baseline() -> int:
 
 
 def _free(engine: Engine, request: Request) -> int | None:
-    """Of the memory that weights go to; None where that is not known: a GPU's is torch's to say."""
-    on_gpu = engine == "torch" and request.loading.get("device") != "cpu" and engines.has_gpu()
-    return None if on_gpu else system.free_bytes()
+    """Of the memory that weights go to; None where that is not known."""
+    device = request.loading.get("device")
+    if engine == "torch" and device != "cpu" and engines.has_gpu():
+        from pronk.torch_engine import device_memory
+
+        return device_memory.free(device)
+    return system.free_bytes()
 
 
 def _differs(name: str, now: object, then: object) -> str:

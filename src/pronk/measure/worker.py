@@ -158,8 +158,11 @@ def serve(subject: Any) -> None:
             say(refused=f"memory ran out in {operation!r}; fewer bits or a smaller context size (--ctx-size) take less")
         except BrokenPipeError:  # the caller is gone
             return
-        except Exception:
-            say(failed=traceback.format_exc())
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+                say(refused=f"the GPU's memory ran out in {operation!r}; compare fewer variants at once, or fewer bits")
+            else:
+                say(failed=traceback.format_exc())
 
 
 def main() -> None:

@@ -28,6 +28,11 @@ def held(device: str) -> int | None:
     return torch.cuda.memory_allocated(where) if where.type == "cuda" else None
 
 
+def free(device: str | None) -> int:
+    """Of a GPU; None: of the one that models go to by default."""
+    return torch.cuda.mem_get_info(device or "cuda")[0]
+
+
 def peak(device: str) -> int | None:
     """The most since the process began, or since `reset_peak`."""
     where = torch.device(device)
