@@ -206,12 +206,23 @@ def test_a_model_without_a_tokenizer(run: Run, model: str, tmp_path: Path) -> No
     assert json.loads(result.stdout)["divergence"]["windows"] == 1
 
 
-def test_a_text_that_is_too_short_to_choose_by(run: Run, model: str, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("Hi.")
-    result = run("quantize", model, str(tmp_path / "m.gguf"), "--max-kld", "1", "-f", str(tmp_path / "text"))
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        ("Hi.", ["--to", "q8"], "has 3 tokens, too few to measure"),
+        ("", ["--to", "q8"], "has 0 tokens, too few to measure"),
+        ("It rained for a while.", ["--max-kld", "1"], "choosing formats takes a text of"),
+    ],
+)
+def test_a_text_that_is_too_short(
+    run: Run, model: str, tmp_path: Path, text: str, more: list[str], message: str
+) -> None:
+    (tmp_path / "text").write_text(text)
+    result = run("quantize", model, str(tmp_path / "m.gguf"), *more, "-f", str(tmp_path / "text"))
     assert result.exit_code == 1
-    assert "choosing formats takes a text of" in result.stderr
-    assert not (tmp_path / "m.gguf").exists()
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_a_disk_that_is_full(model: str, tmp_path: Path) -> None:

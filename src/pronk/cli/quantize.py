@@ -10,7 +10,7 @@ import click
 
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, tokenizer_for
-from pronk.errors import NoTokenizer, PronkError
+from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -26,6 +26,7 @@ SCHEMES: dict[str, Format | None] = {
     "f16": None,
 }
 _CTX, _WINDOWS = 256, 4  # of the text that the receipt is made from
+_SHORTEST = 16  # tokens
 
 
 @options.verb(
@@ -96,7 +97,8 @@ def command(
     write.check_destination(checkpoint, Path(dst), container, overwrite)
     vocabulary, files = tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
-    choice = None if max_kld is None else _choose(src, _encoded(src, checkpoint, text), max_kld, loading)
+    ids = _encoded(src, checkpoint, text, text_name)
+    choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
     with progress.shown("writing") as advance:
         write.save(
             checkpoint,
@@ -113,10 +115,10 @@ def command(
     if problem := write.tokenizer_problem(checkpoint, container, vocabulary, files):
         console.note(f"the tokenizer stays behind: {problem}")
     try:
-        receipt = _receipt(src, dst, checkpoint, text, loading)
+        receipt = _receipt(src, dst, checkpoint, ids, loading)
     except PronkError as error:
         raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
-    receipt |= {"to": to, "text": text_name, "choice": choice}
+    receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     if as_json:
         console.write_json(receipt)
     else:
@@ -135,25 +137,33 @@ def _container(dst: str, to: str | None) -> Format:
     raise click.UsageError(f"{what} is saved as a folder: give DST a name that does not end in .gguf, not {dst!r}")
 
 
-def _choose(src: str, ids: list[int], max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
+def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
     """What pronk.measure.mixed chooses; see its Choice."""
     from pronk.measure.mixed import choose
 
+    if ids is None:
+        raise NoTokenizer(
+            f"{src} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE"
+        )
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
         return choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading).as_dict()
 
 
-def _encoded(src: str, checkpoint: Checkpoint, text: str) -> list[int]:
+def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> list[int] | None:
+    """None where there is no tokenizer: a receipt can do without a text."""
     from pronk import tokenizer
 
     if checkpoint.tokenizer is None:
-        raise NoTokenizer(
-            f"{src} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE"
-        )
-    return tokenizer.load(checkpoint.tokenizer).encode(text)
+        return None
+    ids = tokenizer.load(checkpoint.tokenizer).encode(text)
+    if len(ids) < _SHORTEST:
+        raise BadRequest(f"{text_name} has {len(ids)} tokens, too few to measure {src} on; give {_SHORTEST} or more")
+    return ids
 
 
-def _receipt(src: str, dst: str, checkpoint: Checkpoint, text: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+def _receipt(
+    src: str, dst: str, checkpoint: Checkpoint, ids: list[int] | None, loading: Mapping[str, Any]
+) -> dict[str, Any]:
     import pronk
     from pronk.measure.divergence import divergence
     from pronk.measure.verify import sample_ids
@@ -162,7 +172,8 @@ def _receipt(src: str, dst: str, checkpoint: Checkpoint, text: str, loading: Map
         before = pronk.load(src, **loading, quantize="f32", progress=advance)
     with progress.shown("reading DST") as advance:
         after = pronk.load(Path(dst), engine="cpu", progress=advance)
-    ids = sample_ids(before, text)
+    if ids is None:
+        ids = sample_ids(before, "")
     ctx = min(_CTX, before.ctx_size, len(ids))
     with progress.shown("measuring", unit=progress.of_tokens) as advance:
         found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
