@@ -1,6 +1,7 @@
 // What an instruction set must offer; one table of functions for each, chosen once at run time (isa.cpp).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,6 +29,8 @@ struct OutlierRule {
     int count = 8;
 };
 
+constexpr float kInPlace[4] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f};
+
 // One form of the T rows. Rows are `stride` bytes apart; K is padded with zeros.
 struct Rows {
     Form form = Form::f32;
@@ -38,16 +41,21 @@ struct Rows {
     int groups = 0;          // K/32 for q8, 1 for all others
     int padded = 0;          // K in whole groups of 32
     OutlierRule rule;
-    float* outlier_x = nullptr;        // llm_int8: [T][padded], of which `outlier_count` are used,
-    int32_t* outlier_k = nullptr;      // by ascending k
-    int32_t* outlier_count = nullptr;  // [T]
+    // llm_int8: each token's outliers by ascending k, as they came one token after the other: it is few of many that are
+    // read again and again, and so they lie side by side.
+    float* outlier_x = nullptr;    // x / 256^(k mod 4): the factor of a weight that is left in its place in a word of four
+    float* outlier_sum = nullptr;  // [T], of x
+    int32_t* outlier_k = nullptr;
+    int32_t *outlier_begin = nullptr, *outlier_count = nullptr;  // [T]
+    std::atomic<int32_t>* outliers_used = nullptr;               // by all tokens so far
+    float* found_x = nullptr;                                    // [padded], of one thread, while a token's are chosen
+    int32_t* found_k = nullptr;
 
     Rows at(int t) const {
         Rows r = *this;
         r.data += t * stride;
         if (scale) r.scale += static_cast<size_t>(t) * groups, r.sum += static_cast<size_t>(t) * groups;
-        const size_t lists = static_cast<size_t>(t) * padded;
-        if (outlier_x) r.outlier_x += lists, r.outlier_k += lists, r.outlier_count += t;
+        if (outlier_x) r.outlier_begin += t, r.outlier_count += t, r.outlier_sum += t;
         return r;
     }
 };

@@ -114,7 +114,7 @@ bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, co
     s.run_of.resize(t), s.attend_tokens.resize(t);
     for (int n = 0; n < batch.runs; ++n)
         for (int i = batch.offsets[n]; i < batch.offsets[n + 1]; ++i) s.run_of[i] = n, s.attend_tokens[i] = i;
-    const size_t phases = layers.size() * 12 + 8;
+    const size_t phases = layers.size() * 16 + 8;
     if (s.phases < phases) s.tickets = std::make_unique<std::atomic<int>[]>(phases), s.phases = phases;
     for (size_t i = 0; i < phases; ++i) s.tickets[i].store(0, std::memory_order_relaxed);
 
@@ -215,6 +215,12 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
         const int form = (int)form_of(m.format);
         if (!wanted[form]) rows[form] = buffers[form].rows((Form)form, cols, model.outlier_rule);
         wanted[form] = true, halves += 2 * m.panels;
+    }
+    if (Rows& shared = rows[(int)Form::llm_int8]; tokens > 1 && wanted[(int)Form::llm_int8]) {
+        // All threads fill one list; each chooses what goes there in memory of its own.
+        const Rows mine = scratch.own[self.thread][(int)Form::llm_int8].rows(Form::llm_int8, cols, model.outlier_rule);
+        shared.outliers_used = &scratch.tickets[self.phase++];
+        shared.found_x = mine.found_x, shared.found_k = mine.found_k;
     }
     const auto prepare = [&](int t) {
         const float* x = row(t, buffer);

@@ -35,12 +35,11 @@ int32_t parting(const float* x, int size, int n, int32_t largest) {
     return low;
 }
 
-// As `quantize`, with zeros for outliers, which go to row t of the lists.
+// As `quantize`, with zeros for outliers, which are added to the list.
 float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* out, int32_t* sum) {
-    float* outlier_x = rows.outlier_x + (size_t)t * rows.padded;
-    int32_t* outlier_k = rows.outlier_k + (size_t)t * rows.padded;
-    int32_t& count = rows.outlier_count[t];
-    count = 0;
+    float* found_x = rows.found_x;
+    int32_t *found_k = rows.found_k, &count = rows.outlier_count[t];
+    count = rows.outlier_begin[t] = 0;
     I lanes = S::set_int(0);
     for (int i = 0; i < size; i += 16) lanes = S::max_int(lanes, S::magnitude(load_part(x + i, size - i)));
     const int32_t largest = S::maximum_int(lanes);
@@ -65,18 +64,28 @@ float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* o
         for (int i = 0; i < end; i += 16) {
             const F v = load_part(from + i, end - i);
             rest = S::max_int(rest, S::magnitude(S::under(v, S::set_int(least))));
-            n += S::append(S::at_least(S::magnitude(v), S::set_int(least)), v, place(i), outlier_x + n, outlier_k + n);
+            if (const uint32_t found = S::at_least(S::magnitude(v), S::set_int(least)))
+                n += S::append(found, v, place(i), found_x + n, found_k + n);
         }
         count = n;
         return S::maximum_int(rest);
     };
     int32_t rest = list(x, size, [](int i) { return S::add_int(S::set_int(i), S::counting()); });
     if (!sure) {
-        const int32_t nth = parting(outlier_x, count, rows.rule.count, largest);
+        const int32_t nth = parting(found_x, count, rows.rule.count, largest);
         least = nth < least ? least : nth < over ? nth : over;
-        const int32_t dropped = list(outlier_x, count, [&](int i) { return S::load_int(outlier_k + i); });
+        const int32_t dropped = list(found_x, count, [&](int i) { return S::load_int(found_k + i); });
         rest = rest > dropped ? rest : dropped;
     }
+    const int32_t begin = rows.outliers_used->fetch_add(count, std::memory_order_relaxed);
+    rows.outlier_begin[t] = begin;
+    float outlier_sum = 0;
+    for (int i = 0; i < count; ++i) {
+        rows.outlier_x[begin + i] = found_x[i] * kInPlace[found_k[i] & 3];
+        rows.outlier_k[begin + i] = found_k[i];
+        outlier_sum += found_x[i];
+    }
+    rows.outlier_sum[t] = outlier_sum;
     const I cut = S::set_int(least);
     return codes(x, size, rows.padded, rest, out, sum, [=](F v) { return S::under(v, cut); });
 }
@@ -86,25 +95,23 @@ float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* o
 template <int kCount>
 void add_outliers(const uint8_t* panel, const float* scale, int first, const Rows& x, int tokens, float* y) {
     for (int t = 0; t < tokens; ++t, y += kPanelRows) {
-        const float* outlier_x = x.outlier_x + (size_t)t * x.padded;
-        const int32_t* outlier_k = x.outlier_k + (size_t)t * x.padded;
+        const float* outlier_x = x.outlier_x + x.outlier_begin[t];
+        const int32_t* outlier_k = x.outlier_k + x.outlier_begin[t];
         const int count = x.outlier_count[t];
         if (count == 0) continue;
         F acc[kCount];
-        float sum = 0;
-        for (int v = 0; v < kCount; ++v) acc[v] = S::zero();
+        const F taken_back = S::set(-128 * x.outlier_sum[t]);
+        for (int v = 0; v < kCount; ++v) acc[v] = taken_back;
         for (int i = 0; i < count; ++i) {
             const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
             const uint8_t* words = panel + (size_t)(k / 4) * kLineBytes + first * 64;
 #pragma GCC unroll 4
             for (int v = 0; v < kCount; ++v) acc[v] = S::fma_byte(words + v * 64, k % 4, outlier_x[i], acc[v]);
-            sum += outlier_x[i];
         }
 #pragma GCC unroll 4
         for (int v = 0; v < kCount; ++v) {
             float* part = y + (first + v) * 16;
-            const F apart = S::fma(S::set(sum), S::set(-128), acc[v]);
-            S::store(part, S::fma(apart, S::load(scale + (first + v) * 16), S::load(part)));
+            S::store(part, S::fma(acc[v], S::load(scale + (first + v) * 16), S::load(part)));
         }
     }
 }

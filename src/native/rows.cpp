@@ -32,7 +32,10 @@ Rows RowsBuffer::rows(Form form, int cols, const OutlierRule& rule) {
     r.stride = aligned(r.padded * (form == Form::f32 ? sizeof(float) : form == Form::bf16 ? 2 : 1));
     r.groups = form == Form::q8 ? r.padded / kGroup : 1;
     r.data = bytes.data, r.scale = scales.data, r.sum = sums.data;
-    r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_count = counts.data;
+    r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
+    r.outlier_begin = begins.data, r.outlier_count = counts.data;
+    r.found_x = found.data, r.found_k = found_places.data, r.outliers_used = &used;
+    used.store(0, std::memory_order_relaxed);
     return r;
 }
 
@@ -43,16 +46,18 @@ void RowsBuffer::reserve(Form form, int tokens, int cols) {
     scales.reserve(static_cast<size_t>(r.groups) * tokens);
     sums.reserve(static_cast<size_t>(r.groups) * tokens);
     if (form != Form::llm_int8) return;
-    outliers.reserve(static_cast<size_t>(r.padded) * tokens);
-    places.reserve(static_cast<size_t>(r.padded) * tokens);
-    counts.reserve(tokens);
+    const int64_t most = static_cast<int64_t>(cols) * tokens;
+    if (most > INT32_MAX) throw std::bad_alloc();
+    outliers.reserve(most), places.reserve(most);
+    begins.reserve(tokens), counts.reserve(tokens), outlier_sums.reserve(tokens);
+    found.reserve(r.padded), found_places.reserve(r.padded);
 }
 
 void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest) {
     for (int k = 0; k < cols; ++k) rest[k] = x[k] - element(rows, t, k);
     if (rows.form != Form::llm_int8) return;
     const Rows row = rows.at(t);
-    for (int i = 0; i < row.outlier_count[0]; ++i) rest[row.outlier_k[i]] = 0;
+    for (int i = 0; i < row.outlier_count[0]; ++i) rest[row.outlier_k[row.outlier_begin[0] + i]] = 0;
 }
 
 }  // namespace pronk

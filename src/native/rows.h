@@ -32,11 +32,13 @@ struct Buffer {
 // One form of some rows.
 struct RowsBuffer {
     Buffer<uint8_t> bytes;
-    Buffer<float> scales, outliers;
-    Buffer<int32_t> sums, places, counts;
+    Buffer<float> scales, outliers, outlier_sums, found;
+    Buffer<int32_t> sums, places, found_places, begins, counts;
+    std::atomic<int32_t> used{0};
 
+    // Without any outliers in them.
     Rows rows(Form form, int cols, const OutlierRule& rule);
-    void reserve(Form form, int tokens, int cols);
+    void reserve(Form form, int tokens, int cols);  // throws std::bad_alloc
 };
 
 // What a form left of row t: x - row, [cols].

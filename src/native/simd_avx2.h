@@ -115,13 +115,13 @@ struct Simd {
         const __m256i* q = (const __m256i*)p;
         return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
     }
-    // c[row] + byte i of the row's four, times x
+    // c[row] + byte i of the row's four, left in its place, times x
     PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
         const __m128i shift = _mm_cvtsi32_si128((int)(8 * i));
         const __m256i mask = _mm256_set1_epi32(255);
         const Bytes w = load_bytes(p);
         const I bytes = {_mm256_and_si256(_mm256_srl_epi32(w.a, shift), mask), _mm256_and_si256(_mm256_srl_epi32(w.b, shift), mask)};
-        return fma(to_float(bytes), set(x), c);
+        return fma(to_float(bytes), set(x * (float)(1u << 8 * i)), c);
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) {
         const __m256i mask = _mm256_set1_epi8(15);

@@ -62,13 +62,11 @@ struct Simd {
     PRONK_INLINE void store_int8(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x)); }
 
     PRONK_INLINE Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
-    // c[row] + byte i of the row's four, times x; the byte is left where it is, and x made smaller instead
+    // c[row] + byte i of the row's four, left in its place, times x
     PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
         static constexpr uint32_t masks[4] = {255u, 255u << 8, 255u << 16, 255u << 24};
-        static constexpr float scales[4] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f};
-        const I mask = _mm512_set1_epi32((int32_t)masks[i]);
-        const F scaled = _mm512_set1_ps(x * scales[i]);
-        return fma(_mm512_cvtepu32_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask)), scaled, c);
+        const I bytes = _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int32_t)masks[i]));
+        return fma(_mm512_cvtepu32_ps(bytes), set(x), c);
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
     PRONK_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }

@@ -113,12 +113,12 @@ struct Simd {
         const uint8_t* q = (const uint8_t*)p;
         return {{vld1q_u8(q), vld1q_u8(q + 16), vld1q_u8(q + 32), vld1q_u8(q + 48)}};
     }
-    // c[row] + byte i of the row's four, times x
+    // c[row] + byte i of the row's four, left in its place, times x
     PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
-        const int32x4_t shift = vdupq_n_s32(-8 * (int)i);
+        const uint32x4_t mask = vdupq_n_u32(255u << 8 * i);
         const Bytes w = load_bytes(p);
         return each([&](int v) {
-            const uint32x4_t bytes = vandq_u32(vshlq_u32(vreinterpretq_u32_u8(w.v[v]), shift), vdupq_n_u32(255));
+            const uint32x4_t bytes = vandq_u32(vreinterpretq_u32_u8(w.v[v]), mask);
             return vfmaq_f32(c.v[v], vcvtq_f32_u32(bytes), vdupq_n_f32(x));
         });
     }

@@ -132,9 +132,11 @@ struct Simd {
         std::memcpy(y.v, p, sizeof y.v);
         return y;
     }
-    // c[row] + byte i of the row's four, times x
+    // c[row] + byte i of the row's four, left in its place, times x
     PRONK_INLINE F fma_byte(const void* p, uint32_t i, float x, F c) {
-        return each([=](int row) { return (float)((const uint8_t*)p)[4 * row + i] * x + c.v[row]; });
+        uint32_t words[16];
+        std::memcpy(words, p, sizeof words);
+        return each([&](int row) { return (float)(words[row] & 255u << 8 * i) * x + c.v[row]; });
     }
     PRONK_INLINE Bytes low_nibbles(Bytes x) {
         for (uint8_t& b : x.v) b &= 15;

@@ -21,6 +21,11 @@ std::vector<float> normals(size_t count, float scale) {
     return x;
 }
 
+float outlier(const Rows& row, int i) {
+    const int at = row.outlier_begin[0] + i;
+    return row.outlier_x[at] / kInPlace[row.outlier_k[at] % 4];
+}
+
 // T rows as `form` has them, and what is in them after rounding.
 struct Activations {
     RowsBuffer buffer;
@@ -36,10 +41,10 @@ struct Activations {
             if (form != Form::llm_int8) continue;
             const Rows row = rows.at(t);
             for (int i = 0; i < row.outlier_count[0]; ++i) {
-                double& place = value[(size_t)t * cols + row.outlier_k[i]];
+                double& place = value[(size_t)t * cols + row.outlier_k[row.outlier_begin[0] + i]];
                 CHECK(place == 0);
-                CHECK(i == 0 || row.outlier_k[i] > row.outlier_k[i - 1]);
-                place = row.outlier_x[i];
+                CHECK(i == 0 || row.outlier_k[row.outlier_begin[0] + i] > row.outlier_k[row.outlier_begin[0] + i - 1]);
+                place = outlier(row, i);
             }
         }
     }
@@ -136,7 +141,7 @@ void test_outliers(const Kernels& kernel) {
         CHECK(a.rows.outlier_count[0] == (int)expected.size());
         if (a.rows.outlier_count[0] != (int)expected.size()) return;
         for (size_t i = 0; i < expected.size(); ++i)
-            CHECK(a.rows.outlier_k[i] == expected[i] && a.rows.outlier_x[i] == x[expected[i]]);
+            CHECK(a.rows.outlier_k[i] == expected[i] && outlier(a.rows, i) == x[expected[i]]);
         CHECK(a.rows.scale[0] == rest / 127);
         const int8_t* codes = (const int8_t*)a.rows.data;
         int32_t sum = 0;
