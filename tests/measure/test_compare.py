@@ -268,7 +268,9 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
 
 
 def test_a_request_survives_json(request_: Request) -> None:
-    assert Request.of(json.loads(json.dumps(request_.asdict()))) == request_
+    endless = replace(request_, loading={"int8_threshold": float("inf"), "threads": 2})
+    for request in (request_, endless, Request()):
+        assert Request.of(json.loads(json.dumps(request.asdict(), allow_nan=False))) == request
 
 
 def test_problems_are_found(request_: Request, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import __version__
-from pronk.errors import BadRequest
+from pronk.errors import BadFile, BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import latency, techniques, texts
-from pronk.measure.comparison import Comparison, Request, Variant, settle
+from pronk.measure.comparison import Comparison, Request, Variant, as_json, settle
 from pronk.measure.journal import Journal
 from pronk.measure.machine import cores, load, machine
 from pronk.measure.pace import Note, Pace
@@ -38,7 +38,7 @@ def begin(
     """
     if resume:
         saved = journals.read(folder)
-        comparison = settle(request.going_on_with(Request.of(saved["settings"]["asked"])))
+        comparison = settle(request.going_on_with(_asked(saved, folder)))
         about = {"machine": saved["machine"], "command": saved["command"]}
         _check_same(comparison, saved, folder)
     else:
@@ -246,7 +246,7 @@ def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any])
     return {
         "name": variant.name,
         "original": variant.original,
-        "options": {"engine": comparison.engine, **variant.options},
+        "options": {"engine": comparison.engine, **as_json(variant.options)},
         "dtype": rounds[0]["dtype"] if rounds else None,
         "kv_dtype": rounds[0]["kv_dtype"] if rounds else None,
         "device": rounds[0]["device"] if rounds else None,
@@ -309,6 +309,13 @@ def _step(kind: str, variant: Variant, number: int | None = None) -> str:
 def _cost(prefill: int, decode: int = 0) -> float:
     """Of so many tokens read and written, in tokens written: reading many at a time is some ten times as fast."""
     return prefill / 10 + decode
+
+
+def _asked(saved: Mapping[str, Any], folder: Path) -> Request:
+    try:
+        return Request.of(saved["settings"]["asked"])
+    except (KeyError, TypeError, ValueError):
+        raise BadFile(folder / journals.NAME, "does not say what was asked for", field="settings asked") from None
 
 
 def _check_same(comparison: Comparison, saved: Mapping[str, Any], folder: Path) -> None:

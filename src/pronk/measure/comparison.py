@@ -18,7 +18,7 @@ from pronk import engines, loading, tokenizer
 from pronk.checkpoint import hub
 from pronk.cpu_engine import memory as system
 from pronk.engines import Engine
-from pronk.errors import BadRequest, NoTokenizer
+from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.int8 import SCHEMES as INT8_SCHEMES
 from pronk.measure import memory, texts
 from pronk.measure.memory import Prediction
@@ -55,13 +55,16 @@ class Request:
     loading: Mapping[str, Any] = field(default_factory=dict)  # options of pronk.load, those given alone
 
     def asdict(self) -> dict[str, Any]:
-        return {**asdict(self), "to": _list(self.to), "prefill": _list(self.prefill), "loading": dict(self.loading)}
+        """As JSON can hold it."""
+        return {**asdict(self), "to": _list(self.to), "prefill": _list(self.prefill), "loading": as_json(self.loading)}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Request:
-        """The inverse of `asdict`."""
-        to, prefill = saved["to"], saved["prefill"]
-        return cls(**{**saved, "to": to and tuple(to), "prefill": prefill and tuple(prefill)})
+        """The inverse of `asdict`. Raises KeyError or TypeError where it is none."""
+        to, prefill, loading = saved["to"], saved["prefill"], dict(saved["loading"])
+        if "int8_threshold" in loading:  # a number, or "inf"
+            loading["int8_threshold"] = float(loading["int8_threshold"])
+        return cls(**{**saved, "to": to and tuple(to), "prefill": prefill and tuple(prefill), "loading": loading})
 
     def going_on_with(self, saved: Request) -> Request:
         """The saved one, if nothing that is said now contradicts it. Only techniques may be added."""
@@ -180,7 +183,10 @@ def settle(request: Request) -> Comparison:
     free = _free(engine, request)
     for name, need in needs.items():
         if free is not None and need > free:
-            system.check(need, f"{model} as {name}", "compare it in fewer bits (--to, --against) or a smaller model")
+            raise PronkError(
+                f"{model} as {name} needs {need / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free; compare "
+                "it in fewer bits (--to, --against), or a smaller model"
+            )
     missing: list[str] = []
     reference, judged_together = _reference(variants, opened, engine, request, free, missing)
     rounds = 5 if request.rounds is None else request.rounds
@@ -372,6 +378,11 @@ def _shown(value: object) -> str:
     if value is None:
         return "the default"
     return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with infinity, for which JSON has no number, as a word."""
+    return {key: str(value) if value == math.inf else value for key, value in options.items()}
 
 
 def _list(values: Sequence[Any] | None) -> list[Any] | None:
