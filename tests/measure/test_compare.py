@@ -267,6 +267,22 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
             compare.begin(Request(), tmp_path, resume=True)
 
 
+def test_a_report_does_not_say_whose_home_it_was_made_in(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(request_.model or "").resolve()
+    monkeypatch.setenv("HOME", str(folder.parents[1]))
+    assert settle(request_).about_model()["path"] == f"~/{folder.parent.name}/tiny"
+
+
+def test_a_gpu_is_asked_what_it_has(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.torch_engine import device_memory
+
+    monkeypatch.setattr(comparison.engines, "has_gpu", lambda: True)
+    monkeypatch.setattr(device_memory, "free", lambda device: 123 if device == "cuda:1" else 0)
+    assert comparison._free("torch", replace(request_, loading={"device": "cuda:1"})) == 123
+    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 77)
+    assert comparison._free("torch", replace(request_, loading={"device": "cpu"})) == 77
+
+
 def test_a_request_survives_json(request_: Request) -> None:
     endless = replace(request_, loading={"int8_threshold": float("inf"), "threads": 2})
     for request in (request_, endless, Request()):

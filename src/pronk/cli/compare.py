@@ -78,7 +78,7 @@ def command(
     **loading: Any,
 ) -> None:
     """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
-    from pronk.measure import compare, report
+    from pronk.measure import compare, plot_style, report
     from pronk.measure.comparison import Request
     from pronk.paths import expanded
 
@@ -114,6 +114,8 @@ def command(
             raise
     table = report.render(folder)
     console.note(f"written to {out}: REPORT.md, report.html, report.json")
+    if not plot_style.available():
+        console.note(report.NO_PLOTS)
     if as_json:
         console.write_json(found)
     else:

@@ -136,7 +136,7 @@ class Comparison:
         opened = self.checkpoint
         return {
             "name": self.model,
-            "path": str(opened.path),
+            "path": _without_home(opened.path),
             "format": opened.format,
             "quantization": opened.quantization,
             "parameters": sum(math.prod(t.shape) for t in opened.tensors.values()),
@@ -378,6 +378,12 @@ def _shown(value: object) -> str:
     if value is None:
         return "the default"
     return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _without_home(path: Path) -> str:
+    """A report is for others to read: whose machine it was made on is not their business."""
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
