@@ -38,6 +38,7 @@ def chosen(checkpoint: Checkpoint, quantize: formats.Wish) -> dict[str, str]:
     ("stored", "format"),
     [
         ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16"), ("Q4_0", "q4_0"), ("Q4_1", "q4"), ("Q4_K", "q4"),
+        ("INT8", "int8"), ("LLM_INT8", "llm-int8"),
         ("Q8_0", "q8"), ("I8", "q8"), ("Q5_0", "q8"), ("Q5_1", "q8"), ("Q5_K", "q8"), ("Q6_K", "q8"), ("Q2_K", "q8"),
         ("Q3_K", "q8"),
     ],
@@ -94,7 +95,7 @@ def test_a_mapping_gives_tensors_formats_of_their_own() -> None:
     assert chosen(stored_as({}, "F16"), {GATE: "q8", UP: "q4"})[GATE] == "q8"
 
 
-@pytest.mark.parametrize("format", ["q4"])
+@pytest.mark.parametrize("format", ["q4", "llm-int8"])
 def test_a_mapping_spares_embeddings_unless_it_names_them(format: str) -> None:
     assert chosen(stored_as({}, "F16"), {"": format}) == chosen(stored_as({}, "F16"), format)
     found = chosen(stored_as({}, "F16"), {"model.": format, "lm_head": format})

@@ -56,7 +56,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_keeps_what_it_has(monkeypatch:
 
 def test_the_count_is_what_packing_takes() -> None:
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
-    for quantize in ("f32", "bf16", "int8", "q8", "q4"):
+    for quantize in ("f32", "bf16", "int8", "llm-int8", "q8", "q4"):
         slots = list(formats.slots(checkpoint, quantize))
         counted = weights.packed_bytes(load_native().packed_bytes, checkpoint, slots)
         taken = CpuBackend.from_checkpoint(checkpoint, quantize=quantize).model.nbytes

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 KV_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are kept whatever the weights are
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
+_MOST_OUTLIERS = 1 << 22  # more than any token has numbers
 _PASS = 512  # tokens of the passes that a scheduler makes
 
 
@@ -212,7 +213,7 @@ def new_model(
             threads=threads,
             isa=isa,
             int8_threshold=outliers.threshold,
-            int8_outliers=outliers.least,
+            int8_outliers=min(outliers.least, _MOST_OUTLIERS),
         )
     except ValueError as error:  # sizes no model has, and a PRONK_ISA that this processor has not
         raise BadRequest(f"{error}") from None
