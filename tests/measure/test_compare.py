@@ -13,7 +13,8 @@ from tiny_folder import save_tiny_chat_model
 
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import compare, comparison, journal
-from pronk.measure.comparison import Request, settle
+from pronk.measure.comparison import settle
+from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.worker import Worker, WorkerDied
 

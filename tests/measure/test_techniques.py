@@ -9,8 +9,9 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 
 from pronk.measure import compare, techniques
-from pronk.measure.comparison import Comparison, Request, settle
+from pronk.measure.comparison import Comparison, settle
 from pronk.measure.machine import cores
+from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.techniques import Point, points
 

@@ -79,7 +79,7 @@ def command(
 ) -> None:
     """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
     from pronk.measure import compare, plot_style, report
-    from pronk.measure.comparison import Request
+    from pronk.measure.request import Request
     from pronk.paths import expanded
 
     if resume and overwrite:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import __version__
 from pronk.errors import BadFile, BadRequest
 from pronk.measure import journal as journals
-from pronk.measure import latency, techniques, texts
-from pronk.measure.comparison import Comparison, Request, Variant, as_json, settle
+from pronk.measure import techniques, texts
+from pronk.measure.comparison import Comparison, Variant, settle
+from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
 from pronk.measure.machine import cores, load, machine
 from pronk.measure.pace import Note, Pace
+from pronk.measure.request import Request
+from pronk.measure.steps import cost, costs, step
 from pronk.measure.worker import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def compare(
 
     Whatever ends it early (an error, Ctrl-C) leaves on disk what was finished, to be gone on with.
     """
-    todo = {step: cost for step, cost in costs(comparison).items() if step not in journal.steps}
+    todo = {name: cost for name, cost in costs(comparison).items() if name not in journal.steps}
     pace = Pace(todo, progress, note)
     if comparison.compares:
         _latency(comparison, journal, pace)
@@ -65,26 +67,6 @@ def compare(
         techniques.measure(comparison, journal, pace)
     journal.write()
     return journal.report()
-
-
-def costs(comparison: Comparison) -> dict[str, float]:
-    """Every step, in order, and how long it takes, about, in decoded tokens of the original."""
-    found: dict[str, float] = {}
-    if comparison.compares:
-        a_round = _cost(sum(comparison.prefill), len(comparison.prefill) * comparison.decode_tokens)
-        for number in range(comparison.rounds):
-            found |= {_step("latency", variant, number): a_round for variant in comparison.order(number)}
-    if comparison.compares and comparison.reference:
-        read = _cost(comparison.windows * comparison.window)
-        for variant in comparison.variants:
-            found[_step("divergence", variant)] = 2 * read
-            found[_step("perplexity", variant)] = read
-            found[_step("noise", variant)] = _cost(2 * comparison.settings()["noise_windows"] * comparison.window)
-            if comparison.new_tokens:
-                found[_step("texts", variant)] = 2 * _cost(0, comparison.new_tokens) * 2  # both modes; six at once
-    if comparison.request.techniques:
-        found |= techniques.costs(comparison)
-    return found
 
 
 def about(comparison: Comparison) -> list[str]:
@@ -123,7 +105,7 @@ def warnings() -> list[str]:
 
 def _latency(comparison: Comparison, journal: Journal, pace: Pace) -> None:
     rounds = [(number, variant) for number in range(comparison.rounds) for variant in comparison.order(number)]
-    todo = [(number, variant) for number, variant in rounds if _step("latency", variant, number) not in journal.steps]
+    todo = [(number, variant) for number, variant in rounds if step("latency", variant, number) not in journal.steps]
     with ExitStack() as stack:
         ready: dict[str, Ready] = {}
         if comparison.together:
@@ -132,11 +114,11 @@ def _latency(comparison: Comparison, journal: Journal, pace: Pace) -> None:
         for number, variant in todo:
             with ExitStack() as alone:
                 worker, info = ready.get(variant.name) or alone.enter_context(_started(comparison, variant, pace))
-                step = _step("latency", variant, number)
-                with pace.step(step, f"{variant.name}, round {number + 1} of {comparison.rounds}"):
+                name = step("latency", variant, number)
+                with pace.step(name, f"{variant.name}, round {number + 1} of {comparison.rounds}"):
                     prompts = comparison.prompts(number)
                     taken = worker.call("latency", name="own", prompts=prompts, new=comparison.decode_tokens)
-                journal.record(step, {**info, **taken})
+                journal.record(name, {**info, **taken})
 
 
 Ready = tuple[Worker, dict[str, Any]]
@@ -152,7 +134,7 @@ def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[R
         prompts, new = comparison.prompts(comparison.rounds), min(_WARM_UP, comparison.decode_tokens)
         warm = worker.call("latency", name="own", prompts=prompts, new=new)
         seconds = sum(1e-3 * one["ttft_ms"] + new / one["decode_tok_s"] for one in warm["lengths"])
-        pace.learn(seconds, _cost(sum(comparison.prefill), len(prompts) * new))
+        pace.learn(seconds, cost(sum(comparison.prefill), len(prompts) * new))
         yield worker, info
 
 
@@ -162,7 +144,7 @@ def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[R
 def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace: Pace) -> None:
     """Everything that is missing of each variant, in a process that holds the reference beside one or all of them."""
     kinds = ["divergence", "perplexity", "noise", *(["texts"] if comparison.new_tokens else [])]
-    todo = [v for v in comparison.variants if any(_step(kind, v) not in journal.steps for kind in kinds)]
+    todo = [v for v in comparison.variants if any(step(kind, v) not in journal.steps for kind in kinds)]
     if not todo:
         return
     # A variant that is the reference itself is not loaded a second time.
@@ -185,16 +167,16 @@ def _judge(
     comparison: Comparison, reference: str, group: Sequence[Variant], journal: Journal, pace: Pace, judge: Worker
 ) -> None:
     text = {"ids": list(comparison.ids), "ctx": comparison.window}
-    away = [variant for variant in group if _step("divergence", variant) not in journal.steps]
+    away = [variant for variant in group if step("divergence", variant) not in journal.steps]
     if away:
         names = [variant.name for variant in away]
-        steps = [_step("divergence", variant) for variant in away]
+        steps = [step("divergence", variant) for variant in away]
         with pace.step(steps, f"divergence of {', '.join(names)}") as advance:
             found = judge.call(
                 "divergences", progress=advance, reference=reference, names=names, count=comparison.windows, **text
             )
         for variant in away:
-            journal.record(_step("divergence", variant), found[variant.name])
+            journal.record(step("divergence", variant), found[variant.name])
     for variant in group:
         calls: dict[str, dict[str, Any]] = {
             "perplexity": {"count": comparison.windows, **text},
@@ -203,112 +185,19 @@ def _judge(
         if comparison.new_tokens:
             calls["texts"] = {"prompts": list(texts.PROMPTS), "new_tokens": comparison.new_tokens, "seed": texts.SEED}
         for kind, arguments in calls.items():
-            step = _step(kind, variant)
-            if step not in journal.steps:
-                with pace.step(step, f"{_TITLES[kind]} of {variant.name}") as advance:
+            name = step(kind, variant)
+            if name not in journal.steps:
+                with pace.step(name, f"{_TITLES[kind]} of {variant.name}") as advance:
                     found = judge.call(_OPERATIONS.get(kind, kind), progress=advance, name=variant.name, **arguments)
-                journal.record(step, found)
+                journal.record(name, found)
 
 
 _TITLES = {"perplexity": "perplexity", "noise": "noise floor", "texts": "texts"}
 _OPERATIONS = {"noise": "noise_floor"}
 
 
-# -- the report --
-
-
-def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[str, Any]) -> dict[str, Any]:
-    """report.json, but for its steps: what they come to so far."""
-    variants = [_variant(comparison, variant, steps) for variant in comparison.variants] if comparison.compares else []
-    loaded: Mapping[str, Any] = next((steps[step] for step in steps if step.startswith("latency ")), {})
-    written = {v.name: steps[_step("texts", v)] for v in comparison.variants if _step("texts", v) in steps}
-    report: dict[str, Any] = {
-        "pronk": __version__,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": about["command"],
-        "finished": all(step in steps for step in costs(comparison)),
-        "missing": [*comparison.missing, *techniques.missing(comparison)],
-        "model": comparison.about_model(),
-        "machine": {**about["machine"], "threads": loaded.get("threads"), "isa": loaded.get("isa")},
-        "settings": comparison.settings(),
-        "variants": variants,
-        "texts": texts.side_by_side(texts.PROMPTS, written) if written else [],
-    }
-    if comparison.request.techniques:
-        report["techniques"] = techniques.composed(comparison, steps)
-    return report
-
-
-def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any]:
-    rounds = [
-        steps[step] for n in range(comparison.rounds) if (step := _step("latency", variant, n)) in steps
-    ]  # fmt: skip
-    return {
-        "name": variant.name,
-        "original": variant.original,
-        "options": {"engine": comparison.engine, **as_json(variant.options)},
-        "dtype": rounds[0]["dtype"] if rounds else None,
-        "kv_dtype": rounds[0]["kv_dtype"] if rounds else None,
-        "device": rounds[0]["device"] if rounds else None,
-        "memory": _memory(comparison, variant, rounds),
-        "latency": {
-            "load_s": latency.summary(list(dict.fromkeys(one["load_s"] for one in rounds))),
-            **latency.over_rounds(rounds),
-        }
-        if rounds
-        else None,
-        "quality": _quality_of(comparison, variant, steps),
-    }
-
-
-def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the process: predicted from what it held before loading, and what it held at its peak. On a GPU, of that."""
-    found: dict[str, Any] = {
-        "weights_predicted": variant.predicted.weights,
-        "kv_a_token": variant.predicted.kv_a_token,
-    }
-    if not rounds:
-        return found
-    tokens = comparison.prefill[-1] + comparison.decode_tokens + 1
-    first = rounds[0]
-    on_gpu = first["loaded_device"] is not None
-    before, after = (0, first["loaded_device"]) if on_gpu else (first["baseline"], first["loaded_rss"])
-    peaks = [peak for one in rounds if (peak := one["peak_rss"]) is not None]
-    device = [peak for one in rounds if (peak := one["peak_device"]) is not None]
-    return {
-        **found,
-        "weights_measured": None if None in (before, after) else after - before,
-        "baseline_rss": first["baseline"],
-        "loaded_rss": first["loaded_rss"],
-        "total_predicted": None if before is None else variant.predicted.total(before, tokens),
-        "peak_rss": max(peaks, default=None),
-        "peak_device": max(device, default=None),
-    }
-
-
-def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind, key in (("perplexity", "perplexity"), ("divergence", "divergence"), ("noise", "noise_floor")):
-        if (step := _step(kind, variant)) in steps:
-            found[key] = steps[step]
-    original = next(one for one in comparison.variants if one.original)
-    theirs, own = steps.get(_step("texts", original)), steps.get(_step("texts", variant))
-    if theirs and own:
-        found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}
-    return found
-
-
 def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
     return {"model": comparison.model, "engine": comparison.engine, "options": dict(variant.options)}
-
-
-def _step(kind: str, variant: Variant, number: int | None = None) -> str:
-    return f"{kind} {variant.name}" if number is None else f"{kind} {variant.name} {number + 1}"
-
-
-def _cost(prefill: int, decode: int = 0) -> float:
-    """Of so many tokens read and written, in tokens written: reading many at a time is some ten times as fast."""
-    return prefill / 10 + decode
 
 
 def _asked(saved: Mapping[str, Any], folder: Path) -> Request:

@@ -133,7 +133,7 @@ def _measured(comparison: Comparison, point: Point, worker: Worker) -> dict[str,
             count=min(_KV_WINDOWS, comparison.windows),
         )  # fmt: skip
         found["kld"] = compared["own"]["mean"]
-    return dict(found)
+    return {**found, "threads": info["threads"], "isa": info["isa"]}
 
 
 def missing(comparison: Comparison) -> list[str]:
