@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pronk import _native
+from pronk.int8 import Outliers
 
-FORMATS = ("f32", "f16", "bf16", "int8", "q8", "q4", "q4_0")
+FORMATS = ("f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0")
 EPS = 2.0**-24
 each_isa = pytest.mark.parametrize("isa", _native.isas())
 
@@ -34,6 +35,9 @@ def as_multiplied(x: np.ndarray, format: str) -> np.ndarray:
         return x.astype(np.float64)
     if format == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    if format == "llm-int8":
+        apart = Outliers().find(x)
+        return np.where(apart, x, as_multiplied(np.where(apart, np.float32(0), x), "int8"))
     group = x.shape[1] if format == "int8" else 32
     groups = np.pad(x, ((0, 0), (0, -x.shape[1] % group))).reshape(len(x), -1, group)
     largest = np.abs(groups).max(-1, keepdims=True)
@@ -60,8 +64,8 @@ def test_products(format: str, isa: str, rows: int, cols: int, tokens: int, seed
     multiplied = as_multiplied(x, format)
     expected = multiplied @ weights.T.astype(np.float64) + (before if add else 0)
     magnitude = np.abs(multiplied) @ np.abs(weights.T).astype(np.float64) + np.abs(before)
-    # q4 keeps nibbles and minima apart, which may be larger than the weights they make.
-    scale = 4 if format in ("q4", "q4_0") else 1
+    # q4 keeps nibbles and minima apart, and llm-int8 the 128 that is added to weights: larger than what they make.
+    scale = {"q4": 4, "q4_0": 4, "llm-int8": 16}.get(format, 1)
     assert (np.abs(out - expected) <= scale * (cols + 8) * EPS * magnitude + 1e-30).all()
 
 
