@@ -96,3 +96,13 @@ def test_progress_and_refusals() -> None:
         Scorer(llm()).score([([], [1])])
     with pytest.raises(ContextOverflow):
         Scorer(llm()).score([(some(0, 1000), some(1, 26))])
+
+
+def test_any_number_of_texts_may_go_on_from_one_token() -> None:
+    """As rolling likelihoods do: the first windows of all texts have the same context, the token that begins them."""
+    scorer = Scorer(llm())
+    texts = [([1], some(n, 900)) for n in range(30)]
+    scores = scorer.score([*texts, ([1], [])])
+    assert scorer._kv.pool.num_blocks * scorer._kv.pool.block_size < 2 * scoring._KEPT + 2 * 900  # not 30 * 900
+    assert scores[29][0] == scorer.score(texts[29:])[0][0]
+    assert [type(likelihood) for likelihood, _ in scores] == [float] * 31  # of no tokens as well

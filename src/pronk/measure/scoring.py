@@ -65,12 +65,12 @@ class Scorer:
         groups = [(context, list(members)) for context, members in groupby(order, key=lambda n: pairs[n][0])]
         for wave in _waves(groups, lambda n: len(pairs[n][1])):
             for number, text in self._wave(wave, pairs):
-                scores[number] = sum(text.score), text.greedy
+                scores[number] = sum(text.score, 0.0), text.greedy
                 if told:
                     told(1)
         return scores
 
-    def _wave(self, wave: _Wave, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[tuple[int, _Text]]:
+    def _wave(self, wave: _Wave, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Iterator[tuple[int, _Text]]:
         """Contexts first, all but their last tokens; then the continuations, each from its context's last token on."""
         contexts = []
         for context, _ in wave:
@@ -79,18 +79,23 @@ class Scorer:
             self._extend(table, len(context) - 1 - start)
             contexts.append(_Text(table, context[start:-1], start))
         self._compute(contexts, "none", _PASS)
-        continuations = []
-        for (context, members), text in zip(wave, contexts, strict=True):
+        for (context, _), text in zip(wave, contexts, strict=True):
             self._kv.keep(context[:-1], text.table)
-            for number in members:
-                targets, table = pairs[number][1], text.table.fork()
+        asked = [(number, text) for (_, members), text in zip(wave, contexts, strict=True) for number in members]
+        for few in _portions(asked, lambda one: len(pairs[one[0]][1])):
+            continuations = []
+            for number, text in few:
+                context, targets = pairs[number]
+                table = text.table.fork()
                 self._extend(table, len(targets))
                 tokens = (context[-1], *targets[:-1]) if targets else ()
                 continuations.append((number, _Text(table, tokens, len(context) - 1, targets)))
-        self._compute([text for _, text in continuations], "all", self._rows)
-        for text in (*contexts, *(text for _, text in continuations)):
+            self._compute([text for _, text in continuations], "all", self._rows)
+            for _, text in continuations:
+                text.table.free()
+            yield from continuations
+        for text in contexts:
             text.table.free()
-        return continuations
 
     def _extend(self, table: BlockTable, tokens: int) -> None:
         self._kv.make_room(table.blocks_needed(tokens))
@@ -111,6 +116,7 @@ class Scorer:
 
 
 _Wave = Sequence[tuple[tuple[int, ...], list[int]]]  # contexts, and the numbers of the requests that go on from each
+_Asked = tuple[int, _Text]  # the number of a request, and its context
 
 
 def _waves(groups: _Wave, length: Callable[[int], int]) -> Iterator[_Wave]:
@@ -125,6 +131,21 @@ def _waves(groups: _Wave, length: Callable[[int], int]) -> Iterator[_Wave]:
             wave, tokens = [], 0
     if wave:
         yield wave
+
+
+def _portions(asked: Sequence[_Asked], length: Callable[[_Asked], int]) -> Iterator[list[_Asked]]:
+    """Continuations that hold keys and values at a time: any number may go on from one context, as all texts go on
+    from the token that begins them. Each has a block of its own, however short it is."""
+    portion: list[_Asked] = []
+    tokens = 0
+    for one in asked:
+        portion.append(one)
+        tokens += length(one) + BLOCK_SIZE
+        if tokens >= _KEPT:
+            yield portion
+            portion, tokens = [], 0
+    if portion:
+        yield portion
 
 
 def _passes(texts: Sequence[_Text], most: int) -> Iterator[list[tuple[_Text, int, int]]]:
