@@ -102,10 +102,15 @@ def load(stack: contextlib.ExitStack, kind: str, dtype: str, engine: str, quanti
     return side
 
 
+def _file(name: str) -> str | None:
+    """The type of the file that vs_llama_cpp.py loads for a format; None: the origin."""
+    return FORMATS[name].ours if name in FORMATS else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--windows", type=int, default=20)
-    parser.add_argument("--ours", nargs="*", default=list(FORMATS))
+    parser.add_argument("--ours", nargs="*", default=[*FORMATS, "llm-int8"])
     parser.add_argument("--theirs", nargs="*", default=["Q8_0", "Q4_0", "BF16"])
     parser.add_argument("--reference", default="torch", choices=["torch", "llama.cpp"])
     parser.add_argument("--engine", default="cpu", choices=["cpu", "torch"])
@@ -121,7 +126,7 @@ def main() -> None:
             stack, "pronk" if options.reference == "torch" else "llama.cpp", origin, "torch", "f32", options.threads
         )
         sides = {
-            f"pronk {name}": load(stack, "pronk", FORMATS[name].ours or origin, options.engine, name, options.threads)
+            f"pronk {name}": load(stack, "pronk", _file(name) or origin, options.engine, name, options.threads)
             for name in options.ours
         }
         sides |= {
