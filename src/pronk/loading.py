@@ -85,7 +85,7 @@ def load(
     }
     chosen = engines.choose(engine, options)
     opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
-    codec = _tokenizer(opened, tokenizer)
+    codec = tokenizer_of(opened, tokenizer)
     if adapter is not None:
         opened = adapters.applied(opened, expanded(adapter))
     if progress:  # importing torch takes a moment of its own
@@ -113,7 +113,8 @@ def _check_name(what: str, name: object) -> None:
         raise BadRequest(f"{what} must be a name or a path, not {type(name).__name__}")
 
 
-def _tokenizer(opened: Checkpoint, named: str | Path | None) -> Tokenizer | None:
+def tokenizer_of(opened: Checkpoint, named: str | Path | None = None) -> Tokenizer | None:
+    """Its own, or the one named. Raises BadRequest for another model's."""
     try:
         source = opened.tokenizer if named is None else find_tokenizer(named)
         if source is None:

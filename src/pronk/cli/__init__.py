@@ -34,6 +34,7 @@ VERBS = {
     "outliers": "outliers",
     "compare": "compare",
     "report": "report",
+    "finetune": "finetune",
     "convert": "convert",
     "quantize": "quantize",
     "pull": "pull",

@@ -58,7 +58,7 @@ class _Display:
         if done >= total:  # what comes next, a text perhaps, has the terminal for itself
             self.hide()
         elif elapsed >= self.patience:
-            left = f", {_duration(elapsed * (total - done) / done)} left" if done else ""
+            left = f", {duration(elapsed * (total - done) / done)} left" if done else ""
             self.show(done, total, self.unit(done, total) + left)
 
     def show(self, done: int, total: int, amount: str) -> None:
@@ -109,7 +109,7 @@ def _columns() -> int:
         return 80
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{max(seconds, 1):.0f} s"
     minutes = round(seconds / 60)

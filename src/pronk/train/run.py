@@ -29,6 +29,7 @@ from pronk.checkpoint import write
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
+from pronk.generation import peak_rss_mb
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -144,6 +145,11 @@ def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], l
     return examples, names
 
 
+def batches_of(data: Data, settings: Settings) -> Batches:
+    lengths = [len(example) for example in data.train]
+    return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
+
+
 class Run:
     """`prepared` data and a model in training; `train` does it, and may be told to stop between two steps."""
 
@@ -166,9 +172,7 @@ class Run:
         if settings.lora:
             lora.add(self.model, settings.lora)
         recompute(self.model, settings.recompute)
-        batches = Batches(
-            [len(example) for example in data.train], settings.batch_size, settings.pack, settings.bucket, settings.seed
-        )
+        batches = batches_of(data, settings)
         self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
         steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
         schedule = Schedule(settings.rate, steps, round(settings.warmup * steps), settings.schedule)  # type: ignore[arg-type]
@@ -189,6 +193,13 @@ class Run:
     def trained_share(self) -> float:
         every = list(self.model.parameters())
         return sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was in use so far: of the GPU's memory, or else of the process's."""
+        if self.loop.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.loop.device)
+        return int((peak_rss_mb() or 0) * 1e6)
 
     def resume(self) -> None:
         """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""

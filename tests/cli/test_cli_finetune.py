@@ -1,0 +1,247 @@
+"""`pronk finetune` on a tiny model: what it says and leaves, how it stops, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from tiny_folder import save_tiny_chat_model
+
+from pronk import checkpoint
+from pronk.checkpoint import adapter
+from pronk.cli import training
+
+Run = Callable[..., Result]
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=256))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    sums = [(a, b) for a in range(4) for b in range(5)]
+    records = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture
+def finetune(run: Run, model: str, data: str, tmp_path: Path) -> Run:
+    """Into tmp_path / "out", a few quick steps; what is given comes last."""
+
+    def finetune(*more: str, data: str = data) -> Result:
+        plain = "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1"
+        return run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *plain.split(), *more)
+
+    return finetune
+
+
+def test_an_adapter_and_a_report(finetune: Run, run: Run, model: str, tmp_path: Path) -> None:
+    result = finetune("--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["steps"], report["planned_steps"], report["method"]) == (6, 6, "LoRA")
+    assert (report["examples"], report["out"]) == ({"train": 18, "held_out": 2}, str(tmp_path / "out"))
+    assert report["held_out_loss"]["last"] < report["held_out_loss"]["first"]
+    assert report["peak_bytes"] > 1e7
+    (sample,) = report["samples"]
+    assert sample["prompt"].endswith(" is")
+    assert sample["data"].endswith(".")
+    assert sample["before"] != sample["after"]
+    notes = result.stderr.splitlines()
+    assert [note.split(":")[0] for note in notes] == ["step 0 of 6", "step 3 of 6", "step 6 of 6"]
+    assert adapter.read_config(tmp_path / "out")[0].rank == 4
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names - {"loss.png", ".lock"} == {adapter.CONFIG, adapter.WEIGHTS, "metrics.jsonl", "checkpoints"}
+    said = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "64", "-p", sample["prompt"])
+    assert said.exit_code == 0, said.stderr
+    assert said.stdout.strip() == sample["after"]
+
+
+def test_the_report_as_text_with_a_curve(finetune: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = finetune().stdout.splitlines()
+    rows = ["trained", "examples", "steps", "loss", "held-out loss", "time", "peak memory", "folder"]
+    assert [line.split("  ")[0] for line in lines[:8]] == rows
+    assert [line.split()[0] for line in lines[-3:]] == ["before", "after", "data"]
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_weights(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
+    options = "--full --max-steps 2 --samples 1 --json --lr 0.001".split()
+    result = run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *options)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["trained_share"] == 1
+    assert checkpoint.open(tmp_path / "out" / "model").tokenizer is not None
+
+
+def test_stopped_and_resumed(
+    finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, data: str
+) -> None:
+    """Ctrl-C and SIGTERM in the midst of a step; it ends as it would have."""
+    from pronk.train.loop import Loop
+
+    real = Loop.step
+    for number, at, code in ((signal.SIGINT, 1, 130), (signal.SIGTERM, 3, 143)):
+
+        def step(loop: Loop, number: int = number, at: int = at) -> Any:
+            if loop.position.step == at:
+                os.kill(os.getpid(), number)
+            return real(loop)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Loop, "step", step)
+            result = finetune(*(["--resume"] if at > 1 else []))
+        assert (result.exit_code, result.stdout) == (code, "")
+        told = f"stopped after step {at + 1} of 6, and saved; go on with the same command and --resume"
+        assert result.stderr.splitlines()[-1] == told
+    resumed = json.loads(finetune("--resume", "--json").stdout)
+    (tmp_path / "out").rename(tmp_path / "first")
+    whole = json.loads(finetune("--json").stdout)
+    assert resumed["held_out_loss"] == whole["held_out_loss"]
+    assert resumed["samples"] == whole["samples"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_show_batch_trains_nothing(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
+    result = run("finetune", model, "--data", data, "--show-batch", "--batch-size", "2")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line for line in result.stdout.splitlines() if line]
+    assert lines[0].startswith("micro-batch 1: 2 examples, ")
+    assert len(lines) == 6
+    for line in (lines[1], lines[2], lines[4], lines[5]):
+        prompt, _, answer = line.partition("⟦")
+        assert "plus" in prompt
+        assert answer.endswith(".</s>⟧")
+    everything = run("finetune", model, "--data", data, "--show-batch", "--train-on-prompt").stdout
+    assert "plus" in everything.partition("⟦")[2]
+
+
+def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert "\x1b[" in training._marked("x", True, True)
+    assert training._marked("x", True, False) == "⟦x⟧"
+    assert training._marked("x", False, True) == "x"
+
+
+def records(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+GOOD = '{"prompt": "a", "completion": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "is empty"),
+        ([GOOD, '{"prompt": "a", "completion": " "}'], "line 2: has no answer: completion is empty"),
+        ([GOOD, '{"prompt": "' + "long " * 60 + '", "completion": "b"}'], "line 2: takes 302 tokens, and"),
+        (['{"prompt": "a", "chosen": "b", "rejected": "c"}'], "holds preferences"),
+        (["{"], "line 1: is not JSON"),
+    ],
+)  # fmt: skip
+def test_bad_data(finetune: Run, tmp_path: Path, lines: list[str], message: str) -> None:
+    result = finetune(data=records(tmp_path, *lines))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_left_out_is_counted(finetune: Run, tmp_path: Path) -> None:
+    long = '{"prompt": "a", "completion": "' + "long " * 60 + '", "source": "web"}'
+    path = records(tmp_path, GOOD, long, '{"prompt": "a", "completion": ""}')
+    result = finetune("--skip-bad-records", "--too-long", "cut", "--max-steps", "1", data=path)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.splitlines()[:4] == [
+        "1 bad records left out, the first: line 3: has no answer: completion is empty",
+        "1 examples cut to --max-length",
+        "keys of records that nobody reads: source",
+        "nothing is held out: whether it learns more than the data by heart will not be known",
+    ]
+
+
+def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert "cannot be written: File exists" in finetune().stderr
+    (tmp_path / "out").unlink()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "letter").write_text("mine")
+    assert "holds 'letter', which is no run's" in finetune().stderr
+    (tmp_path / "out" / "letter").unlink()
+    assert "no checkpoint to resume from" in finetune("--resume").stderr
+    assert finetune("--max-steps", "1").exit_code == 0
+    again = finetune("--max-steps", "1")
+    assert (again.exit_code, again.stderr.count("\n")) == (1, 1)
+    assert "holds a run already; go on with it (--resume)" in again.stderr
+    other = finetune("--max-steps", "2", "--resume")
+    assert other.exit_code == 1
+    assert "was made with max_steps=1, and now it is 2" in other.stderr
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(finetune: Run, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o500)
+    assert "cannot be written: Permission denied" in finetune().stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--full"], "--full trains all weights; leave the options of LoRA out"),
+        (["--target-modules", "q_proj,nothing"], "no target module 'nothing'"),
+        (["--gradient-checkpointing", "--recompute", "3"], "is --recompute 1; give one of them"),
+        (["--lora-dropout", "1"], "1.0 is not in the range"),
+        (["--eval-share", "1"], "1.0 is not in the range"),
+        (["--schedule", "wavy"], "'wavy' is not one of"),
+    ],
+)
+def test_wrong_usage(finetune: Run, tmp_path: Path, more: list[str], message: str) -> None:
+    result = finetune(*more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_folder_named(run: Run, model: str, data: str) -> None:
+    result = run("finetune", model, "--data", data)
+    assert result.exit_code == 2
+    assert "name a folder for what comes out" in result.stderr
+
+
+@pytest.mark.parametrize("said", ["DefaultCPUAllocator: can't allocate memory: you tried", "CUDA out of memory. Tried"])
+def test_memory_that_does_not_suffice(finetune: Run, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    def step(*_: Any) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("pronk.train.loop.Loop.step", step)
+    result = finetune()
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("pronk: out of memory; --recompute 1")
+
+
+def test_without_torch(model: str, data: str, tmp_path: Path) -> None:
+    """One line, and nothing made."""
+    code = "import sys; sys.modules['torch'] = None; from pronk.cli import main; sys.argv[0] = 'pronk'; main()"
+    command = [sys.executable, "-c", code, "finetune", model, "--data", data, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pronk: the torch engine needs torch")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
