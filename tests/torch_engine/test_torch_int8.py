@@ -320,3 +320,13 @@ def test_layers_are_quantized_as_they_arrive(monkeypatch: pytest.MonkeyPatch) ->
     config = tiny_config()
     TorchBackend.from_checkpoint(in_memory(config, random_weights(config)), device="cpu", quantize="int8")
     assert len(seen) == 7 * config.num_hidden_layers
+
+
+@pytest.mark.parametrize("x", [[[1e-42, 2e-43]], [[-1e-44, 1e-44]], [[0.0, -0.0]]])
+def test_a_zeropoint_of_next_to_nothing_is_that_of_numpy(x: list[list[float]]) -> None:
+    """Where the step is too small for a float, dividing by it made the zero point -2^63."""
+    ours, theirs = (f(np.float32(x), "zeropoint") for f in (int8.activation_codes, int8.weight_codes))
+    for codes, made in ((ours, activation_codes), (theirs, weight_codes)):
+        found = made(torch.tensor(x), "zeropoint")
+        assert (found.q.tolist(), found.scale.tolist()) == (codes.q.tolist(), codes.scale.tolist())
+        assert [found.zero] == [codes.zero]

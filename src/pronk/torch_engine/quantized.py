@@ -156,6 +156,7 @@ def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
 def _zeropoint(x: Tensor) -> Codes:
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = ((high.double() - low.double()) / high.new_full((), 254, dtype=torch.float64)).float()
-    zero = (low / scale).round().nan_to_num(-127) + 127  # NaN: all zeros
-    q = ((x / scale).round() - zero).nan_to_num(0).clamp(-127, 127)
+    flat = scale == 0  # nothing but zeros, or numbers of no account
+    zero = ((low / scale).round().nan_to_num(-127) + 127).masked_fill(flat, 0)
+    q = ((x / scale).round() - zero).nan_to_num(0).clamp(-127, 127).masked_fill(flat, 0)
     return Codes(q.to(torch.int8), scale.view(1, 1), zero.long())
