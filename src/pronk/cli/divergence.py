@@ -108,12 +108,16 @@ def _verdict(found: Mapping[str, Any]) -> str:
     from pronk.measure.divergence import above
 
     difference = found["divergence"]
+    if difference["standard_error"] is None:
+        return "unknown"
     if not above(difference, found["reference_floor"]):
         return "same"
     return "different" if above(difference, found["own_floor"]) else "noisy"
 
 
 _IN_WORDS = {
+    "unknown": "A single window has no standard error; more of them tell whether B differs by more than noise "
+    "(a longer text, --windows, or a smaller --ctx).",
     "same": "B lies no farther from A than A from itself: the difference is not above the noise floor.",
     "noisy": "B differs from A (above the noise floor of A), but no more than B from itself when its sums round "
     "otherwise: what is lost is lost to rounding on the way, not to that of the weights.",
