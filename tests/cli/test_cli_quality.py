@@ -80,6 +80,13 @@ def test_divergence_of_a_quantization_from_f32(run: Run, model: str, text: str) 
         assert word in shown
 
 
+def test_a_single_window_is_no_ground_for_a_verdict(run: Run, model: str, text: str) -> None:
+    common = ["divergence", model, "--quantize", "int8", "-f", text, "--ctx", "64", "--windows", "1", *CPU]
+    found = json.loads(run(*common, "--json").stdout)
+    assert (found["divergence"]["standard_error"], found["verdict"]) == (None, "unknown")
+    assert "A single window has no standard error" in run(*common).stdout
+
+
 def test_int8_keys_and_values_have_a_cost_of_their_own(run: Run, model: str, text: str) -> None:
     found = json.loads(run("divergence", model, "--kv-dtype", "int8", "-f", text, "--ctx", "64", "--json", *CPU).stdout)
     assert (found["own"]["dtype"], found["own"]["kv_dtype"]) == ("f32", "int8")
@@ -111,7 +118,7 @@ def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
     [
         ("perplexity MODEL --text TEXT --ctx 300", 1, "the text has 292 tokens, and a window takes 300"),
         ("perplexity MODEL --text TEXT --ctx 64 --stride 65", 1, "a stride of 65 would skip tokens"),
-        ("perplexity MODEL --text TEXT --ctx 128 --ctx-size 64", 1, "longer than the context of 64"),
+        ("perplexity MODEL --text TEXT --ctx 128 --ctx-size 64", 1, "127 tokens are read are longer"),
         ("perplexity MODEL --text nowhere.txt", 1, "nowhere.txt: No such file"),
         ("perplexity MODEL --text TEXT --ctx 3", 2, "3 is not in the range"),
         ("divergence MODEL --quantize int8 --text TEXT", 1, "the text has 292 tokens, and a window takes 512"),

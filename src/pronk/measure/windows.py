@@ -145,8 +145,8 @@ class Reader:
         """`longest`: tokens of the longest window."""
         if longest > backend.ctx_size:
             raise BadRequest(
-                f"windows of {longest} tokens are longer than the context of {backend.ctx_size}; take smaller ones "
-                "(--ctx), or a larger context (--ctx-size)"
+                f"windows of which {longest} tokens are read are longer than the context of {backend.ctx_size}; take "
+                "smaller ones (--ctx), or a larger context (--ctx-size)"
             )
         self._backend = backend
         self._kv = backend.new_kv(-(-longest // BLOCK_SIZE), BLOCK_SIZE)
