@@ -250,6 +250,23 @@ def test_plots_survive_odd_values_too(sample: Any, tmp_path: Path) -> None:
     Page(rendered(sample, tmp_path)[1])
 
 
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_number_beyond_all_floats_is_none(sample: Any, tmp_path: Path) -> None:
+    sample["variants"][0]["latency"]["itl_ms"]["p50"]["median"] = 10**400
+    sample["machine"]["memory_bytes"] = 10**400
+    Page(rendered(sample, tmp_path)[1])
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_what_cannot_be_written_is_named_as_people_know_it(sample: Any, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(sample), "utf-8")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError) as failure:
+        render(tmp_path)
+    assert failure.value.filename == str(tmp_path / "report.html")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 HOSTILE = "<script>alert(1)</script>|`*_[x](javascript:y)\n# \x1b[31m $x^2$ &lt; \"q\" 'q' %s {{ 7*7 }}"
 
 

@@ -74,8 +74,13 @@ def colours(names: Sequence[str], original: str | None = None) -> dict[str, str]
 
 def finite(given: Any) -> float | None:
     """A number that is one: no bool, no NaN, no infinity."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-    return float(given) if is_number else None
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    try:
+        number = float(given)
+    except OverflowError:  # a whole number beyond all floats
+        return None
+    return number if math.isfinite(number) else None
 
 
 def as_value(given: Any) -> Value | None:

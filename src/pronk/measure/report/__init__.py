@@ -75,6 +75,8 @@ def _write(path: Path, content: str) -> None:
     try:
         beside.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
         beside.replace(path)
+    except OSError as error:  # which names the one beside
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         with suppress(FileNotFoundError):
             beside.unlink()
