@@ -198,16 +198,13 @@ def _settings(model: str, device: str | None, given: dict[str, Any]) -> Settings
 def _make(
     checkpoint: Checkpoint, data: Data, settings: Settings, folder: Path, threads: int | None, device: str | None
 ) -> Run:
-    import torch
-
     from pronk.cli import progress
     from pronk.train.run import Run
 
-    if threads:
-        torch.set_num_threads(threads)
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with progress.shown("loading", patience=0) as advance:
-        return Run(checkpoint, data, settings, folder, tokenizer_files=files, device=device, progress=advance)
+        how = {"device": device, "threads": threads, "progress": advance}
+        return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
 
 
 def _first_batches(data: Data, settings: Settings) -> list[list[Any]]:
@@ -263,7 +260,7 @@ def _report(run: Run) -> dict[str, Any]:
         "seconds": seconds,
         "tokens": tokens,
         "tokens_a_second": tokens / seconds,
-        "peak_bytes": run.peak_bytes,
+        "peak_bytes": training.peak_bytes(run),
         "curve": str(curve) if curve else None,
     }  # fmt: skip
 

@@ -82,7 +82,7 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
         def watch(step: Step) -> None:
             nonlocal state
             rate.add(step)
-            state = f", loss {step.loss:.3f}, {rate.tokens_a_second:.0f} tokens/s, {console.size(run.peak_bytes)}"
+            state = f", loss {step.loss:.3f}, {rate.tokens_a_second:.0f} tokens/s, {console.size(peak_bytes(run))}"
             advance("", step.step - first, steps - first)
 
         def evaluated(step: int, loss: float) -> None:
@@ -92,6 +92,15 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
             console.note(f"step {step} of {steps}: held-out loss {loss:.4f}{best}{state if step else ''}{left}")
 
         return run.train(watch, evaluated, stop)
+
+
+def peak_bytes(run: Run) -> int:
+    """The most that was in use so far: of the GPU's memory, or else of the process's."""
+    from pronk.generation import peak_rss_mb
+    from pronk.torch_engine import device_memory
+
+    on_gpu = device_memory.peak(str(run.loop.device))
+    return int((peak_rss_mb() or 0) * 1e6) if on_gpu is None else on_gpu
 
 
 class _Rate:

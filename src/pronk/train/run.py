@@ -29,7 +29,6 @@ from pronk.checkpoint import write
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
-from pronk.generation import peak_rss_mb
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -162,9 +161,15 @@ class Run:
         *,
         tokenizer_files: Mapping[str, bytes] | None = None,
         device: str | None = None,
+        threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save."""
+        """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save.
+
+        `threads` is torch's, and holds for the whole process.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
@@ -193,13 +198,6 @@ class Run:
     def trained_share(self) -> float:
         every = list(self.model.parameters())
         return sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that was in use so far: of the GPU's memory, or else of the process's."""
-        if self.loop.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.loop.device)
-        return int((peak_rss_mb() or 0) * 1e6)
 
     def resume(self) -> None:
         """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""
