@@ -35,6 +35,7 @@ VERBS = {
     "compare": "compare",
     "report": "report",
     "finetune": "finetune",
+    "merge": "merge",
     "convert": "convert",
     "quantize": "quantize",
     "pull": "pull",

@@ -1,0 +1,166 @@
+"""`pronk merge`: an adapter made part of its model's weights, and a receipt for what rounding did to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options, progress
+from pronk.cli.convert import open_source, tokenizer_for
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pronk.checkpoint.write import Format
+
+_CTX, _WINDOWS = 256, 4  # of the text that the receipt is made from
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk merge smollm2:135m mine smollm2-mine                          a folder, in f32
+  pronk merge smollm2:135m mine smollm2-mine.gguf --dtype q8          a GGUF file
+  pronk merge smollm2:135m mine smollm2-mine.gguf --dtype q4 --max-kld 0.05
+
+DST is a GGUF file where its name ends in .gguf, and else a folder as Hugging Face lays it out.
+
+The receipt: how far DST's predictions lie from those of BASE with the adapter applied in f32, on the text."""
+)
+@click.argument("base", type=options.NAME)
+@click.argument("adapter", type=options.NAME)
+@click.argument("dst", type=options.NAME)
+@click.option(
+    "--dtype",
+    type=click.Choice(["f32", "bf16", "f16", "int8", "llm-int8", "q8", "q4"]),
+    default="f32",
+    show_default=True,
+    help="What to make the weights; folders hold no q8 and q4, GGUF files no int8.",
+)
+@click.option(
+    "--max-kld",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="Write nothing if the mean KL divergence, in nats, is more.",
+)
+@click.option(
+    "-f",
+    "--text",
+    "file",
+    type=options.NAME,
+    metavar="FILE",
+    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
+)
+@options.tokenizer_option
+@options.revision_option
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@options.json_option
+def command(
+    base: str,
+    adapter: str,
+    dst: str,
+    dtype: Any,
+    max_kld: float | None,
+    file: str | None,
+    tokenizer: str | None,
+    revision: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write BASE with ADAPTER in its weights to DST; end with a receipt."""
+    from pronk.checkpoint import write
+    from pronk.checkpoint.adapter import applied
+    from pronk.cli.perplexity import read_text
+    from pronk.paths import expanded
+
+    destination = expanded(dst)
+    to: Format = "gguf" if destination.suffix.lower() == ".gguf" else "safetensors"
+    if dtype not in write.DTYPES[to]:
+        raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
+    text, text_name = read_text(file)
+    source = open_source(base, tokenizer, revision)
+    merged = applied(source, expanded(adapter))
+    write.check_destination(source, destination, to, overwrite)
+    vocabulary, files = tokenizer_for(source, to)
+    loading = {"tokenizer": tokenizer, "revision": revision}
+    try:  # beside DST, which gets its name once the receipt is good
+        with TemporaryDirectory(prefix=f".{destination.name}.", dir=destination.parent) as beside:
+            made = Path(beside) / destination.name
+            with progress.shown("writing") as advance:
+                write.save(
+                    merged,
+                    made,
+                    to=to,
+                    dtype=dtype,
+                    finite=True,
+                    vocabulary=vocabulary,
+                    tokenizer_files=files,
+                    progress=advance,
+                )
+            receipt = _receipt(base, adapter, made, text, loading)
+            receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}
+            found = receipt["divergence"]["mean"]
+            if max_kld is not None and not found <= max_kld:
+                raise PronkError(
+                    f"{dst} is not written: in {dtype} its predictions lie {found:.3g} nats from those of the adapter "
+                    f"applied, and --max-kld allows {max_kld:g}; store more bits, or allow more"
+                )
+            _move(made, destination)
+    except OSError as error:
+        raise PronkError(f"{dst}: cannot be written: {error.strerror or error}") from None
+    if problem := write.tokenizer_problem(source, to, vocabulary, files):
+        console.note(f"the tokenizer stays behind: {problem}")
+    console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
+
+
+def _receipt(base: str, adapter: str, made: Path, text: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    import pronk
+    from pronk.measure.divergence import divergence
+    from pronk.measure.verify import sample_ids
+
+    with progress.shown("reading BASE") as advance:
+        before = pronk.load(base, **loading, adapter=adapter, engine="cpu", quantize="f32", progress=advance)
+    with progress.shown("reading DST") as advance:
+        after = pronk.load(made, engine="cpu", progress=advance)
+    ids = sample_ids(before, text)
+    ctx = min(_CTX, before.ctx_size, len(ids))
+    with progress.shown("measuring", unit=progress.of_tokens) as advance:
+        found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
+    kept = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
+    return {
+        "format": after.checkpoint.format,
+        "quantization": after.checkpoint.quantization,
+        "bytes": sum(path.stat().st_size for path in after.checkpoint.files),
+        "divergence": {name: found[name] for name in kept},
+    }
+
+
+def _move(made: Path, destination: Path) -> None:
+    """In one step, but for a folder that is replaced, which systems do in two."""
+    if destination.is_dir():
+        old = made.with_name(f"{made.name}.old")
+        destination.rename(old)
+        try:
+            made.rename(destination)
+        except OSError:
+            old.rename(destination)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        made.replace(destination)
+
+
+def _as_text(receipt: Mapping[str, Any]) -> str:
+    found = receipt["divergence"]
+    error = "" if found["standard_error"] is None else f" ± {found['standard_error']:.2g}"
+    types = receipt["quantization"] or receipt["dtype"]
+    return (
+        f"{receipt['dst']}: {receipt['format']} ({types}), {console.size(receipt['bytes'])}\n"
+        f"mean KL divergence from {receipt['base']} with {receipt['adapter']} applied: {found['mean']:.3g}{error}; "
+        f"the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions"
+    )

@@ -1,0 +1,135 @@
+"""`pronk merge`: the adapter's model without the adapter, in any format, and a receipt that can say no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from click.testing import Result
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+from pronk import checkpoint
+from pronk.checkpoint import adapter
+from pronk.checkpoint.tensors import Checkpoint
+
+Run = Callable[..., Result]
+IDS = [1, 50, 60, 70, 80, 90]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def folder(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random adapter, large enough to be seen."""
+    draw, weights = np.random.default_rng(4), {}
+    for name, shape in checkpoint.open(model).config.tensor_shapes().items():
+        module = name.removesuffix(".weight")
+        if module.endswith("proj"):
+            weights[adapter.key(module, "lora_A")] = draw.normal(0, 0.1, (3, shape[1])).astype(np.float32)
+            weights[adapter.key(module, "lora_B")] = draw.normal(0, 0.1, (shape[0], 3)).astype(np.float32)
+    folder = tmp_path_factory.mktemp("adapter")
+    safetensors.numpy.save_file(weights, folder / adapter.WEIGHTS)
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    config["target_modules"] = [*config["target_modules"], "gate_proj", "up_proj", "down_proj"]  # type: ignore[misc]
+    (folder / adapter.CONFIG).write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "least", "most"),
+    [("m", "f32", 0, 0), ("m.gguf", "f32", 0, 0), ("m", "bf16", 0, 1e-3), ("m.gguf", "q8", 1e-9, 1e-2)],
+)
+def test_merged(
+    run: Run, model: str, folder: str, tmp_path: Path, name: str, dtype: str, least: float, most: float
+) -> None:
+    result = run("merge", model, folder, str(tmp_path / name), "--dtype", dtype, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    receipt = json.loads(result.stdout)
+    assert least <= receipt["divergence"]["mean"] <= most
+    merged = pronk.load(tmp_path / name, engine="cpu")
+    assert merged.has_tokenizer
+    expected = pronk.load(model, adapter=folder, engine="cpu", quantize="f32").logits(IDS)
+    if dtype == "f32":
+        assert np.array_equal(merged.logits(IDS), expected)
+    assert not np.allclose(pronk.load(model, engine="cpu").logits(IDS), expected, atol=0.05)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_receipt_as_text(run: Run, model: str, folder: str, tmp_path: Path) -> None:
+    lines = run("merge", model, folder, str(tmp_path / "m")).stdout.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'm'}: huggingface (f32), ")
+    assert lines[1].startswith(f"mean KL divergence from {model} with {folder} applied: 0 ± 0; ")
+    assert lines[1].endswith("is the same in 100.0% of 508 predictions")
+
+
+def test_too_far_off_is_not_written(run: Run, model: str, folder: str, tmp_path: Path) -> None:
+    result = run("merge", model, folder, str(tmp_path / "m.gguf"), "--dtype", "q4", "--max-kld", "1e-6")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "m.gguf is not written: in q4 its predictions lie " in result.stderr
+    assert "--max-kld allows 1e-06" in result.stderr
+    assert not list(tmp_path.iterdir())
+    assert run("merge", model, folder, str(tmp_path / "m.gguf"), "--dtype", "q4", "--max-kld", "1").exit_code == 0
+
+
+def test_a_merge_that_went_wrong_is_seen(
+    run: Run, model: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inverse: half of the adapter written, which --max-kld is there to find."""
+    from pronk.checkpoint import write
+
+    save = write.save
+
+    def half(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> Any:
+        base = pronk.checkpoint.open(model).tensors
+        tensors = {n: base[n] if "layers.1" in n else tensor for n, tensor in checkpoint.tensors.items()}
+        from dataclasses import replace
+
+        return save(replace(checkpoint, tensors=tensors), *arguments, **options)
+
+    monkeypatch.setattr(write, "save", half)
+    result = run("merge", model, folder, str(tmp_path / "m"), "--max-kld", "0.0001")
+    assert result.exit_code == 1
+    assert "is not written" in result.stderr
+
+
+def test_overwritten_only_where_asked(run: Run, model: str, folder: str, tmp_path: Path) -> None:
+    assert run("merge", model, folder, str(tmp_path / "m")).exit_code == 0
+    again = run("merge", model, folder, str(tmp_path / "m"))
+    assert again.exit_code == 1
+    assert "exists; overwrite it (--overwrite)" in again.stderr
+    assert run("merge", model, folder, str(tmp_path / "m"), "--dtype", "bf16", "--overwrite").exit_code == 0
+    assert {t.dtype for t in checkpoint.open(tmp_path / "m").tensors.values()} == {"BF16"}
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "code", "message"),
+    [
+        ("m", "q8", 2, "safetensors is not written in q8"),
+        ("m.gguf", "int8", 2, "gguf is not written in int8"),
+        ("no/m", "f32", 1, "is no folder; make it first"),
+    ],
+)
+def test_what_cannot_be(
+    run: Run, model: str, folder: str, tmp_path: Path, name: str, dtype: str, code: int, message: str
+) -> None:
+    result = run("merge", model, folder, str(tmp_path / name), "--dtype", dtype)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_adapter(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("merge", model, str(tmp_path), str(tmp_path / "m"))
+    assert (result.exit_code, result.stderr) == (
+        1, f"pronk: {tmp_path}: no adapter in this folder; looked for adapter_config.json\n",
+    )  # fmt: skip
