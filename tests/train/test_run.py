@@ -242,6 +242,10 @@ def test_it_stops_where_held_out_loss_no_longer_falls(model: Path, data: Path, t
     assert run.train()
     held_out = [line["held_out_loss"] for line in read_metrics(tmp_path / "run") if "held_out_loss" in line]
     assert run.loop.position.step < 200
+    again = make(settings(model, data, lora=None, max_steps=200, eval_every=5, patience=2), tmp_path / "run")
+    again.resume()
+    assert again.finished  # and has nothing left to do
+    assert again.train(watch=lambda step: pytest.fail(f"step {step}"))
     assert min(held_out) == held_out[-3]
     # What is in the folder is what did best, not what came last.
     best = load_module(checkpoint.open(tmp_path / "run" / MODEL))

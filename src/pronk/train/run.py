@@ -199,6 +199,12 @@ class Run:
         every = list(self.model.parameters())
         return sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every)
 
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done, or held-out loss has not fallen for as long as was to be waited."""
+        patience = self.settings.patience
+        return self.loop.done or (patience is not None and self.loop.position.waited >= patience)
+
     def resume(self) -> None:
         """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""
         found = state.checkpoints(self.folder / CHECKPOINTS)
@@ -224,7 +230,7 @@ class Run:
             if self.data.held_out:
                 self._evaluate(evaluated)
             self.save()
-        while not loop.done:
+        while not self.finished:
             if stop():
                 self.save()
                 return False
@@ -234,9 +240,7 @@ class Run:
                 watch(step)
             if self.data.held_out and (step.step % every == 0 or loop.done):
                 self._evaluate(evaluated)
-                if settings.patience and loop.position.waited >= settings.patience:
-                    break
-            if step.step % settings.save_every == 0 and not loop.done:
+            if step.step % settings.save_every == 0 or self.finished:
                 self.save()
         if not self.data.held_out:
             self.write()
