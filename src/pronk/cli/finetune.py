@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pronk.train.run import Data, Run, Settings
 
 _SHOWN = 2  # micro-batches
+_STEPS = 10  # whose losses are told as one: each is of few examples
 _RATES = {True: 2e-5, False: 2e-4}  # for all weights, for LoRA: TRL's, and the usual ten times that
 _N = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -243,6 +244,8 @@ def _report(run: Run) -> dict[str, Any]:
     held_out = [line for line in metrics if "held_out_loss" in line]
     best = min(held_out, key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
+    losses = [line["loss"] for line in steps]
+    some = min(_STEPS, len(steps))
     curve = draw(run.folder)
     return {
         "model": run.settings.model,
@@ -253,7 +256,7 @@ def _report(run: Run) -> dict[str, Any]:
         "steps": len(steps),
         "planned_steps": run.loop.schedule.steps,
         "epochs": steps[-1]["epoch"],
-        "loss": {"first": steps[0]["loss"], "last": steps[-1]["loss"]},
+        "loss": {"first": sum(losses[:some]) / some, "last": sum(losses[-some:]) / some, "steps": some},
         "held_out_loss": {
             "first": held_out[0]["held_out_loss"], "last": held_out[-1]["held_out_loss"], **(best or {})
         } if held_out else None,
@@ -272,7 +275,10 @@ def _as_text(report: dict[str, Any]) -> str:
         ("trained", f"{report['method']}, {report['trained_share']:.2%} of the parameters of {report['model']}"),
         ("examples", f"{examples['train']}, and {examples['held_out']} held out"),
         ("steps", f"{report['steps']}{early}, {report['epochs']:.2f} epochs"),
-        ("loss", f"{losses['first']:.4f} at first, {losses['last']:.4f} at last"),
+        (
+            "loss",
+            f"{losses['first']:.4f} and {losses['last']:.4f}: means of the first and last {losses['steps']} steps",
+        ),
     ]
     if held_out:
         at = f"; kept: {held_out['held_out_loss']:.4f} of step {held_out['step']}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from pronk.train.run import read_metrics
 
 CURVE = "loss.png"
+_STEPS = 10  # each is of few examples, and its loss says more of them than of the model
 _LEARNED, _HELD_OUT = "#0072B2", "#D55E00"  # Okabe and Ito's
 
 
@@ -24,7 +25,10 @@ def draw(folder: Path) -> Path | None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.plot(*zip(*steps, strict=True), color=_LEARNED, linewidth=1, alpha=0.6, label="training")
+    numbers, losses = zip(*steps, strict=True)
+    means = [sum(losses[max(0, at - _STEPS) : at]) / min(at, _STEPS) for at in range(1, len(losses) + 1)]
+    axes.plot(numbers, losses, color=_LEARNED, linewidth=1, alpha=0.35, label="training, each step")
+    axes.plot(numbers, means, color=_LEARNED, linewidth=2, label=f"training, mean of {_STEPS} steps")
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color=_HELD_OUT, label="held out")
     axes.set(xlabel="step", ylabel="loss (nats a token)")
