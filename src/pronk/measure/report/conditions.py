@@ -83,6 +83,7 @@ def _model(report: Report) -> str:
     return _joined(
         _of(report, "model", "name"),
         _of(report, "model", "format"),
+        _of(report, "model", "quantization"),
         _scaled(report, "model", "parameters", 1e6, "million parameters"),
         _scaled(report, "model", "stored_bytes", 1e6, "MB stored"),
     )
