@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from tiny_folder import save_tiny_chat_model
 
 from pronk import checkpoint
 from pronk.checkpoint import adapter
-from pronk.cli import training
 
 Run = Callable[..., Result]
+
+PLAIN = "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1 --device cpu"
 
 pytest.importorskip("torch")
 
@@ -43,8 +46,7 @@ def finetune(run: Run, model: str, data: str, tmp_path: Path) -> Run:
     """Into tmp_path / "out", a few quick steps; what is given comes last."""
 
     def finetune(*more: str, data: str = data) -> Result:
-        plain = "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1"
-        return run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *plain.split(), *more)
+        return run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more)
 
     return finetune
 
@@ -130,11 +132,60 @@ def test_show_batch_trains_nothing(finetune: Run, run: Run, model: str, data: st
     assert "plus" in everything.partition("⟦")[2]
 
 
-def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert "\x1b[" in training._marked("x", True, True)
-    assert training._marked("x", True, False) == "⟦x⟧"
-    assert training._marked("x", False, True) == "x"
+def test_colours_on_a_terminal(model: str, tmp_path: Path) -> None:
+    """Ours, and none that the data ask for."""
+    pty = pytest.importorskip("pty")
+    path = records(tmp_path, json.dumps({"prompt": "a\x1b[31m", "completion": "b\x1b[0m"}))
+    command = [sys.executable, "-m", "pronk", "finetune", model, "--data", path, "--show-batch"]
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, env=environment):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+    os.close(ours)
+    text = shown.decode()
+    assert text.count("\x1b[32m") == 1
+    assert text.index("a␛[31m") < text.index("\x1b[32m") < text.index("b␛[0m</s>")
+
+
+def test_no_better_than_before(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said; and the adapter is there all the same, of the best look."""
+    losses = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr("pronk.train.loop.Loop.evaluate", lambda *_: next(losses))
+    result = finetune("--json")
+    assert result.exit_code == 0, result.stderr
+    assert "held-out loss never fell below MODEL's own" in result.stderr
+    assert json.loads(result.stdout)["held_out_loss"] == {"first": 1.0, "last": 2.0, "kept": 2.0, "kept_step": 6}
+    assert (tmp_path / "out" / adapter.WEIGHTS).exists()
+
+
+def test_killed_and_resumed(finetune: Run, model: str, data: str, tmp_path: Path) -> None:
+    """kill -9, in a process of its own, once some steps are done: its losses go on as if it had not been."""
+    more = ["--max-steps", "40", "--save-every", "4", "--lora-dropout", "0.1", "--samples", "0"]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    given = ["--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pronk", "finetune", model, *given], stderr=subprocess.PIPE
+    ) as process:
+        while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 8):
+            time.sleep(0.005)
+        process.kill()
+    assert finetune(*more).exit_code == 1  # not without --resume
+    resumed = finetune(*more, "--resume")
+    assert resumed.exit_code == 0, resumed.stderr
+    found = losses(metrics)
+    (tmp_path / "out").rename(tmp_path / "killed")
+    assert finetune(*more).exit_code == 0
+    assert len(found) == 40 + 15
+    assert losses(metrics) == found
+
+
+def losses(metrics: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [(line["step"], line.get("loss", line.get("held_out_loss"))) for line in lines]
 
 
 def records(tmp_path: Path, *lines: str) -> str:
@@ -170,9 +221,9 @@ def test_what_is_left_out_is_counted(finetune: Run, tmp_path: Path) -> None:
     result = finetune("--skip-bad-records", "--too-long", "cut", "--max-steps", "1", data=path)
     assert result.exit_code == 0, result.stderr
     assert result.stderr.splitlines()[:4] == [
-        "1 bad records left out, the first: line 3: has no answer: completion is empty",
-        "1 examples cut to --max-length",
-        "keys of records that nobody reads: source",
+        f"bad records left out: 1; the first: {path}: line 3: has no answer: completion is empty",
+        "examples cut at their end: 1",
+        "keys of records that nobody reads: ['source']",
         "nothing is held out: whether it learns more than the data by heart will not be known",
     ]
 

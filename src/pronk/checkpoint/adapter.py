@@ -88,7 +88,7 @@ def read_config(folder: Path) -> tuple[LoraConfig, str]:
             tuple(sorted({name.rpartition(".")[2] for name in targets})),
             raw.get("use_rslora") is True,
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BadFile(path, str(error)) from None
     base = raw.get("base_model_name_or_path")
     return config, base if isinstance(base, str) else ""
@@ -145,12 +145,14 @@ def applied(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     tensors = dict(checkpoint.tensors)
     for module, (a, b) in read(folder, config, shapes).items():
         name = f"{module}.weight"
-        of = partial(_adapted, tensors[name], a, b, np.float32(config.scale))
+        of = partial(_adapted, folder / WEIGHTS, tensors[name], a, b, config.scale)
         tensors[name] = LazyTensor(name, tensors[name].shape, "F32", 4 * math.prod(tensors[name].shape), of)
     return replace(checkpoint, tensors=tensors, quantization=None)
 
 
-def _adapted(base: LazyTensor, a: Floats, b: Floats, scale: np.float32) -> Floats:
-    weight: Floats = base.read().astype(np.float32)
-    weight += (b @ a) * scale
-    return weight
+def _adapted(path: Path, base: LazyTensor, a: Floats, b: Floats, scale: float) -> Floats:
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found, and said to be the adapter's
+        delta: Floats = b @ a * np.float32(scale)
+    check_finite(path, f"{base.name}, its change", delta)
+    delta += base.read().astype(np.float32, copy=False)
+    return delta

@@ -18,8 +18,18 @@ _SHOWN = (
 
 def write(text: str) -> None:
     """Text to stdout at once: as it is to a file or a pipe, without control characters to a terminal."""
-    sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
+    write_styled(shown(text) if sys.stdout.isatty() else text)
+
+
+def write_styled(text: str) -> None:
+    """The same of text that gives a terminal orders of ours, and has been through `shown` where it is not ours."""
+    sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def shown(text: str) -> str:
+    """With signs in the place of control characters."""
+    return text.translate(_SHOWN)
 
 
 def write_json(value: object) -> None:

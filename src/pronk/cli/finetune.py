@@ -9,7 +9,7 @@ import click
 
 from pronk.cli import console, options, training
 from pronk.cli.convert import open_source, tokenizer_for
-from pronk.errors import BadRequest, NoTokenizer
+from pronk.errors import BadRequest, NoTokenizer, one_line, short
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -137,7 +137,7 @@ def command(
         raise NoTokenizer(f"{model} carries no tokenizer; name one with --tokenizer FILE")
     if folder is None:
         data = runs.prepare(settings, codec, checkpoint.config.max_position_embeddings)
-        console.write(training.show_batches(_first_batches(data, settings), codec))
+        training.show_batches(_first_batches(data, settings), codec)
         return
     with runs.claimed(folder, resume=resume), training.memory_suffices():
         data = runs.prepare(settings, codec, checkpoint.config.max_position_embeddings)
@@ -157,6 +157,8 @@ def command(
             )
             raise click.exceptions.Exit(stop.code)
         report = _report(run)
+        if (losses := report["held_out_loss"]) and losses["kept"] >= losses["first"]:
+            console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
         del run  # what it kept best is read back, not what it ended with
         if settings.lora:
             after = training.samples(model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
@@ -222,15 +224,13 @@ def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]],
 
 def _note_losses(data: Data) -> None:
     """What of the data is not trained on, said before it takes time."""
-    for count, what in (
-        (len(data.skipped), f"bad records left out, the first: {data.skipped[0]}" if data.skipped else ""),
-        (data.cut, "examples cut to --max-length"),
-        (data.too_long, "examples left out as too long"),
-    ):
+    if data.skipped:
+        console.note(f"bad records left out: {len(data.skipped)}; the first: {one_line(data.skipped[0], 300)}")
+    for what, count in (("examples cut at their end", data.cut), ("examples left out as too long", data.too_long)):
         if count:
-            console.note(f"{count} {what}")
+            console.note(f"{what}: {count}")
     if data.unused:
-        console.note(f"keys of records that nobody reads: {', '.join(sorted(data.unused))}")
+        console.note(f"keys of records that nobody reads: {short(sorted(data.unused))}")
     if not data.held_out:
         console.note("nothing is held out: whether it learns more than the data by heart will not be known")
 
@@ -242,7 +242,7 @@ def _report(run: Run) -> dict[str, Any]:
     metrics = read_metrics(run.folder)
     steps = [line for line in metrics if "loss" in line]
     held_out = [line for line in metrics if "held_out_loss" in line]
-    best = min(held_out, key=lambda line: line["held_out_loss"], default=None)
+    kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     losses = [line["loss"] for line in steps]
     some = min(_STEPS, len(steps))
@@ -258,8 +258,11 @@ def _report(run: Run) -> dict[str, Any]:
         "epochs": steps[-1]["epoch"],
         "loss": {"first": sum(losses[:some]) / some, "last": sum(losses[-some:]) / some, "steps": some},
         "held_out_loss": {
-            "first": held_out[0]["held_out_loss"], "last": held_out[-1]["held_out_loss"], **(best or {})
-        } if held_out else None,
+            "first": held_out[0]["held_out_loss"],
+            "last": held_out[-1]["held_out_loss"],
+            "kept": kept["held_out_loss"],
+            "kept_step": kept["step"],
+        } if kept else None,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_a_second": tokens / seconds,
@@ -281,7 +284,7 @@ def _as_text(report: dict[str, Any]) -> str:
         ),
     ]
     if held_out:
-        at = f"; kept: {held_out['held_out_loss']:.4f} of step {held_out['step']}"
+        at = f"; kept: {held_out['kept']:.4f} of step {held_out['kept_step']}"
         rows.append(("held-out loss", f"{held_out['first']:.4f} at first, {held_out['last']:.4f} at last{at}"))
     rows += [
         ("time", f"{report['seconds']:.0f} s of steps, {report['tokens_a_second']:.0f} tokens/s"),

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,8 @@ def stopping() -> Iterator[Stop]:
         if stop():
             os._exit(stop.code)
         stop.code = 128 + number
-        os.write(2, b"\nstopping after this step; once more stops at once\n")  # console.note may be at work just now
+        with suppress(OSError):  # a stderr that is closed; and not by click, which may be at work just now
+            os.write(2, b"\nstopping after this step; once more stops at once\n")
 
     before = {number: signal.signal(number, noted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -77,7 +78,11 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
     def unit(done: int, total: int) -> str:
         return f"step {first + done} of {steps}{state}"
 
-    with progress.shown("training", unit, patience=0) as advance:
+    def examples(done: int, total: int) -> str:
+        return f"{done} of {total} examples"
+
+    with progress.shown("training", unit, patience=0) as advance, progress.shown("", examples) as look:
+        advance("", 0, max(1, steps - first))
 
         def watch(step: Step) -> None:
             nonlocal state
@@ -86,12 +91,16 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
             advance("", step.step - first, steps - first)
 
         def evaluated(step: int, loss: float) -> None:
-            advance("", 1, 1)  # takes the bar away
+            look("", 1, 1)  # takes the bar away
             best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
             left = rate.left(steps - step)
             console.note(f"step {step} of {steps}: held-out loss {loss:.4f}{best}{state if step else ''}{left}")
 
-        return run.train(watch, evaluated, stop)
+        def looking(done: int, total: int) -> None:
+            advance("", 1, 1)
+            look(f"held-out data after step {run.loop.position.step}", done, total)
+
+        return run.train(watch, evaluated, stop, looking)
 
 
 def peak_bytes(run: Run) -> int:
@@ -144,19 +153,21 @@ def parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
     return ids[:first], tokenizer.decode(answer).strip()
 
 
-def show_batches(batches: Sequence[Sequence[Example]], tokenizer: Tokenizer) -> str:
-    """Micro-batches as text: what is learned in green, or in brackets where there is no colour."""
+def show_batches(batches: Sequence[Sequence[Example]], tokenizer: Tokenizer) -> None:
+    """Micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
     from pronk.train.run import shown
 
-    coloured = sys.stdout.isatty() and not console.is_dumb() and not os.environ.get("NO_COLOR")
+    on_terminal = sys.stdout.isatty()
+    coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
     lines = []
     for number, examples in enumerate(batches, 1):
         tokens, learned = sum(map(len, examples)), sum(example.targets for example in examples)
         lines.append(f"micro-batch {number}: {len(examples)} examples, {tokens} tokens, {learned} of them learned")
         for example in shown(examples, tokenizer):
-            lines += ["", "".join(_marked(text, learned, coloured) for text, learned in _spans(example))]
+            spans = [(console.shown(text) if on_terminal else text, marked) for text, marked in _spans(example)]
+            lines += ["", "".join(_marked(text, learned, coloured) for text, learned in spans)]
         lines.append("")
-    return "\n".join(lines)
+    console.write_styled("\n".join(lines))
 
 
 def _spans(tokens: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:

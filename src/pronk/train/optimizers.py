@@ -16,6 +16,7 @@ from pronk.errors import BadRequest
 
 Kind = Literal["adamw", "adamw8bit", "sgd"]
 BLOCK = 256  # numbers that share a scale in AdamW8bit
+_CODES = {"first": torch.int8, "second": torch.uint8}
 _SMALL = 4096  # parameters with fewer numbers keep float32 moments: there is nothing to save
 
 
@@ -51,6 +52,14 @@ class AdamW8bit(Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch makes all state of a float parameter float; codes are to be codes again."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            for name, kind in _CODES.items():
+                if name + "_scale" in state:
+                    state[name] = state[name].to(kind)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -91,7 +100,7 @@ def _keep(state: dict[str, Any], name: str, values: Tensor, *, signed: bool) -> 
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(-1, keepdim=True) / (127 if signed else 255)
     codes = (blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)).round_()
-    state[name] = codes.to(torch.int8 if signed else torch.uint8)
+    state[name] = codes.to(_CODES[name])
     state[name + "_scale"] = scale
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -98,7 +99,7 @@ class Data:
     train: list[Example]
     held_out: list[Example]
     names: list[str]  # where each of `train` stands
-    skipped: list[str]  # bad records
+    skipped: list[str]  # bad records, of both
     cut: int
     too_long: int  # skipped
     unused: dict[str, int]  # keys of records that nobody reads
@@ -114,17 +115,20 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
         too_long=settings.too_long,  # type: ignore[arg-type]
         chat_instructions=settings.chat_instructions,
     )
-    found = records.read(settings.data, skip_bad=settings.skip_bad)
-    examples, names = _encoded(encoder, found)
+    sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
+    found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
+    examples, names = _encoded(encoder, found[0])
     if settings.eval_data is not None:
-        held_out, _ = _encoded(encoder, records.read(settings.eval_data, skip_bad=settings.skip_bad))
+        held_out, _ = _encoded(encoder, found[1])
     else:
         count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
         chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
         held_out = [example for i, example in enumerate(examples) if i in chosen]
         names = [name for i, name in enumerate(names) if i not in chosen]
         examples = [example for i, example in enumerate(examples) if i not in chosen]
-    return Data(examples, held_out, names, found.skipped, encoder.cut, encoder.skipped, dict(found.unused))
+    skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
+    unused = sum((one.unused for one in found), Counter[str]())
+    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
 
 
 def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], list[str]]:
@@ -222,13 +226,18 @@ class Run:
         watch: Callable[[Step], None] | None = None,
         evaluated: Callable[[int, float], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
+        looking: Callable[[int, int], None] | None = None,
     ) -> bool:
-        """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from."""
+        """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from.
+
+        `watch` is told of each step, `evaluated` of each look at held-out data (step, loss), and `looking` how many of
+        its examples have been read, and of how many.
+        """
         settings, loop = self.settings, self.loop
         every = settings.eval_every or max(1, round(self.epoch_steps))
         if self.resumed_from is None:
             if self.data.held_out:
-                self._evaluate(evaluated)
+                self._evaluate(evaluated, looking)
             self.save()
         while not self.finished:
             if stop():
@@ -239,7 +248,7 @@ class Run:
             if watch:
                 watch(step)
             if self.data.held_out and (step.step % every == 0 or loop.done):
-                self._evaluate(evaluated)
+                self._evaluate(evaluated, looking)
             if step.step % settings.save_every == 0 or self.finished:
                 self.save()
         if not self.data.held_out:
@@ -266,13 +275,17 @@ class Run:
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 
-    def _evaluate(self, evaluated: Callable[[int, float], None] | None) -> None:
-        loss = self.loop.evaluate(self.data.held_out)
-        self._write_metrics({"step": self.loop.position.step, "held_out_loss": loss})
-        if self.loop.improved(loss) and self.loop.position.step:
+    def _evaluate(
+        self, evaluated: Callable[[int, float], None] | None, looking: Callable[[int, int], None] | None
+    ) -> None:
+        """The model as it was before is no rival: what is written is the best of what was trained."""
+        step = self.loop.position.step
+        loss = self.loop.evaluate(self.data.held_out, looking)
+        self._write_metrics({"step": step, "held_out_loss": loss})
+        if step and self.loop.improved(loss):
             self.write()
         if evaluated:
-            evaluated(self.loop.position.step, loss)
+            evaluated(step, loss)
 
     def _write_metrics(self, line: dict[str, Any]) -> None:
         try:

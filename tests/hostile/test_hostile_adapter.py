@@ -1,0 +1,77 @@
+"""Adapters that lie: one error of pronk's own each, or a model that can be read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from mutations import survives
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.checkpoint import adapter
+from pronk.errors import BadFile, PronkError
+
+CONFIG = tiny_config(
+    vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    head_dim=4,
+)  # fmt: skip
+BASE = in_memory(CONFIG, random_weights(CONFIG))
+MODULE = "model.layers.0.mlp.up_proj"
+GOOD: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["up_proj"], "bias": "none"}
+EXAMPLES = 300
+
+
+def save(folder: Path, size: float = 0.1, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    parts = {"lora_A": (2, 8), "lora_B": (8, 2)}
+    weights = {adapter.key(MODULE, part): np.full(shape, size, np.float32) for part, shape in parts.items()}
+    safetensors.numpy.save_file(weights, folder / adapter.WEIGHTS)
+    (folder / adapter.CONFIG).write_text(json.dumps(GOOD | changes))
+    return folder
+
+
+def outcome(folder: Path) -> str:
+    try:
+        for tensor in adapter.applied(BASE, folder).tensors.values():
+            assert tensor.read().shape == tensor.shape
+    except PronkError as error:
+        message = str(error).encode()
+        assert b"\n" not in message
+        assert len(message) < 900
+        return type(error).__name__
+    return "read"
+
+
+@pytest.mark.parametrize("name", [adapter.CONFIG, adapter.WEIGHTS])
+def test_broken_at_random(tmp_path: Path, name: str) -> None:
+    file = save(tmp_path / "adapter") / name
+    assert outcome(file.parent) == "read"
+    outcomes: Counter = Counter()
+
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        outcomes[outcome(file.parent)] += 1
+
+    whole = file.read_bytes()
+    assert survives(EXAMPLES, [(whole, len(whole))], check) >= EXAMPLES
+    assert outcomes.total() - outcomes["read"] > EXAMPLES / 3, outcomes
+
+
+@pytest.mark.parametrize("key", [*GOOD, "lora_dropout", "use_rslora", "use_dora", "rank_pattern"])
+@pytest.mark.parametrize("value", [0, -1, 1 << 64, 10**300, 1e308, True, None, "", "x", [], {}, [[]], [None]])
+def test_values_of_every_kind(tmp_path: Path, key: str, value: Any) -> None:
+    outcome(save(tmp_path / "adapter", **{key: value}))
+
+
+def test_numbers_whose_product_is_none(tmp_path: Path) -> None:
+    """Finite, each of them; it is the adapter that is named, not the model."""
+    for folder in (save(tmp_path / "a", size=1e30), save(tmp_path / "b", lora_alpha=1e308)):
+        tensor = adapter.applied(BASE, folder).tensors[f"{MODULE}.weight"]
+        with pytest.raises(BadFile, match="its change': holds infinity or NaN") as caught:
+            tensor.read()
+        assert str(folder / adapter.WEIGHTS) in str(caught.value)
