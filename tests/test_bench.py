@@ -32,6 +32,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_tables_are_those_of_the_results() -> None:
     subprocess.run([sys.executable, str(BENCH / "table.py"), "--check"], check=True)
+    page = BENCH.parent / "docs" / "how-it-works" / "eight-bits.md"
+    subprocess.run([sys.executable, str(BENCH / "table.py"), "--check", "--readme", str(page)], check=True)
 
 
 def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
