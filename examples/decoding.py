@@ -1,7 +1,8 @@
 """One prompt, many ways to choose the next token: what each makes of a text.
 
-For each way: how likely the model itself finds the text it wrote (mean log-probability of a token), how much of it is new
-(different pairs of neighbouring tokens among all pairs), how often four tokens stood there before, and how it begins.
+For each way: how likely the model itself finds the text it wrote (mean log-probability of a token), how much of it is
+new (different pairs of neighbouring tokens among all pairs), how often four tokens stood there before, and its
+beginning.
 
 python examples/decoding.py [MODEL] [--tokens N] [--samples N]
 """

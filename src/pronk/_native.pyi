@@ -91,7 +91,7 @@ class Model:
         head: _Floats,
         embedding_noise: float = 0.0,
     ) -> None:
-        """The same pass with all rows of the last layer and without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
+        """The same pass over all rows, without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
 
 class KV:
     def __init__(self, model: Model, type: str, num_blocks: int, remembers: bool = True) -> None:

@@ -163,7 +163,11 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
                     "name": technique.name,
                     "title": technique.title,
                     "what": technique.what,
-                    "settings": {"rounds": ROUNDS, "seconds a point, at most": SECONDS, "model": comparison.request.against},
+                    "settings": {
+                        "rounds": ROUNDS,
+                        "seconds a point, at most": SECONDS,
+                        "model": comparison.request.against,
+                    },
                     "points": [{"setting": setting, "ways": ways} for setting, ways in settings.items()],
                 }
             )
