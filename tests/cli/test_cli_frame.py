@@ -306,3 +306,10 @@ def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLL
     stretched = SimpleNamespace(**vars(FakeLLM.config) | {"rope_scaling": SimpleNamespace(rope_type="dynamic")})
     monkeypatch.setattr(FakeLLM, "config", stretched)
     assert "a context of" not in run("generate", "x", "-c", "99", "-n", "1").stderr
+
+
+def test_more_threads_than_processors_are_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    noted = "3 threads wait for each other on 2 processors: no more than 2 are faster\n"
+    assert run("generate", "x", "--threads", "3", "-n", "1").stderr.startswith(noted)
+    assert "threads wait" not in run("generate", "x", "--threads", "2", "-n", "1").stderr
