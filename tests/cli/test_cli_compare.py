@@ -103,3 +103,22 @@ def test_a_model_without_a_tokenizer_is_told_what_it_lacks(run: Run, tmp_path: P
     done = run("compare", str(tmp_path / "bare"), "--out", str(tmp_path / "out"), *QUICK)
     assert done.exit_code == 1
     assert "--tokenizer" in done.stderr
+
+
+def test_ctrl_c_while_the_report_is_drawn_says_how_to_go_on(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pronk.measure import compare, report
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    def measured(comparison: object, journal: compare.Journal, **options: object) -> None:
+        journal.steps["one"] = {}
+
+    monkeypatch.setattr(compare, "compare", measured)
+    monkeypatch.setattr(report, "render", interrupted)
+    out = tmp_path / "report"
+    result = run("compare", model, "--to", "q8", "--out", str(out))
+    assert result.exit_code == 130
+    assert f"go on with: pronk compare --resume --out {out}" in result.stderr

@@ -108,11 +108,11 @@ def command(
 
         try:
             found = compare.compare(comparison, journal, progress=advance, note=note)
+            table = report.render(folder)
         except (KeyboardInterrupt, PronkError) as error:
             show("", 1, 1)
             _say_how_to_go_on(journal.steps and journal.path, out, interrupted=isinstance(error, KeyboardInterrupt))
             raise
-    table = report.render(folder)
     console.note(f"written to {out}: REPORT.md, report.html, report.json")
     if not plot_style.available():
         console.note(report.NO_PLOTS)
