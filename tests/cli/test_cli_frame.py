@@ -15,12 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 from fake_llm import FakeLLM
 
 from pronk import __version__
 from pronk.cli import VERBS, generate, options, progress
+from pronk.cli.failures import Misuse
 
 Run = Callable[..., Result]
 Start = Callable[[list[str]], subprocess.Popen[str]]
@@ -313,3 +315,10 @@ def test_more_threads_than_processors_are_noted(run: Run, loaded: list[FakeLLM],
     noted = "3 threads wait for each other on 2 processors: no more than 2 are faster\n"
     assert run("generate", "x", "--threads", "3", "-n", "1").stderr.startswith(noted)
     assert "threads wait" not in run("generate", "x", "--threads", "2", "-n", "1").stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [("No such thing.", "no such thing"), ("LoRA's rank", "LoRA's rank"), ("A rank", "a rank")]
+)
+def test_a_name_keeps_its_capital(said: str, shown: str) -> None:
+    assert Misuse(click.UsageError(said)).message == shown

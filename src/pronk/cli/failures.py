@@ -26,7 +26,9 @@ class Misuse(Failure):
         message = error.format_message()
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             message = f"no such option {error.option_name}; did you mean {error.possibilities[0]}?"
-        super().__init__(message[:1].lower() + message[1:].removesuffix("."))
+        name = message.split(" ", 1)[0][1:]  # of LoRA or JSON, a capital of which is no sentence's beginning
+        begins = message[:1].lower() if name.islower() or not name else message[:1]
+        super().__init__(begins + message[1:].removesuffix("."))
         self.where = error.ctx.command_path if error.ctx else "pronk"
 
     def show(self, file: Any = None) -> None:
