@@ -322,3 +322,21 @@ def test_more_threads_than_processors_are_noted(run: Run, loaded: list[FakeLLM],
 )
 def test_a_name_keeps_its_capital(said: str, shown: str) -> None:
     assert Misuse(click.UsageError(said)).message == shown
+
+
+def test_told_to_end_it_takes_away_what_is_half_written(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from pathlib import Path
+from pronk import cli
+from pronk.checkpoint import write
+def half_done(prog_name):
+    with write._replacing(Path(sys.argv[1])) as partial:
+        partial.write_text("half of it")
+        os.kill(os.getpid(), signal.SIGTERM)
+cli.group = half_done
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.gguf")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+    assert not list(tmp_path.iterdir())

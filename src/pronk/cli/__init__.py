@@ -140,6 +140,7 @@ def group() -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     if not sys.warnoptions:  # python -W and PYTHONWARNINGS still decide
         warnings.simplefilter("ignore")
     if sys.stdin is None:  # closed, as for daemons
@@ -155,3 +156,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C raises, as always; the second one ends the program, for a library may have swallowed the first."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     raise KeyboardInterrupt
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Whoever was writing a file takes away what is half written, as after Ctrl-C."""
+    raise SystemExit(128 + number)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pronk.checkpoint import write
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
+from pronk.cpu_engine import memory
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import load_model, pick_device
@@ -177,7 +178,10 @@ class Run:
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
-        self.model: Llama = load_model(checkpoint, pick_device(device), torch.float32, progress=progress)
+        where = pick_device(device)
+        if where.type == "cpu":
+            memory.check(_least_memory(checkpoint, settings), f"{checkpoint.path}: training it", _way_out(settings))
+        self.model: Llama = load_model(checkpoint, where, torch.float32, progress=progress)
         if settings.lora:
             lora.add(self.model, settings.lora)
         recompute(self.model, settings.recompute)
@@ -313,6 +317,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return found
+
+
+def _least_memory(checkpoint: Checkpoint, settings: Settings) -> int:
+    """Bytes: weights in float32, and of what is trained gradients and moments; activations come on top."""
+    weights = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
+    moments = {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)
+    return 4 * weights if settings.lora else (4 + 4 + moments) * weights
+
+
+def _way_out(settings: Settings) -> str:
+    return "choose a smaller model" if settings.lora else "choose a smaller model, or train LoRA alone (without --full)"
 
 
 def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:
