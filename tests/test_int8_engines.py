@@ -14,7 +14,7 @@ from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.torch_engine.backend import TorchBackend
 
-TEXTS, LENGTH = 16, 6
+TEXTS, LENGTH = 128, 6
 # As for floats: about 24 roundings, each of one part in 2^24 of logits of 4, and ten times that.
 TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
 
@@ -37,13 +37,13 @@ def on_the_cpu(checkpoint: Checkpoint, **rule: Any) -> CpuBackend:
 @pytest.mark.parametrize("name", ["gqa", "tied", "biases", "odd", "llama3"])
 def test_both_engines_give_the_same_logits(name: str, rule: dict[str, Any]) -> None:
     """Where an activation lies so near a tie that floats decide its code, a text is one rounding of 8 bits off: as
-    wrong as 8 bits are, and no more. Which texts they are depends on torch's threads; they are the fewer."""
+    wrong as 8 bits are, and no more. Such texts are few."""
     config = tiny_config(**CONFIGS[name])
     checkpoint = in_memory(config, random_weights(config))
     other = logits(TorchBackend.from_checkpoint(checkpoint, device="cpu", quantize="llm-int8", **rule))
     off = np.abs(logits(on_the_cpu(checkpoint, **rule)) - other).max(1)
     of_8_bits = np.abs(logits(TorchBackend.from_checkpoint(checkpoint, device="cpu")) - other).max()
-    assert (off < 2 * TOLERANCE).mean() > 0.5, off
+    assert (off < 2 * TOLERANCE).mean() >= 0.75, off
     assert off.max() < of_8_bits
 
 
