@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fake_llm import FakeLLM
+from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk.cli import group
@@ -38,6 +39,12 @@ def run() -> Callable[..., Result]:
         return result
 
     return run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a tiny chat model."""
+    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,6 @@ Run = Callable[..., Result]
 QUICK = "--engine cpu --threads 1 --rounds 1 --prefill 8,40 --decode-tokens 4 --windows 1".split()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
 def test_a_table_on_stdout_and_a_report_in_a_folder(run: Run, model: str, tmp_path: Path) -> None:
     out = tmp_path / "report"
     done = run("compare", model, "--to", "llm-int8", "--out", str(out), *QUICK)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from click.testing import Result
-from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
@@ -20,11 +19,6 @@ from pronk.checkpoint.tensors import Checkpoint
 
 Run = Callable[..., Result]
 IDS = [1, 50, 60, 70, 80, 90]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture(scope="module")

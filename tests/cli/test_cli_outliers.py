@@ -9,18 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
-from tiny_folder import save_tiny_chat_model
 
 from pronk.measure import plot_style, sweep
 
 Run = Callable[..., Result]
 TEXT = "It rained for three days, and the river took the bridge. " * 12
 COMMON = ("--ctx", "128", "--windows", "2", "--threads", "1", "--engine", "cpu")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture

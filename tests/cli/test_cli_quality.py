@@ -21,11 +21,6 @@ Run = Callable[..., Result]
 TEXT = "The text is read in windows, and the second half of each of them counts. " * 4  # 292 bytes, a token each
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     path = tmp_path / "text.txt"

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from click.testing import Result
-from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
@@ -23,11 +22,6 @@ from pronk.measure import mixed
 
 Run = Callable[..., Result]
 UP = "model.layers.1.mlp.up_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.mark.parametrize(

@@ -73,21 +73,17 @@ def command(
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
         console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
-    with progress.shown("writing") as advance:
-        write.save(
-            checkpoint,
-            Path(dst),
-            to=to,
-            dtype=dtype or _default_dtype(checkpoint, to, version),
-            version=version,
-            group_size=group_size or 64,
-            vocabulary=vocabulary,
-            tokenizer_files=files,
-            overwrite=overwrite,
-            progress=advance,
-        )
-    if problem := write.tokenizer_problem(checkpoint, to, vocabulary, files):
-        console.note(f"the tokenizer stays behind: {problem}")
+    save(
+        checkpoint,
+        dst,
+        to,
+        vocabulary,
+        files,
+        dtype=dtype or _default_dtype(checkpoint, to, version),
+        version=version,
+        group_size=group_size or 64,
+        overwrite=overwrite,
+    )
     try:
         receipt = _receipt(src, dst, tokenizer, revision)
     except PronkError as error:
@@ -96,6 +92,23 @@ def command(
         console.write_json(receipt)
     else:
         console.write(_as_text(receipt) + "\n")
+
+
+def save(
+    checkpoint: Checkpoint,
+    dst: str,
+    to: Any,
+    vocabulary: Vocabulary | None,
+    files: dict[str, bytes] | None,
+    **how: Any,
+) -> None:
+    """Write it to `dst`, with the tokenizer as `tokenizer_for` gives it; `how`: more of write.save's arguments."""
+    from pronk.checkpoint import write
+
+    with progress.shown("writing") as advance:
+        write.save(checkpoint, Path(dst), to=to, vocabulary=vocabulary, tokenizer_files=files, progress=advance, **how)
+    if problem := write.tokenizer_problem(checkpoint, to, vocabulary, files):
+        console.note(f"the tokenizer stays behind: {problem}")
 
 
 def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:

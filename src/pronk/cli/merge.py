@@ -48,14 +48,7 @@ The receipt: how far DST's predictions lie from those of BASE with the adapter a
     metavar="X",
     help="Write nothing if the mean KL divergence, in nats, is more.",
 )
-@click.option(
-    "-f",
-    "--text",
-    "file",
-    type=options.NAME,
-    metavar="FILE",
-    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
-)
+@options.text_option
 @options.tokenizer_option
 @options.revision_option
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")

@@ -91,6 +91,10 @@ revision_option = click.option(
     "--revision", type=NAME, metavar="REV", help="Branch, tag or commit of a Hugging Face repository."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+text_option = click.option(
+    "-f", "--text", "file", type=NAME, metavar="FILE",
+    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
+)  # fmt: skip
 tokenizer_option = click.option(
     "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
 )

@@ -15,8 +15,7 @@ WINDOW = 512  # tokens, as llama.cpp's
 def text_options(windows: int) -> Callable[[options.F], options.F]:
     """What perplexity and divergence read. `windows`: how many of them by default, 0 for all."""
     return options.together(
-        click.option("-f", "--text", "file", type=options.NAME, metavar="FILE",
-                     help="Text to read; - is standard input.  [default: prose that comes with pronk]"),
+        options.text_option,
         click.option("--ctx", type=click.IntRange(min=4), default=WINDOW, show_default=True, metavar="N",
                      help="Tokens of a window."),
         click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.convert import open_source, tokenizer_for
+from pronk.cli.convert import open_source, save, tokenizer_for
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
@@ -59,14 +59,7 @@ The receipt: how far DST's predictions lie from SRC's in f32, on the text."""
     metavar="X",
     help="llm-int8: activations over X are to be computed in 32 bits.  [default: 6.0, or SRC's own]",
 )
-@click.option(
-    "-f",
-    "--text",
-    "file",
-    type=options.NAME,
-    metavar="FILE",
-    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
-)
+@options.text_option
 @options.tokenizer_option
 @options.revision_option
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
@@ -99,21 +92,17 @@ def command(
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    with progress.shown("writing") as advance:
-        write.save(
-            checkpoint,
-            Path(dst),
-            to=container,
-            dtype=choice["formats"] if choice else to,  # type: ignore[arg-type]
-            int8_threshold=int8_threshold,
-            finite=True,
-            vocabulary=vocabulary,
-            tokenizer_files=files,
-            overwrite=overwrite,
-            progress=advance,
-        )
-    if problem := write.tokenizer_problem(checkpoint, container, vocabulary, files):
-        console.note(f"the tokenizer stays behind: {problem}")
+    save(
+        checkpoint,
+        dst,
+        container,
+        vocabulary,
+        files,
+        dtype=choice["formats"] if choice else to,
+        int8_threshold=int8_threshold,
+        finite=True,
+        overwrite=overwrite,
+    )
     try:
         receipt = _receipt(src, dst, checkpoint, ids, loading)
     except PronkError as error:
