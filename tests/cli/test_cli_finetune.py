@@ -153,8 +153,10 @@ def test_colours_on_a_terminal(model: str, tmp_path: Path) -> None:
 
 def test_no_better_than_before(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said; and the adapter is there all the same, of the best look."""
+    from pronk.train.loop import Evaluation
+
     losses = iter([1.0, 3.0, 2.0])
-    monkeypatch.setattr("pronk.train.loop.Loop.evaluate", lambda *_: next(losses))
+    monkeypatch.setattr("pronk.train.loop.Loop.evaluate", lambda *_: Evaluation(next(losses), {}))
     result = finetune("--json")
     assert result.exit_code == 0, result.stderr
     assert "held-out loss never fell below MODEL's own" in result.stderr

@@ -23,9 +23,12 @@ from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
 from pronk.train import state
 from pronk.train.batches import MicroBatch
+from pronk.train.data import prepare, shown
 from pronk.train.examples import Example
+from pronk.train.folder import CHECKPOINTS, METRICS, MODEL, claimed, read_metrics
 from pronk.train.recompute import recompute
-from pronk.train.run import CHECKPOINTS, METRICS, MODEL, Run, Settings, claimed, prepare, read_metrics, shown
+from pronk.train.run import Run
+from pronk.train.settings import Settings
 
 LORA = LoraConfig(rank=4, alpha=8, dropout=0.2)
 
@@ -260,7 +263,7 @@ def test_it_stops_where_held_out_loss_no_longer_falls(model: Path, data: Path, t
     # What is in the folder is what did best, not what came last.
     best = load_module(checkpoint.open(tmp_path / "run" / MODEL))
     run.loop.model = best
-    assert run.loop.evaluate(run.data.held_out) == pytest.approx(held_out[-3], abs=1e-6)
+    assert run.loop.evaluate(run.data.held_out).loss == pytest.approx(held_out[-3], abs=1e-6)
 
 
 def test_all_weights_trained_make_a_model_that_loads(model: Path, data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from pronk.errors import BadRequest, NoTokenizer, one_line, short
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer import Tokenizer
-    from pronk.train.run import Data, Run, Settings
+    from pronk.train.data import Data
+    from pronk.train.run import Run
+    from pronk.train.settings import Settings
 
 _SHOWN = 2  # micro-batches
 _STEPS = 10  # whose losses are told as one: each is of few examples
@@ -127,7 +129,8 @@ def command(
     from pronk.loading import tokenizer_of
 
     engines.import_torch()
-    from pronk.train import run as runs
+    from pronk.train.data import prepare
+    from pronk.train.folder import MODEL, claimed
 
     settings = _settings(model, device, given)
     folder = None if show_batch else training.check_out(out)
@@ -136,11 +139,11 @@ def command(
     if codec is None:
         raise NoTokenizer(f"{model} carries no tokenizer; name one with --tokenizer FILE")
     if folder is None:
-        data = runs.prepare(settings, codec, checkpoint.config.max_position_embeddings)
+        data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
         training.show_batches(_first_batches(data, settings), codec)
         return
-    with runs.claimed(folder, resume=resume), training.memory_suffices():
-        data = runs.prepare(settings, codec, checkpoint.config.max_position_embeddings)
+    with claimed(folder, resume=resume), training.memory_suffices():
+        data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
         _note_losses(data)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": device, "threads": threads}
@@ -163,7 +166,7 @@ def command(
         if settings.lora:
             after = training.samples(model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
         else:
-            after = training.samples(str(folder / runs.MODEL), prompts, **loading)
+            after = training.samples(str(folder / MODEL), prompts, **loading)
     report["samples"] = [
         {"prompt": codec.decode(ids), "before": b, "after": a, "data": answer}
         for ids, b, a, answer in zip(prompts, before, after, answers, strict=True)
@@ -174,7 +177,7 @@ def command(
 def _settings(model: str, device: str | None, given: dict[str, Any]) -> Settings:
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
     from pronk.torch_engine.backend import pick_device
-    from pronk.train.run import Settings
+    from pronk.train.settings import Settings
 
     full = given.pop("full")
     lora = {name: given.pop(f"lora_{name}") for name in ("rank", "alpha", "dropout")}
@@ -211,7 +214,7 @@ def _make(
 
 
 def _first_batches(data: Data, settings: Settings) -> list[list[Any]]:
-    from pronk.train.run import batches_of
+    from pronk.train.data import batches_of
 
     chosen = batches_of(data, settings).epoch(0)[:_SHOWN]
     return [[data.train[index] for index in indices] for indices in chosen]
@@ -237,7 +240,7 @@ def _note_losses(data: Data) -> None:
 
 def _report(run: Run) -> dict[str, Any]:
     from pronk.train.curve import draw
-    from pronk.train.run import read_metrics
+    from pronk.train.folder import read_metrics
 
     metrics = read_metrics(run.folder)
     steps = [line for line in metrics if "loss" in line]

@@ -155,7 +155,7 @@ def parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
 
 def show_batches(batches: Sequence[Sequence[Example]], tokenizer: Tokenizer) -> None:
     """Micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
-    from pronk.train.run import shown
+    from pronk.train.data import shown
 
     on_terminal = sys.stdout.isatty()
     coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")

@@ -27,6 +27,11 @@ class MicroBatch:
     targets: Tensor  # [R] int64, those next tokens
     tokens: int  # T
 
+    @property
+    def weight(self) -> int:
+        """Learned tokens."""
+        return len(self.targets)
+
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device) -> MicroBatch:
         """The last token of each example foretells nothing, and is not read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from pronk.train.run import read_metrics
+from pronk.train.folder import read_metrics
 
 CURVE = "loss.png"
 _STEPS = 10  # each is of few examples, and its loss says more of them than of the model

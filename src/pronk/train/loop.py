@@ -1,14 +1,16 @@
 """The loop: micro-batches through the cache-free forward, gradients added up, a step, and a look at held-out data.
 
-The loss of a step is the sum over all tokens that are learned in its micro-batches divided by their number: how the
-examples were dealt out to micro-batches makes no difference, whatever their lengths.
+The loss of a step is the sum over all tokens that are learned in its micro-batches (or whatever else the objective
+counts) divided by their number: how examples were dealt out to micro-batches makes no difference, whatever their
+lengths.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -18,9 +20,8 @@ from torch.optim import Optimizer
 
 from pronk.errors import PronkError
 from pronk.torch_engine.model import Llama
-from pronk.train.batches import Batches, MicroBatch
-from pronk.train.examples import Example
-from pronk.train.loss import cross_entropy
+from pronk.train.batches import Batches
+from pronk.train.objective import Imitation, Objective
 from pronk.train.schedule import Schedule
 
 Precision = Literal["f32", "bf16", "f16"]
@@ -39,12 +40,21 @@ class Step:
 
     step: int  # from 1
     epoch: float
-    loss: float  # mean over the step's learned tokens, nats
+    loss: float  # mean over what the objective counts; of imitation over learned tokens, nats
     rate: float
     grad_norm: float  # before clipping
     tokens: int  # read
-    targets: int  # learned
+    targets: int  # what the loss is the mean over
     seconds: float
+    seen: dict[str, float] = field(default_factory=dict)  # means of what else the objective shows
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over held-out data."""
+
+    loss: float
+    seen: dict[str, float]
 
 
 @dataclass
@@ -68,19 +78,24 @@ class Loop:
     def __init__(
         self,
         model: Llama,
-        examples: Sequence[Example],
+        examples: Sequence[Any],
         batches: Batches,
         optimizer: Optimizer,
         schedule: Schedule,
         *,
+        objective: Objective | None = None,
         accumulate: int = 1,
         clip: float = 1.0,
         precision: Precision = "f32",
         names: Sequence[str] = (),
     ) -> None:
-        """`names`: where each example stands, for messages. Steps end with the schedule."""
+        """`objective`: imitation, unless another is given. `names`: where each example stands, for messages.
+
+        Steps end with the schedule.
+        """
         self.model, self.examples, self.batches = model, examples, batches
         self.optimizer, self.schedule = optimizer, schedule
+        self.objective: Objective = objective or Imitation()
         self.accumulate, self.clip, self.precision, self.names = accumulate, clip, precision, names
         self.position = Position()
         self.device = model.model.embed_tokens.weight.device
@@ -102,13 +117,15 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         chosen = [self._next() for _ in range(self.accumulate)]
-        micro = [MicroBatch.of([self.examples[i] for i in indices], self.device) for indices in chosen]
-        targets = sum(len(batch.targets) for batch in micro)
-        total = 0.0
-        for batch in micro:
-            loss = self._loss(batch) / targets
+        micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in chosen]
+        weight = sum(work.weight for work in micro)
+        total, seen = 0.0, Counter[str]()
+        for work in micro:
+            cost, shown = self._cost(work)
+            loss = cost / weight
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
+            seen.update(shown)
         read = [i for indices in chosen for i in indices]
         self._check(total, read)
         self.scaler.unscale_(self.optimizer)
@@ -121,21 +138,22 @@ class Loop:
         position.step += 1
         position.losses = [*position.losses, total][-_REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
-        tokens = sum(batch.tokens for batch in micro)
-        return Step(position.step, epoch, total, rate, norm, tokens, targets, time.perf_counter() - begun)
+        tokens, seconds = sum(work.tokens for work in micro), time.perf_counter() - begun
+        return Step(position.step, epoch, total, rate, norm, tokens, weight, seconds, _means(seen, weight))
 
     @torch.no_grad()
-    def evaluate(self, examples: Sequence[Example], watch: Callable[[int, int], None] | None = None) -> float:
-        """The mean loss of the learned tokens of `examples`, without dropout: nats."""
+    def evaluate(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> Evaluation:
+        """Of `examples`, one by one, without dropout."""
         self.model.eval()
-        total, targets = 0.0, 0
+        total, weight, seen = 0.0, 0, Counter[str]()
         for done, example in enumerate(examples):
             if watch:
                 watch(done, len(examples))
-            batch = MicroBatch.of([example], self.device)
-            total += float(self._loss(batch))
-            targets += len(batch.targets)
-        return total / targets
+            work = self.objective.work([example], self.device)
+            cost, shown = self._cost(work)
+            total, weight = total + float(cost), weight + work.weight
+            seen.update(shown)
+        return Evaluation(total / weight, _means(seen, weight))
 
     def improved(self, held_out: float) -> bool:
         """Note an evaluation; whether it is the best so far."""
@@ -145,13 +163,9 @@ class Loop:
         position.waited = 0 if better else position.waited + 1
         return better
 
-    def _loss(self, batch: MicroBatch) -> Tensor:
-        """The sum over the learned tokens."""
+    def _cost(self, work: Any) -> tuple[Tensor, Mapping[str, float]]:
         with torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES):
-            hidden = self.model.hidden(batch.batch)
-            if self.precision in _TYPES:
-                hidden = hidden.to(_TYPES[self.precision])
-        return cross_entropy(hidden, self.model.lm_head.weight, batch.targets)
+            return self.objective.cost(self.model, work)
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -186,3 +200,7 @@ class Loop:
             f"step {self.position.step + 1}: the {what}, on {where}{more}; look at these records, or train with a "
             "smaller learning rate"
         )
+
+
+def _means(sums: Mapping[str, float], weight: int) -> dict[str, float]:
+    return {name: value / weight for name, value in sums.items()}

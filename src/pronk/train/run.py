@@ -1,8 +1,4 @@
-"""A run: a checkpoint, data and settings made into an adapter or a model, in a folder of its own.
-
-    adapter_config.json, adapter_model.safetensors     what comes out, in PEFT's format (with full training: `model/`)
-    metrics.jsonl                                      a line a step, a line an evaluation
-    checkpoints/step-000100/                           to go on from; see state.py
+"""A run: a checkpoint, data and settings made into an adapter or a model, in a folder of its own (folder.py).
 
 With held-out data the folder holds what did best on it; without, what training ended with. There is a checkpoint from
 before the first step on, so that a run that died can be resumed whenever it did.
@@ -11,147 +7,29 @@ before the first step on, so that a run that died can be resumed whenever it did
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from pronk.checkpoint import write
-from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.cpu_engine import memory
-from pronk.errors import BadFile, BadRequest, PronkError, os_problem, short
-from pronk.tokenizer import Tokenizer
+from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, lora, optimizers, records, state
-from pronk.train.batches import Batches
-from pronk.train.examples import Encoder, Example, Pair
-from pronk.train.loop import Loop, Precision, Step
+from pronk.train import adapter, lora, optimizers, state
+from pronk.train.data import Data, batches_of
+from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
+from pronk.train.loop import Loop, Step
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
-
-METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
-_LOCK = ".lock"
-_LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What makes a run what it is: one that is resumed must have the same."""
-
-    model: str
-    data: str
-    eval_data: str | None = None
-    eval_share: float = 0.1  # of the data, held out where there is no eval_data
-    lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
-    epochs: float = 3.0
-    max_steps: int | None = None
-    batch_size: int = 1
-    accumulate: int = 8
-    pack: int | None = None
-    bucket: bool = False
-    rate: float = 2e-4
-    warmup: float = 0.03  # of all steps
-    schedule: str = "cosine"
-    decay: float = 0.0
-    clip: float = 1.0
-    optimizer: str = "adamw"
-    precision: Precision = "f32"
-    recompute: int = 0
-    max_length: int | None = None
-    too_long: str = "error"
-    skip_bad: bool = False
-    train_on_prompt: bool = False
-    chat_template: str | None = None
-    chat_instructions: bool = False
-    eval_every: int | None = None  # steps; None: once an epoch
-    patience: int | None = None
-    save_every: int = 50
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eval_share < 1:
-            raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
-        if not 0 <= self.warmup <= 1:
-            raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
-        if self.precision not in ("f32", "bf16", "f16"):
-            raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
-        for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
-        if not self.epochs > 0:
-            raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
-
-
-@dataclass
-class Data:
-    train: list[Example]
-    held_out: list[Example]
-    names: list[str]  # where each of `train` stands
-    skipped: list[str]  # bad records, of both
-    cut: int
-    too_long: int  # skipped
-    unused: dict[str, int]  # keys of records that nobody reads
-
-
-def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
-    """Read and encode. Raises BadFile naming file and line."""
-    encoder = Encoder(
-        tokenizer,
-        min(settings.max_length or ctx_size, ctx_size),
-        template=settings.chat_template,
-        train_on_prompt=settings.train_on_prompt,
-        too_long=settings.too_long,  # type: ignore[arg-type]
-        chat_instructions=settings.chat_instructions,
-    )
-    sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
-    found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
-    examples, names = _encoded(encoder, found[0])
-    if settings.eval_data is not None:
-        held_out, _ = _encoded(encoder, found[1])
-    else:
-        count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
-        chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
-        held_out = [example for i, example in enumerate(examples) if i in chosen]
-        names = [name for i, name in enumerate(names) if i not in chosen]
-        examples = [example for i, example in enumerate(examples) if i not in chosen]
-    skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
-    unused = sum((one.unused for one in found), Counter[str]())
-    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
-
-
-def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], list[str]]:
-    examples, names = [], []
-    for record in found.items:
-        try:
-            example = encoder.encode(record)
-        except (records.BadRecord, BadRequest) as error:
-            raise found.problem(record, str(error)) from None
-        if isinstance(example, Pair):
-            raise BadFile(found.source, "holds preferences (chosen, rejected), from which nothing is imitated")
-        if example is not None:
-            examples.append(example)
-            names.append(f"{found.source}: {record.where}")
-    if not examples:
-        raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
-    return examples, names
-
-
-def batches_of(data: Data, settings: Settings) -> Batches:
-    lengths = [len(example) for example in data.train]
-    return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
+from pronk.train.settings import Settings
 
 
 class Run:
@@ -220,10 +98,7 @@ class Run:
             raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
         state.load(self.loop, found[-1], self._fingerprint())
         self.resumed_from = found[-1]
-        kept = [line for line in read_metrics(self.folder) if line["step"] <= self.loop.position.step]
-        fresh = self.folder / f".{METRICS}.part"  # without the steps after the checkpoint, which will come again
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        fresh.replace(self.folder / METRICS)
+        forget_metrics(self.folder, after=self.loop.position.step)
 
     def train(
         self,
@@ -248,7 +123,8 @@ class Run:
                 self.save()
                 return False
             step = loop.step()
-            self._write_metrics(asdict(step))
+            line = asdict(step)
+            write_metrics(self.folder, line | line.pop("seen"))
             if watch:
                 watch(step)
             if self.data.held_out and (step.step % every == 0 or loop.done):
@@ -284,19 +160,14 @@ class Run:
     ) -> None:
         """The model as it was before is no rival: what is written is the best of what was trained."""
         step = self.loop.position.step
-        loss = self.loop.evaluate(self.data.held_out, looking)
-        self._write_metrics({"step": step, "held_out_loss": loss})
+        found = self.loop.evaluate(self.data.held_out, looking)
+        loss = found.loss
+        shown = {f"held_out_{name}": value for name, value in found.seen.items()}
+        write_metrics(self.folder, {"step": step, "held_out_loss": loss, **shown})
         if step and self.loop.improved(loss):
             self.write()
         if evaluated:
             evaluated(step, loss)
-
-    def _write_metrics(self, line: dict[str, Any]) -> None:
-        try:
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise PronkError(f"{self.folder / METRICS}: cannot be written: {os_problem(error)}") from None
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what the data came to: a file may have changed under its name."""
@@ -305,18 +176,6 @@ class Run:
             for example in part:
                 digest.update(b"%d " % len(example) + example.ids.tobytes() + example.learned.tobytes())
         return {**asdict(self.settings), "the SHA-256 of its examples": digest.hexdigest()[:16]}
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, but for a last one that the run died over."""
-    path = folder / METRICS
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
 
 
 def _least_memory(checkpoint: Checkpoint, settings: Settings) -> int:
@@ -344,54 +203,3 @@ def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:
 def _array(parameter: torch.Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = parameter.detach().float().cpu().numpy()
     return array
-
-
-@contextmanager
-def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
-    """The folder for one run alone; an empty one is taken away again if nothing came to be in it.
-
-    Raises PronkError where it cannot be had, or holds another run's work.
-    """
-    there = folder.exists()
-    try:
-        folder.mkdir(exist_ok=True)
-        lock = FileLock(folder / _LOCK, timeout=0)
-        lock.acquire()
-    except FileNotFoundError:
-        raise PronkError(f"{folder.parent} is no folder; make it first") from None
-    except Timeout:
-        raise PronkError(f"{folder}: another run is at work here; choose another folder") from None
-    except OSError as error:
-        raise PronkError(f"{folder}: cannot be written: {error.strerror or error}") from None
-    try:
-        _clean(folder)
-        held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
-        if not resume and state.checkpoints(folder / CHECKPOINTS):
-            raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
-        if not resume and held:
-            raise BadRequest(
-                f"{folder} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one"
-            )
-        yield folder
-    finally:
-        with suppress(OSError):  # it does not matter, and some systems let no open file go
-            if [path.name for path in folder.iterdir()] == [_LOCK]:
-                (folder / _LOCK).unlink()
-                if not there:
-                    folder.rmdir()
-        lock.release()
-
-
-def _clean(folder: Path) -> None:
-    """Take away what a run that was killed had half written."""
-    for pattern in (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.*.part"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    with suppress(OSError):  # died before its first checkpoint
-        (folder / CHECKPOINTS).rmdir()
-
-
-def shown(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
-    """For each example its tokens as text, and whether each is learned."""
-    for example in examples:
-        yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.learned, strict=True)]

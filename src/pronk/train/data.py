@@ -1,0 +1,83 @@
+"""A run's data: records read and encoded, and some of them held out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pronk.errors import BadFile, BadRequest
+from pronk.tokenizer import Tokenizer
+from pronk.train import records
+from pronk.train.batches import Batches
+from pronk.train.examples import Encoder, Example, Pair
+from pronk.train.settings import Settings
+
+_LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
+
+
+@dataclass
+class Data:
+    train: list[Example]
+    held_out: list[Example]
+    names: list[str]  # where each of `train` stands
+    skipped: list[str]  # bad records, of both
+    cut: int
+    too_long: int  # skipped
+    unused: dict[str, int]  # keys of records that nobody reads
+
+
+def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
+    """Read and encode. Raises BadFile naming file and line."""
+    encoder = Encoder(
+        tokenizer,
+        min(settings.max_length or ctx_size, ctx_size),
+        template=settings.chat_template,
+        train_on_prompt=settings.train_on_prompt,
+        too_long=settings.too_long,  # type: ignore[arg-type]
+        chat_instructions=settings.chat_instructions,
+    )
+    sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
+    found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
+    examples, names = _encoded(encoder, found[0])
+    if settings.eval_data is not None:
+        held_out, _ = _encoded(encoder, found[1])
+    else:
+        count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
+        chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
+        held_out = [example for i, example in enumerate(examples) if i in chosen]
+        names = [name for i, name in enumerate(names) if i not in chosen]
+        examples = [example for i, example in enumerate(examples) if i not in chosen]
+    skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
+    unused = sum((one.unused for one in found), Counter[str]())
+    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
+
+
+def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], list[str]]:
+    examples, names = [], []
+    for record in found.items:
+        try:
+            example = encoder.encode(record)
+        except (records.BadRecord, BadRequest) as error:
+            raise found.problem(record, str(error)) from None
+        if isinstance(example, Pair):
+            raise BadFile(found.source, "holds preferences (chosen, rejected), from which nothing is imitated")
+        if example is not None:
+            examples.append(example)
+            names.append(f"{found.source}: {record.where}")
+    if not examples:
+        raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
+    return examples, names
+
+
+def batches_of(data: Data, settings: Settings) -> Batches:
+    lengths = [len(example) for example in data.train]
+    return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
+
+
+def shown(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    """For each example its tokens as text, and whether each is learned."""
+    for example in examples:
+        yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.learned, strict=True)]

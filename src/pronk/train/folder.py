@@ -1,0 +1,96 @@
+"""A run's folder: for one run alone, with its metrics, its checkpoints and what comes out.
+
+adapter_config.json, adapter_model.safetensors     what comes out, in PEFT's format (with full training: `model/`)
+metrics.jsonl                                      a line a step, a line an evaluation
+checkpoints/step-000100/                           to go on from; see state.py
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pronk.errors import BadRequest, PronkError, os_problem, short
+from pronk.train import state
+
+METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
+_LOCK = ".lock"
+
+
+@contextmanager
+def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
+    """The folder for one run alone; an empty one is taken away again if nothing came to be in it.
+
+    Raises PronkError where it cannot be had, or holds another run's work.
+    """
+    there = folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / _LOCK, timeout=0)
+        lock.acquire()
+    except FileNotFoundError:
+        raise PronkError(f"{folder.parent} is no folder; make it first") from None
+    except Timeout:
+        raise PronkError(f"{folder}: another run is at work here; choose another folder") from None
+    except OSError as error:
+        raise PronkError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    try:
+        _clean(folder)
+        held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+        if not resume and state.checkpoints(folder / CHECKPOINTS):
+            raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
+        if not resume and held:
+            raise BadRequest(
+                f"{folder} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one"
+            )
+        yield folder
+    finally:
+        with suppress(OSError):  # it does not matter, and some systems let no open file go
+            if [path.name for path in folder.iterdir()] == [_LOCK]:
+                (folder / _LOCK).unlink()
+                if not there:
+                    folder.rmdir()
+        lock.release()
+
+
+def _clean(folder: Path) -> None:
+    """Take away what a run that was killed had half written."""
+    for pattern in (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.*.part"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):  # died before its first checkpoint
+        (folder / CHECKPOINTS).rmdir()
+
+
+def write_metrics(folder: Path, line: dict[str, Any]) -> None:
+    try:
+        with (folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise PronkError(f"{folder / METRICS}: cannot be written: {os_problem(error)}") from None
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, but for a last one that the run died over."""
+    path = folder / METRICS
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def forget_metrics(folder: Path, after: int) -> None:
+    """Take away those of the steps after a checkpoint, which will come again."""
+    kept = [line for line in read_metrics(folder) if line["step"] <= after]
+    fresh = folder / f".{METRICS}.part"
+    fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    fresh.replace(folder / METRICS)

@@ -1,0 +1,56 @@
+"""What makes a run what it is: one that is resumed must have the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pronk.checkpoint.adapter import LoraConfig
+from pronk.errors import BadRequest
+from pronk.train.loop import Precision
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    data: str
+    eval_data: str | None = None
+    eval_share: float = 0.1  # of the data, held out where there is no eval_data
+    lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
+    epochs: float = 3.0
+    max_steps: int | None = None
+    batch_size: int = 1
+    accumulate: int = 8
+    pack: int | None = None
+    bucket: bool = False
+    rate: float = 2e-4
+    warmup: float = 0.03  # of all steps
+    schedule: str = "cosine"
+    decay: float = 0.0
+    clip: float = 1.0
+    optimizer: str = "adamw"
+    precision: Precision = "f32"
+    recompute: int = 0
+    max_length: int | None = None
+    too_long: str = "error"
+    skip_bad: bool = False
+    train_on_prompt: bool = False
+    chat_template: str | None = None
+    chat_instructions: bool = False
+    eval_every: int | None = None  # steps; None: once an epoch
+    patience: int | None = None
+    save_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eval_share < 1:
+            raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
+        if not 0 <= self.warmup <= 1:
+            raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
+        if self.precision not in ("f32", "bf16", "f16"):
+            raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
+        for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
+        if not self.epochs > 0:
+            raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
