@@ -1,12 +1,10 @@
-"""What the training verbs share: stopping with a checkpoint, progress, samples, and the mask made visible."""
+"""What the training verbs do: from settings to a run, stopped with a checkpoint or brought to its end and reported."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -14,19 +12,138 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, progress
-from pronk.errors import PronkError
+from pronk.cli import console, masks, progress, training_progress, training_report
+from pronk.cli.convert import open_source, tokenizer_for
+from pronk.errors import NoTokenizer, PronkError, one_line, short
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer import Tokenizer
+    from pronk.train.data import Data
     from pronk.train.examples import Example
-    from pronk.train.loop import Step
     from pronk.train.run import Run
+    from pronk.train.settings import Settings
 
 SAMPLE_TOKENS = 64
 
 
-class Stop:
+def perform(
+    settings: Settings,
+    *,
+    out: str | None,
+    device: str | None,
+    threads: int | None,
+    resume: bool,
+    show_batch: bool,
+    samples: int,
+    tokenizer: str | None,
+    as_json: bool,
+) -> None:
+    from pronk.loading import tokenizer_of
+    from pronk.train.data import prepare
+    from pronk.train.folder import MODEL, claimed
+
+    folder = None if show_batch else _folder(out)
+    checkpoint = open_source(settings.model, tokenizer, None)
+    codec = tokenizer_of(checkpoint)
+    if codec is None:
+        raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
+    if folder is None:
+        masks.show(prepare(settings, codec, checkpoint.config.max_position_embeddings), settings, codec)
+        return
+    with claimed(folder, resume=resume), _memory_suffices():
+        data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
+        _note_losses(data)
+        prompts, answers = _prompts(data, codec, samples)
+        loading: dict[str, Any] = {"device": device, "threads": threads}
+        before = _samples(settings.model, prompts, tokenizer=tokenizer, **loading)
+        run = _make(checkpoint, data, settings, folder, threads, device)
+        if resume:
+            run.resume()
+        with _stopping() as stop:
+            done = training_progress.train(run, stop)
+        if not done:
+            console.note(
+                f"stopped after step {run.loop.position.step} of {run.loop.schedule.steps}, and saved; go on with the "
+                "same command and --resume"
+            )
+            raise click.exceptions.Exit(stop.code)
+        report = training_report.of(run)
+        if (losses := report["held_out_loss"]) and losses["kept"] >= losses["first"]:
+            console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
+        del run  # what it kept best is read back, not what it ended with
+        if settings.lora:
+            after = _samples(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
+        else:
+            after = _samples(str(folder / MODEL), prompts, **loading)
+    report["samples"] = [
+        {"prompt": codec.decode(ids), "before": b, "after": a, "data": answer}
+        for ids, b, a, answer in zip(prompts, before, after, answers, strict=True)
+    ]
+    console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
+
+
+def _folder(out: str | None) -> Path:
+    """Wrong usage where there is none."""
+    if out is None:
+        raise click.UsageError("name a folder for what comes out: --out FOLDER")
+    from pronk.paths import expanded
+
+    return expanded(out)
+
+
+def _make(
+    checkpoint: Checkpoint, data: Data, settings: Settings, folder: Path, threads: int | None, device: str | None
+) -> Run:
+    from pronk.train.run import Run
+
+    _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
+    with progress.shown("loading", patience=0) as advance:
+        how = {"device": device, "threads": threads, "progress": advance}
+        return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
+
+
+def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[str]]:
+    pairs = [_parts(example, codec) for example in data.held_out[:count]]
+    return [ids for ids, _ in pairs], [answer for _, answer in pairs]
+
+
+def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """The prompt of an example, up to what is learned first, and the answer that it has."""
+    first = int(example.learned.argmax())
+    ids = example.ids.tolist()
+    answer = [token for token in ids[first:] if token not in tokenizer.eos_ids]
+    return ids[:first], tokenizer.decode(answer).strip()
+
+
+def _samples(model: str, prompts: Sequence[Sequence[int]], **loading: Any) -> list[str]:
+    """What a model says to each prompt, greedily."""
+    import pronk
+
+    if not prompts:
+        return []
+    with progress.shown("loading", patience=0) as advance:
+        llm = pronk.load(model, **loading, prefix_cache=0, progress=advance)
+    with progress.shown("answering", unit=progress.of_tokens) as advance:
+        found = llm.generate([list(ids) for ids in prompts], max_new_tokens=SAMPLE_TOKENS, progress=advance)
+    assert isinstance(found, list)
+    return [generation.text.strip() for generation in found]
+
+
+def _note_losses(data: Data) -> None:
+    """What of the data is not trained on, said before it takes time."""
+    if data.skipped:
+        console.note(f"bad records left out: {len(data.skipped)}; the first: {one_line(data.skipped[0], 300)}")
+    for what, count in (("examples cut at their end", data.cut), ("examples left out as too long", data.too_long)):
+        if count:
+            console.note(f"{what}: {count}")
+    if data.unused:
+        console.note(f"keys of records that nobody reads: {short(sorted(data.unused))}")
+    if not data.held_out:
+        console.note("nothing is held out: whether it learns more than the data by heart will not be known")
+
+
+class _Stop:
     """Whether to stop after this step, and the exit code that says why."""
 
     code = 0
@@ -36,9 +153,9 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def _stopping() -> Iterator[_Stop]:
     """Ctrl-C and SIGTERM are noted, so that the step is finished and saved; a second one ends the program at once."""
-    stop = Stop()
+    stop = _Stop()
 
     def noted(number: int, frame: FrameType | None) -> None:
         if stop():
@@ -56,7 +173,7 @@ def stopping() -> Iterator[Stop]:
 
 
 @contextmanager
-def memory_suffices() -> Iterator[None]:
+def _memory_suffices() -> Iterator[None]:
     """Raises PronkError where it does not: torch says so in several ways."""
     try:
         yield
@@ -68,129 +185,3 @@ def memory_suffices() -> Iterator[None]:
             "out of memory; --recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA "
             "instead of --full and --optimizer adamw8bit take less (a run that has begun goes on with --resume)"
         ) from None
-
-
-def train(run: Run, stop: Callable[[], bool]) -> bool:
-    """`run.train`, watched: a bar on a terminal, a line for each look at held-out data everywhere."""
-    first, steps = run.loop.position.step, run.loop.schedule.steps
-    rate, state = _Rate(), ""
-
-    def unit(done: int, total: int) -> str:
-        return f"step {first + done} of {steps}{state}"
-
-    def examples(done: int, total: int) -> str:
-        return f"{done} of {total} examples"
-
-    with progress.shown("training", unit, patience=0) as advance, progress.shown("", examples) as look:
-        advance("", 0, max(1, steps - first))
-
-        def watch(step: Step) -> None:
-            nonlocal state
-            rate.add(step)
-            state = f", loss {step.loss:.3f}, {rate.tokens_a_second:.0f} tokens/s, {console.size(peak_bytes(run))}"
-            advance("", step.step - first, steps - first)
-
-        def evaluated(step: int, loss: float) -> None:
-            look("", 1, 1)  # takes the bar away
-            best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
-            left = rate.left(steps - step)
-            console.note(f"step {step} of {steps}: held-out loss {loss:.4f}{best}{state if step else ''}{left}")
-
-        def looking(done: int, total: int) -> None:
-            advance("", 1, 1)
-            look(f"held-out data after step {run.loop.position.step}", done, total)
-
-        return run.train(watch, evaluated, stop, looking)
-
-
-def peak_bytes(run: Run) -> int:
-    """The most that was in use so far: of the GPU's memory, or else of the process's."""
-    from pronk.generation import peak_rss_mb
-    from pronk.torch_engine import device_memory
-
-    on_gpu = device_memory.peak(str(run.loop.device))
-    return int((peak_rss_mb() or 0) * 1e6) if on_gpu is None else on_gpu
-
-
-class _Rate:
-    """How fast it goes, of the steps of this process."""
-
-    def __init__(self) -> None:
-        self.begun, self.steps, self.tokens, self.seconds = time.monotonic(), 0, 0, 0.0
-
-    def add(self, step: Step) -> None:
-        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + step.tokens, self.seconds + step.seconds
-
-    @property
-    def tokens_a_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def left(self, steps: int) -> str:
-        if not self.steps or not steps:
-            return ""
-        return f", {progress.duration((time.monotonic() - self.begun) / self.steps * steps)} left"
-
-
-def samples(model: str, prompts: Sequence[Sequence[int]], **loading: Any) -> list[str]:
-    """What a model says to each prompt, greedily."""
-    import pronk
-
-    if not prompts:
-        return []
-    with progress.shown("loading", patience=0) as advance:
-        llm = pronk.load(model, **loading, prefix_cache=0, progress=advance)
-    with progress.shown("answering", unit=progress.of_tokens) as advance:
-        found = llm.generate([list(ids) for ids in prompts], max_new_tokens=SAMPLE_TOKENS, progress=advance)
-    assert isinstance(found, list)
-    return [generation.text.strip() for generation in found]
-
-
-def parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """The prompt of an example, up to what is learned first, and the answer that it has."""
-    first = int(example.learned.argmax())
-    ids = example.ids.tolist()
-    answer = [token for token in ids[first:] if token not in tokenizer.eos_ids]
-    return ids[:first], tokenizer.decode(answer).strip()
-
-
-def show_batches(batches: Sequence[Sequence[Example]], tokenizer: Tokenizer) -> None:
-    """Micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
-    from pronk.train.data import shown
-
-    on_terminal = sys.stdout.isatty()
-    coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
-    lines = []
-    for number, examples in enumerate(batches, 1):
-        tokens, learned = sum(map(len, examples)), sum(example.targets for example in examples)
-        lines.append(f"micro-batch {number}: {len(examples)} examples, {tokens} tokens, {learned} of them learned")
-        for example in shown(examples, tokenizer):
-            spans = [(console.shown(text) if on_terminal else text, marked) for text, marked in _spans(example)]
-            lines += ["", "".join(_marked(text, learned, coloured) for text, learned in spans)]
-        lines.append("")
-    console.write_styled("\n".join(lines))
-
-
-def _spans(tokens: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Neighbours that are alike, joined."""
-    text, kind = "", False
-    for piece, learned in tokens:
-        if learned != kind and text:
-            yield text, kind
-            text = ""
-        text, kind = text + piece, learned
-    yield text, kind
-
-
-def _marked(text: str, learned: bool, coloured: bool) -> str:
-    if not learned:
-        return text
-    return click.style(text, fg="green", bold=True) if coloured else f"⟦{text}⟧"
-
-
-def check_out(out: str | None) -> Path:
-    """Wrong usage where there is none."""
-    if out is None:
-        raise click.UsageError("name a folder for what comes out: --out FOLDER")
-    from pronk.paths import expanded
-
-    return expanded(out)

@@ -1,0 +1,56 @@
+"""Which tokens are learned, made visible: micro-batches as the model will read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from pronk.cli import console
+
+if TYPE_CHECKING:
+    from pronk.tokenizer import Tokenizer
+    from pronk.train.data import Data
+    from pronk.train.examples import Example
+    from pronk.train.settings import Settings
+
+_SHOWN = 2  # micro-batches
+
+
+def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
+    """The first micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
+    from pronk.train.data import batches_of, shown
+
+    chosen = batches_of(data, settings).epoch(0)[:_SHOWN]
+    on_terminal = sys.stdout.isatty()
+    coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
+    lines = []
+    for number, indices in enumerate(chosen, 1):
+        examples: Sequence[Example] = [data.train[index] for index in indices]
+        tokens, learned = sum(map(len, examples)), sum(example.targets for example in examples)
+        lines.append(f"micro-batch {number}: {len(examples)} examples, {tokens} tokens, {learned} of them learned")
+        for example in shown(examples, tokenizer):
+            spans = [(console.shown(text) if on_terminal else text, marked) for text, marked in _spans(example)]
+            lines += ["", "".join(_marked(text, learned, coloured) for text, learned in spans)]
+        lines.append("")
+    console.write_styled("\n".join(lines))
+
+
+def _spans(tokens: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Neighbours that are alike, joined."""
+    text, kind = "", False
+    for piece, learned in tokens:
+        if learned != kind and text:
+            yield text, kind
+            text = ""
+        text, kind = text + piece, learned
+    yield text, kind
+
+
+def _marked(text: str, learned: bool, coloured: bool) -> str:
+    if not learned:
+        return text
+    return click.style(text, fg="green", bold=True) if coloured else f"⟦{text}⟧"

@@ -1,0 +1,74 @@
+"""A training run, watched: a bar on a terminal, a line for each look at held-out data everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pronk.cli import console, progress
+
+if TYPE_CHECKING:
+    from pronk.train.loop import Step
+    from pronk.train.run import Run
+
+
+def train(run: Run, stop: Callable[[], bool]) -> bool:
+    """`run.train`, and what it returns."""
+    first, steps = run.loop.position.step, run.loop.schedule.steps
+    rate, state = _Rate(), ""
+
+    def unit(done: int, total: int) -> str:
+        return f"step {first + done} of {steps}{state}"
+
+    def examples(done: int, total: int) -> str:
+        return f"{done} of {total} examples"
+
+    with progress.shown("training", unit, patience=0) as advance, progress.shown("", examples) as look:
+        advance("", 0, max(1, steps - first))
+
+        def watch(step: Step) -> None:
+            nonlocal state
+            rate.add(step)
+            state = f", loss {step.loss:.3f}, {rate.tokens_a_second:.0f} tokens/s, {console.size(peak_bytes(run))}"
+            advance("", step.step - first, steps - first)
+
+        def evaluated(step: int, loss: float) -> None:
+            look("", 1, 1)  # takes the bar away
+            best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
+            left = rate.left(steps - step)
+            console.note(f"step {step} of {steps}: held-out loss {loss:.4f}{best}{state if step else ''}{left}")
+
+        def looking(done: int, total: int) -> None:
+            advance("", 1, 1)
+            look(f"held-out data after step {run.loop.position.step}", done, total)
+
+        return run.train(watch, evaluated, stop, looking)
+
+
+def peak_bytes(run: Run) -> int:
+    """The most that was in use so far: of the GPU's memory, or else of the process's."""
+    from pronk.generation import peak_rss_mb
+    from pronk.torch_engine import device_memory
+
+    on_gpu = device_memory.peak(str(run.loop.device))
+    return int((peak_rss_mb() or 0) * 1e6) if on_gpu is None else on_gpu
+
+
+class _Rate:
+    """How fast it goes, of the steps of this process."""
+
+    def __init__(self) -> None:
+        self.begun, self.steps, self.tokens, self.seconds = time.monotonic(), 0, 0, 0.0
+
+    def add(self, step: Step) -> None:
+        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + step.tokens, self.seconds + step.seconds
+
+    @property
+    def tokens_a_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def left(self, steps: int) -> str:
+        if not self.steps or not steps:
+            return ""
+        return f", {progress.duration((time.monotonic() - self.begun) / self.steps * steps)} left"

@@ -1,0 +1,77 @@
+"""What a training run came to: the report of its verb, as JSON and as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pronk.cli import console
+from pronk.cli.training_progress import peak_bytes
+
+if TYPE_CHECKING:
+    from pronk.train.run import Run
+
+_STEPS = 10  # whose losses are told as one: each is of few examples
+
+
+def of(run: Run) -> dict[str, Any]:
+    from pronk.train.curve import draw
+    from pronk.train.folder import read_metrics
+
+    metrics = read_metrics(run.folder)
+    steps = [line for line in metrics if "loss" in line]
+    held_out = [line for line in metrics if "held_out_loss" in line]
+    kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
+    seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
+    losses = [line["loss"] for line in steps]
+    some = min(_STEPS, len(steps))
+    curve = draw(run.folder)
+    return {
+        "model": run.settings.model,
+        "out": str(run.folder),
+        "method": "LoRA" if run.settings.lora else "full",
+        "trained_share": run.trained_share,
+        "examples": {"train": len(run.data.train), "held_out": len(run.data.held_out)},
+        "steps": len(steps),
+        "planned_steps": run.loop.schedule.steps,
+        "epochs": steps[-1]["epoch"],
+        "loss": {"first": sum(losses[:some]) / some, "last": sum(losses[-some:]) / some, "steps": some},
+        "held_out_loss": {
+            "first": held_out[0]["held_out_loss"],
+            "last": held_out[-1]["held_out_loss"],
+            "kept": kept["held_out_loss"],
+            "kept_step": kept["step"],
+        } if kept else None,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_a_second": tokens / seconds,
+        "peak_bytes": peak_bytes(run),
+        "curve": str(curve) if curve else None,
+    }  # fmt: skip
+
+
+def as_text(report: dict[str, Any]) -> str:
+    losses, held_out, examples = report["loss"], report["held_out_loss"], report["examples"]
+    early = f", of {report['planned_steps']} planned" if report["steps"] < report["planned_steps"] else ""
+    rows = [
+        ("trained", f"{report['method']}, {report['trained_share']:.2%} of the parameters of {report['model']}"),
+        ("examples", f"{examples['train']}, and {examples['held_out']} held out"),
+        ("steps", f"{report['steps']}{early}, {report['epochs']:.2f} epochs"),
+        (
+            "loss",
+            f"{losses['first']:.4f} and {losses['last']:.4f}: means of the first and last {losses['steps']} steps",
+        ),
+    ]
+    if held_out:
+        at = f"; kept: {held_out['kept']:.4f} of step {held_out['kept_step']}"
+        rows.append(("held-out loss", f"{held_out['first']:.4f} at first, {held_out['last']:.4f} at last{at}"))
+    rows += [
+        ("time", f"{report['seconds']:.0f} s of steps, {report['tokens_a_second']:.0f} tokens/s"),
+        ("peak memory", console.size(report["peak_bytes"])),
+        ("folder", report["out"] + (f", with {Path(report['curve']).name}" if report["curve"] else "")),
+    ]
+    lines = [console.table(rows)]
+    for sample in report["samples"]:
+        lines += ["", sample["prompt"].strip()]
+        lines += [f"  {name:<7} {' '.join(sample[name].split())}" for name in ("before", "after", "data")]
+    return "\n".join(lines)
