@@ -121,6 +121,16 @@ def test_rows_and_groups_know_nothing_of_each_other(format: str, rows: np.ndarra
         assert np.array_equal(quantize(rows[..., GROUP:], format).q, whole.q[..., GROUP:])
 
 
+def test_a_group_is_fitted_alone_as_among_many() -> None:
+    """To the bit: of a single one numpy would take another order of sums."""
+    rows = normal(500, GROUP)
+    many = quantize(rows, "q4")
+    for n, row in enumerate(rows):
+        alone = quantize(row, "q4")
+        assert np.array_equal(alone.q, many.q[n])
+        assert (alone.scale, alone.minimum) == (many.scale[n], many.minimum[n])
+
+
 # -- beside GGUF's types ---------------------------------------------------------------------------------------------
 
 

@@ -85,36 +85,48 @@ def _q4(rows: Floats) -> QuantizedTensor:
     within 1% of what a search in 256 ways finds; the mean KL divergence of llama2.c's stories260K falls from 0.077 to
     0.060. There, errors weighed by |w| or w^2 gave 0.061, which is no different: the standard error is 0.002.
     """
-    x = _groups(rows, "edge")
-    low = x.min(axis=-1, keepdims=True)
-    step = (x.max(axis=-1, keepdims=True) - low) / np.float32(15)
+    # [32, groups]: weights of a group stand below each other, so that sums over them run along memory.
+    x = np.ascontiguousarray(_groups(rows, "edge").reshape(-1, GROUP).T)
+    low = x.min(axis=0)
+    step = (x.max(axis=0) - low) / np.float32(15)
     inverse = np.where(step < np.float32(2**-30), np.float32(0), np.float32(1) / step)
     u = (x - low) * inverse  # from 0 to 15
+    codes, product = np.empty_like(u), np.empty_like(u)
 
     sum_u = _sum(u)
-    best_gain = np.zeros_like(sum_u)
-    scale, minimum = np.zeros_like(sum_u), np.zeros_like(sum_u)
+    best_gain, scale, minimum = (np.zeros_like(sum_u) for _ in range(3))
     for bottom in _SHRINK:
         for top in _SHRINK:
             stretch = np.float32(15) / (np.float32(15) - bottom - top)
-            codes = np.rint(np.clip(u * stretch - bottom * stretch, 0, 15))
-            sum_codes = _sum(codes)
-            variance = GROUP * _sum(codes * codes) - sum_codes * sum_codes
-            covariance = GROUP * _sum(codes * u) - sum_codes * sum_u
+            np.multiply(u, stretch, out=codes)
+            codes -= bottom * stretch
+            _round(codes)
+            sum_codes = codes.sum(axis=0)  # whole numbers, and so are their squares: exact in any order
+            variance = GROUP * np.multiply(codes, codes, out=product).sum(axis=0) - sum_codes * sum_codes
+            covariance = GROUP * _sum(np.multiply(codes, u, out=product)) - sum_codes * sum_u
             slope = covariance / variance
             gain = slope * covariance  # how much of the squared error the fit takes away; NaN where the group is flat
             better = gain > best_gain
-            best_gain = np.where(better, gain, best_gain)
-            scale = np.where(better, slope, scale)
-            minimum = np.where(better, (sum_u - slope * sum_codes) / GROUP, minimum)
+            np.copyto(best_gain, gain, where=better)
+            np.copyto(scale, slope, where=better)
+            np.copyto(minimum, (sum_u - slope * sum_codes) / GROUP, where=better)
 
-    half_scale = (scale * step[..., 0]).astype(np.float16)
-    half_minimum = (minimum * step[..., 0] + low[..., 0]).astype(np.float16)
-    stored = half_scale.astype(np.float32)[..., None]
+    half_scale = (scale * step).astype(np.float16)
+    half_minimum = (minimum * step + low).astype(np.float16)
+    stored = half_scale.astype(np.float32)
     inverse = np.where(stored > 0, np.float32(1) / stored, np.float32(0))
-    codes = np.rint(np.clip((x - half_minimum.astype(np.float32)[..., None]) * inverse, 0, 15))
-    codes = np.nan_to_num(codes, nan=0).astype(np.uint8).reshape(*rows.shape[:-1], -1)[..., : rows.shape[-1]]
-    return QuantizedTensor("q4", rows.shape, codes, half_scale, half_minimum)
+    np.subtract(x, half_minimum.astype(np.float32), out=codes)
+    codes *= inverse
+    _round(codes)
+    whole = np.ascontiguousarray(codes.astype(np.uint8).T).reshape(*rows.shape[:-1], -1)
+    heads = (half.reshape(*rows.shape[:-1], -1) for half in (half_scale, half_minimum))
+    return QuantizedTensor("q4", rows.shape, whole[..., : rows.shape[-1]], *heads)
+
+
+def _round(codes: Floats) -> None:
+    """To whole numbers from 0 to 15, in place."""
+    np.clip(codes, 0, 15, out=codes)  # three times as fast as maximum and minimum, one after the other
+    np.rint(codes, out=codes)
 
 
 def _groups(rows: Floats, pad: Literal["constant", "edge"]) -> Floats:
@@ -130,8 +142,8 @@ def _spread(groups: Floats, shape: tuple[int, ...]) -> Floats:
 
 
 def _sum(x: Floats) -> Floats:
-    """Over the last axis, one after the other: numpy's own sum has an order of its own."""
-    total = np.zeros(x.shape[:-1], np.float32)
-    for k in range(x.shape[-1]):
-        total += x[..., k]
+    """Over the first axis, one after the other: numpy's own sum may take another order."""
+    total: Floats = x[0].copy()
+    for row in x[1:]:
+        total += row
     return total

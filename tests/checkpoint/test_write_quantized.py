@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import write_int8
+from pronk.checkpoint import write_gguf, write_int8, writing
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.write import save
 from pronk.cpu_engine.backend import CpuBackend
@@ -51,6 +51,23 @@ def logits(source: Checkpoint, quantize: Any) -> np.ndarray:
 
 def types(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: tensor.dtype for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+
+
+# --- Pieces side by side
+
+
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+def test_pieces_that_are_encoded_side_by_side_stand_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    config = tiny_config()
+    source = in_memory(config, random_weights(config))
+    save(source, whole := tmp_path / "m.gguf", to="gguf", dtype=dtype)
+    monkeypatch.setattr(writing, "_PIECE", 96)
+    for count in (1, 7):
+        monkeypatch.setattr(write_gguf, "processors", lambda count=count: count)
+        save(source, cut := tmp_path / f"m{count}.gguf", to="gguf", dtype=dtype)
+        assert cut.read_bytes() == whole.read_bytes()
 
 
 # --- Round trips

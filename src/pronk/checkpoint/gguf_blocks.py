@@ -20,6 +20,7 @@ Floats = NDArray[np.float32]
 
 # Blocks decoded at once are chosen to stay in the second-level cache with their float32 values.
 _CHUNK = 1 << 18  # elements
+_GROUPS = 1 << 14  # of 32 that are encoded at once: fewer, and threads wait for each other more than they work
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def encode_q4(rows: Floats) -> Bytes:
 def _encode(rows: Floats, format: Literal["q8", "q4"], nbytes: int) -> Bytes:
     groups = rows.reshape(-1, 32)
     out = np.empty((len(groups), nbytes), np.uint8)
-    for start in range(0, len(groups), _CHUNK // 32):
-        part = slice(start, start + _CHUNK // 32)
+    for start in range(0, len(groups), _GROUPS):
+        part = slice(start, start + _GROUPS)
         quantized = quantize(groups[part], format)
         heads = [quantized.scale] if quantized.minimum is None else [quantized.scale, quantized.minimum]
         codes: Bytes = quantized.q.view(np.uint8)

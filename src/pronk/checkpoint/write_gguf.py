@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -28,7 +29,7 @@ from pronk.checkpoint.gguf_file import (
 from pronk.checkpoint.gguf_types import stored
 from pronk.checkpoint.names import hf_to_gguf, rotary_heads, to_interleaved
 from pronk.checkpoint.tensors import PLAIN_DTYPES
-from pronk.checkpoint.writing import TensorStream, pieces, require_finite, write_array, write_numbers
+from pronk.checkpoint.writing import TensorStream, pieces, processors, require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.errors import BadRequest, Unsupported
 from pronk.rope import frequency_factors, inverse_frequencies
@@ -110,12 +111,18 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
         assert blocks is not None
         write_array(file, interleaved(blocks))
     else:
-        for piece in pieces(interleaved(stream.read(name)), BLOCK_TYPES[kind].elements):
+
+        def encode(piece: NDArray[Any]) -> NDArray[np.uint8]:
             require_finite(name, piece, format)
             try:
-                write_array(file, _ENCODERS[format](piece.astype(np.float32, copy=False)))
+                return _ENCODERS[format](piece.astype(np.float32, copy=False))
             except BadRequest as error:
                 raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
+
+        # numpy works without Python's lock: pieces side by side use all processors.
+        with ThreadPoolExecutor(processors()) as pool:
+            for blocks in pool.map(encode, pieces(interleaved(stream.read(name)), BLOCK_TYPES[kind].elements)):
+                write_array(file, blocks)
 
 
 def _nbytes(shape: tuple[int, ...], kind: str) -> int:

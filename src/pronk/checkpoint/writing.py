@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -60,6 +61,11 @@ def pieces(array: NDArray[Any], unit: int = 1) -> Iterator[NDArray[Any]]:
     step = max(_PIECE // unit, 1) * unit
     for start in range(0, flat.size, step):
         yield flat[start : start + step]
+
+
+def processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_numbers(file: BinaryIO, name: str, array: NDArray[Any], dtype: str) -> None:
