@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pronk.train.settings import Settings
 
 SAMPLE_TOKENS = 64
+_LESS = (
+    "--recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA instead of --full and "
+    "--optimizer adamw8bit"
+)
 
 
 def perform(
@@ -43,7 +47,7 @@ def perform(
     from pronk.train.data import prepare
     from pronk.train.folder import MODEL, claimed
 
-    folder = None if show_batch else _folder(out)
+    folder = None if show_batch else folder_of(out)
     checkpoint = open_source(settings.model, tokenizer, None)
     codec = tokenizer_of(checkpoint)
     if codec is None:
@@ -51,23 +55,14 @@ def perform(
     if folder is None:
         masks.show(prepare(settings, codec, checkpoint.config.max_position_embeddings), settings, codec)
         return
-    with claimed(folder, resume=resume), _memory_suffices():
+    with claimed(folder, resume=resume), memory_suffices():
         data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
         _note_losses(data)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": device, "threads": threads}
         before = _samples(settings.model, prompts, tokenizer=tokenizer, **loading)
         run = _make(checkpoint, data, settings, folder, threads, device)
-        if resume:
-            run.resume()
-        with _stopping() as stop:
-            done = training_progress.train(run, stop)
-        if not done:
-            console.note(
-                f"stopped after step {run.loop.position.step} of {run.loop.schedule.steps}, and saved; go on with the "
-                "same command and --resume"
-            )
-            raise click.exceptions.Exit(stop.code)
+        to_its_end(run, resume=resume)
         report = training_report.of(run)
         if (losses := report["held_out_loss"]) and losses["kept"] >= losses["first"]:
             console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
@@ -83,7 +78,7 @@ def perform(
     console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
 
-def _folder(out: str | None) -> Path:
+def folder_of(out: str | None) -> Path:
     """Wrong usage where there is none."""
     if out is None:
         raise click.UsageError("name a folder for what comes out: --out FOLDER")
@@ -143,6 +138,20 @@ def _note_losses(data: Data) -> None:
         console.note("nothing is held out: whether it learns more than the data by heart will not be known")
 
 
+def to_its_end(run: Run, *, resume: bool) -> None:
+    """Or to where it is told to stop: then it is saved, and the program exits with the code that says why."""
+    if resume:
+        run.resume()
+    with _stopping() as stop:
+        if training_progress.train(run, stop):
+            return
+    console.note(
+        f"stopped after step {run.loop.position.step} of {run.loop.schedule.steps}, and saved; go on with the same "
+        "command and --resume"
+    )
+    raise click.exceptions.Exit(stop.code)
+
+
 class _Stop:
     """Whether to stop after this step, and the exit code that says why."""
 
@@ -173,7 +182,7 @@ def _stopping() -> Iterator[_Stop]:
 
 
 @contextmanager
-def _memory_suffices() -> Iterator[None]:
+def memory_suffices(way_out: str = _LESS) -> Iterator[None]:
     """Raises PronkError where it does not: torch says so in several ways."""
     try:
         yield
@@ -181,7 +190,4 @@ def _memory_suffices() -> Iterator[None]:
         said = str(error)
         if not isinstance(error, MemoryError) and "out of memory" not in said and "can't allocate memory" not in said:
             raise
-        raise PronkError(
-            "out of memory; --recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA "
-            "instead of --full and --optimizer adamw8bit take less (a run that has begun goes on with --resume)"
-        ) from None
+        raise PronkError(f"out of memory; {way_out} take less (a run that has begun goes on with --resume)") from None
