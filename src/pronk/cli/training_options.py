@@ -113,7 +113,6 @@ def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings,
 
     engines.import_torch()
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
-    from pronk.torch_engine.backend import pick_device
     from pronk.train.settings import Settings
 
     how = {name: given.pop(name) for name in HOW}
@@ -126,14 +125,21 @@ def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings,
     if targets:
         names = tuple(name.strip() for name in targets.split(","))
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
-    if given.pop("gradient_checkpointing"):
-        if given["recompute"] > 1:
-            raise click.UsageError("--gradient-checkpointing is --recompute 1; give one of them")
-        given["recompute"] = 1
+    settle_computing(given, how["device"])
     given["skip_bad"] = given.pop("skip_bad_records")
     given["rate"] = given["rate"] or (usual.full if full else usual.lora)
-    given["precision"] = given["precision"] or ("f32" if pick_device(how["device"]).type == "cpu" else "bf16")
     try:
         return Settings(model, **given, lora=None if full else LoraConfig(**lora)), how
     except BadRequest as error:
         raise click.UsageError(str(error)) from None
+
+
+def settle_computing(given: dict[str, Any], device: str | None) -> None:
+    """Options that stand for others, and the precision that fits the device, in place."""
+    from pronk.torch_engine.backend import pick_device
+
+    if given.pop("gradient_checkpointing"):
+        if given["recompute"] > 1:
+            raise click.UsageError("--gradient-checkpointing is --recompute 1; give one of them")
+        given["recompute"] = 1
+    given["precision"] = given["precision"] or ("f32" if pick_device(device).type == "cpu" else "bf16")
