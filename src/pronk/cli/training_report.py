@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ def of(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> str:
+    """`more`: rows to add, or to put in the place of others."""
     losses, held_out, examples = report["loss"], report["held_out_loss"], report["examples"]
     early = f", of {report['planned_steps']} planned" if report["steps"] < report["planned_steps"] else ""
     rows = [
@@ -70,7 +72,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("peak memory", console.size(report["peak_bytes"])),
         ("folder", report["out"] + (f", with {Path(report['curve']).name}" if report["curve"] else "")),
     ]
-    lines = [console.table(rows)]
+    lines = [console.table([*(dict(rows) | dict(more or {})).items()])]
     for sample in report["samples"]:
         lines += ["", sample["prompt"].strip()]
         lines += [f"  {name:<7} {' '.join(sample[name].split())}" for name in ("before", "after", "data")]
