@@ -17,7 +17,8 @@ from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import divergence as module
 from pronk.measure import windows as window_module
-from pronk.measure.divergence import EDGES, above, divergence, divergences, noise_floor, with_floors
+from pronk.measure.divergence import EDGES, divergence, divergences, noise_floor, with_floors
+from pronk.measure.noise import Mean, standing
 from pronk.measure.windows import windows
 
 CONFIG = tiny_config()
@@ -143,16 +144,15 @@ def test_floors_come_with_a_divergence_at_the_price_of_one_more_reading() -> Non
         "reference_floor": noise_floor(reference, IDS, ctx=66),
         "own_floor": noise_floor(own, IDS, ctx=66),
     }
-    assert above(found["divergence"], found["reference_floor"])
-    same = with_floors(reference, llm(), IDS, ctx=66)
-    assert not above(same["divergence"], same["reference_floor"])
+    assert beside_its_floor(found) == "above"
+    assert beside_its_floor(with_floors(reference, llm(), IDS, ctx=66)) == "within"
 
 
-def test_above_the_floor_is_by_more_than_chance() -> None:
-    floor = {"mean": 0.010, "standard_error": 0.003}
-    assert above({"mean": 0.021, "standard_error": 0.004}, floor)  # 0.011 against an error of 0.005
-    assert not above({"mean": 0.019, "standard_error": 0.004}, floor)
-    assert above({"mean": 0.011, "standard_error": None}, {"mean": 0.010, "standard_error": None})
+def beside_its_floor(found: dict[str, Any]) -> str:
+    figure, floor = (
+        Mean(found[name]["mean"], found[name]["standard_error"]) for name in ("divergence", "reference_floor")
+    )
+    return standing(figure, [floor])
 
 
 def test_progress_is_of_the_text() -> None:

@@ -105,24 +105,29 @@ def _described(llm: LLM) -> dict[str, Any]:
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
-    from pronk.measure.divergence import above
+    """By the rule of pronk.measure.noise: beside the lower of both floors, and then beside B's own."""
+    from pronk.measure.noise import Mean, standing
 
-    difference = found["divergence"]
-    if difference["standard_error"] is None:
-        return "unknown"
-    if not above(difference, found["reference_floor"]):
-        return "same"
-    return "different" if above(difference, found["own_floor"]) else "noisy"
+    difference, floor, own = (
+        Mean(found[name]["mean"], found[name]["standard_error"])
+        for name in ("divergence", "reference_floor", "own_floor")
+    )
+    beside_both, beside_own = standing(difference, [floor, own]), standing(difference, [own])
+    if beside_both != "above":
+        return {"unknown": "unknown", "unclear": "unclear", "within": "same"}[beside_both]
+    return {"unclear": "unclear", "within": "noisy"}.get(beside_own, "different")
 
 
 _IN_WORDS = {
     "unknown": "A single window has no standard error; more of them tell whether B differs by more than noise "
     "(a longer text, --windows, or a smaller --ctx).",
-    "same": "B lies no farther from A than A from itself: the difference is not above the noise floor.",
-    "noisy": "B differs from A (above the noise floor of A), but no more than B from itself when its sums round "
-    "otherwise: what is lost is lost to rounding on the way, not to that of the weights.",
-    "different": "The difference is above the noise floor: B computes another function than A, in whichever order its "
-    "sums come.",
+    "unclear": "Whether that is more than noise this text is too short to tell: the standard error reaches over the "
+    "border, 3 times the noise floor. More windows tell (--windows 0, or a longer text).",
+    "same": "A and B cannot be told apart: B lies about as near to A as A to itself (under 3 times the noise floor).",
+    "noisy": "B differs from A, by about as much as from itself when its sums round otherwise (under 3 times its own "
+    "noise floor): what is lost is lost to rounding on the way, not to that of the weights.",
+    "different": "B differs from A, by more than rounding on the way explains (over 3 times the noise floor): it "
+    "computes another function, in whichever order its sums come.",
 }
 
 

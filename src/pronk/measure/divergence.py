@@ -115,12 +115,6 @@ def with_floors(
     return found
 
 
-def above(found: dict[str, Any], floor: dict[str, Any]) -> bool:
-    """Whether a divergence is over a noise floor: its mean KLD, by more than twice the standard error of both."""
-    errors = (found["standard_error"] or 0.0, floor["standard_error"] or 0.0)
-    return bool(found["mean"] - floor["mean"] > 2 * float(np.hypot(*errors)))
-
-
 def _check(reference: LLM, llm: LLM) -> None:
     if (ours := reference.config.vocab_size) != (others := llm.config.vocab_size):
         raise BadRequest(

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pronk.measure import noise
+from pronk.measure.noise import Mean
 from pronk.measure.plot_style import Value
 from pronk.measure.report import reading, words
 
@@ -15,13 +17,10 @@ from pronk.measure.report import reading, words
 # 5, 10 and 20% of them.
 LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibly different", "fair"),
           (math.inf, "clearly different", "poor"))  # fmt: skip
-FLOORS = 3.0  # times the noise floor: as near as rounding in another order would bring it, on a text of this length
 
 RULES = (
-    f"Quality is judged by the mean KLD to the reference alone. With its mean plus two standard errors under "
-    f"{FLOORS:g} times the noise floor (how far a model lies from itself when only its rounding changes) a variant is "
-    "“indistinguishable” on this text. The floor taken is the original's, or the variant's own where that is lower: a "
-    "coarse model has a high floor of its own, which makes it no closer to anything.",
+    f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the variant's "
+    "and the original's, and what cannot be told from the reference is called “indistinguishable”.",
     "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
     "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
     "differently (Pinsker's inequality: at most √(KLD/2)).",
@@ -54,11 +53,10 @@ def size(variant: Mapping[str, Any]) -> float | None:
 
 def divergence(variant: Mapping[str, Any]) -> Value | None:
     """Mean KLD and two standard errors to both sides."""
-    mean = reading.number(variant, "quality", "divergence", "mean")
-    error = reading.number(variant, "quality", "divergence", "standard_error")
-    if mean is None:
-        return None
-    return Value(mean) if error is None else Value(mean, max(0.0, mean - 2 * error), mean + 2 * error)
+    found = _mean(variant, "divergence")
+    if found is None or found.error is None:
+        return found and Value(found.value)
+    return Value(found.value, max(0.0, found.value - 2 * found.error), found.value + 2 * found.error)
 
 
 def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, others: Sequence[Mapping[str, Any]],
@@ -102,20 +100,21 @@ def _level(kld: float) -> tuple[str, str]:
 
 def _quality(variant: Mapping[str, Any], original: Mapping[str, Any] | None, reference: str) -> tuple[str, str, str]:
     """Badge, tone and sentence."""
-    kld, own = divergence(variant), reading.number(variant, "quality", "noise_floor", "mean")
-    floors = [own, reading.number(original, "quality", "noise_floor", "mean")]
-    floor = min((one for one in floors if one is not None), default=None)
-    if kld is None:
+    kld, found = divergence(variant), _mean(variant, "divergence")
+    floors = [one for of in (variant, original) if (one := _mean(of, "noise_floor"))]
+    floor = min((one.value for one in floors), default=None)
+    if kld is None or found is None:
         return "quality not measured", "none", ""
     if kld.value == 0 and not kld.high:
         return f"equal to {reference}", "good", f"Its predictions are {reference}'s, to the bit."
     mean = f"mean KLD to {reference} {_with_error(kld)}"
     low, high = (kld.value, kld.value) if kld.low is None or kld.high is None else (kld.low, kld.high)
-    if floor and high < FLOORS * floor:
+    standing = noise.standing(found, floors) if floors else "unknown"
+    if floor and standing == "within":
         sentence = f"On this text its predictions cannot be told from {reference}'s: {mean}, "
         return "indistinguishable", "good", sentence + f"noise floor {words.digits(floor)}."
     (best, _), (worst, tone) = _level(low), _level(high)
-    if floor and low < FLOORS * floor:
+    if floor and standing == "unclear":
         best = "indistinguishable"
     badge = worst if best == worst else f"{best} or {worst}"
     sentence = f"Its predictions are {badge} {_to(worst)} {reference}'s: {mean}"
@@ -126,6 +125,14 @@ def _quality(variant: Mapping[str, Any], original: Mapping[str, Any] | None, ref
     same = reading.number(variant, "quality", "divergence", "top1")
     sentence += "" if same is None else f", and the likeliest token is the same in {words.percent(same)} of places"
     return badge, tone, sentence + (". More text would settle which." if best != worst else ".")
+
+
+def _mean(variant: Mapping[str, Any] | None, kind: str) -> Mean | None:
+    value = reading.number(variant, "quality", kind, "mean")
+    error = reading.number(variant, "quality", kind, "standard_error")
+    if value is None or value < 0:  # as no divergence is
+        return None
+    return Mean(value, error if error is None or error >= 0 else None)
 
 
 def _to(level: str) -> str:

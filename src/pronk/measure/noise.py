@@ -1,0 +1,46 @@
+"""Noise: the one rule by which two models cannot be told apart, for `pronk divergence` and the verdicts of a report.
+
+A divergence is held against a noise floor: how far a model lies from itself when only its rounding changes
+(divergence.py). Sums in another order bring a model about as far as its floor (0.9 to 1.1 times, in every format:
+docs/quality.md). What is as near as that is no other model, but neither a figure nor a floor is the same on the next
+text, and other libraries round at other places as well. KLD grows as the square of what moves the logits, so `TIMES`
+floors allow for rounding that moves them 1.7 times as far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+TIMES = 3.0  # the noise floor
+RULE = (
+    f"Two models cannot be told apart on a text where the mean KLD between them is under {TIMES:g} times the noise "
+    "floor (how far a model lies from itself when only its rounding changes), even with twice the standard error of "
+    "both against it; they differ where it is over that with twice the error in its favour; and between the two, only "
+    "more text tells."
+)
+LOWER = (
+    "The floor taken is the lower of the two models': a coarse model has a high floor of its own, which makes it no "
+    "closer to anything."
+)
+
+Standing = Literal["within", "above", "unclear", "unknown"]  # of noise; the last: there is no standard error
+
+
+class Mean(NamedTuple):
+    """A mean KLD, in nats; the standard error of a single window's is not known."""
+
+    value: float
+    error: float | None
+
+
+def standing(found: Mean, floors: Iterable[Mean]) -> Standing:
+    """Where a divergence lies beside the lowest of `floors`, of which there is one at least."""
+    floor = min(floors, key=lambda floor: floor.value)
+    if found.error is None:
+        return "unknown"
+    border, reach = TIMES * floor.value, 2 * math.hypot(found.error, TIMES * (floor.error or 0.0))
+    if found.value + reach <= border:
+        return "within"
+    return "above" if found.value - reach >= border else "unclear"
