@@ -235,7 +235,7 @@ def test_nothing_to_resume(model: Path, data: Path, tmp_path: Path) -> None:
 def test_it_learns_and_keeps_the_best(model: Path, data: Path, tmp_path: Path) -> None:
     run = make(settings(model, data, max_steps=30, eval_every=10), tmp_path / "run")
     told: list[tuple[int, float]] = []
-    run.train(evaluated=lambda step, loss: told.append((step, loss)))
+    run.train(evaluated=lambda step, found: told.append((step, found.loss)))
     assert [step for step, _ in told] == [0, 10, 20, 30]
     assert told[-1][1] < told[0][1] - 0.5
     assert run.loop.position.best == min(loss for _, loss in told[1:])

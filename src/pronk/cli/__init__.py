@@ -35,6 +35,7 @@ VERBS = {
     "compare": "compare",
     "report": "report",
     "finetune": "finetune",
+    "dpo": "dpo",
     "merge": "merge",
     "convert": "convert",
     "quantize": "quantize",

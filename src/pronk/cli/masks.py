@@ -14,7 +14,6 @@ from pronk.cli import console
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
     from pronk.train.data import Data
-    from pronk.train.examples import Example
     from pronk.train.settings import Settings
 
 _SHOWN = 2  # micro-batches
@@ -29,12 +28,15 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
     coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
     lines = []
     for number, indices in enumerate(chosen, 1):
-        examples: Sequence[Example] = [data.train[index] for index in indices]
+        examples = [data.train[index] for index in indices]
         tokens, learned = sum(map(len, examples)), sum(example.targets for example in examples)
         lines.append(f"micro-batch {number}: {len(examples)} examples, {tokens} tokens, {learned} of them learned")
-        for example in shown(examples, tokenizer):
-            spans = [(console.shown(text) if on_terminal else text, marked) for text, marked in _spans(example)]
-            lines += ["", "".join(_marked(text, learned, coloured) for text, learned in spans)]
+        for example in examples:
+            several = len(example.answers) > 1
+            for name, text in zip(example.answers, shown(example.answers.values(), tokenizer), strict=True):
+                spans = [(console.shown(part) if on_terminal else part, marked) for part, marked in _spans(text)]
+                lines += ["", *([f"{name}:"] if several else [])]
+                lines.append("".join(_marked(part, marked, coloured) for part, marked in spans))
         lines.append("")
     console.write_styled("\n".join(lines))
 

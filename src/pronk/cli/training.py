@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,8 @@ def perform(
         else:
             after = _samples(str(folder / MODEL), prompts, **loading)
     report["samples"] = [
-        {"prompt": codec.decode(ids), "before": b, "after": a, "data": answer}
-        for ids, b, a, answer in zip(prompts, before, after, answers, strict=True)
+        {"prompt": codec.decode(ids), "before": b, "after": a, **of_data}
+        for ids, b, a, of_data in zip(prompts, before, after, answers, strict=True)
     ]
     console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
@@ -93,14 +94,21 @@ def _make(
     from pronk.train.run import Run
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
-    with progress.shown("loading", patience=0) as advance:
-        how = {"device": device, "threads": threads, "progress": advance}
+    with progress.shown("loading", patience=0) as advance, progress.shown("reference", _of_pairs) as ask:
+        asking = partial(ask, "")
+        how = {"device": device, "threads": threads, "progress": advance, "asking": asking}
         return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
 
 
-def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[str]]:
-    pairs = [_parts(example, codec) for example in data.held_out[:count]]
-    return [ids for ids, _ in pairs], [answer for _, answer in pairs]
+def _of_pairs(done: int, total: int) -> str:
+    return f"{done} of {total} preferences"
+
+
+def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[dict[str, str]]]:
+    """Of held-out data: prompts, and the answers by name."""
+    chosen = [example.answers for example in data.held_out[:count]]
+    prompts = [_parts(next(iter(answers.values())), codec)[0] for answers in chosen]
+    return prompts, [{name: _parts(one, codec)[1] for name, one in answers.items()} for answers in chosen]
 
 
 def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:

@@ -92,6 +92,15 @@ steps = options.together(
     click.option("--threads", type=_N, metavar="N", help="CPU threads.  [default: one a core]"),
     click.option("--device", type=options.NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: a GPU's]"),
 )  # fmt: skip
+PREFERENCE = ("beta", "label_smoothing", "loss")
+preference = options.together(
+    click.option("--beta", type=_POSITIVE, default=0.1, show_default=True, metavar="X",
+                 help="The larger, the closer to MODEL it stays."),
+    click.option("--loss", "--loss-type", type=click.Choice(["sigmoid", "hinge", "ipo"]), default="sigmoid",
+                 show_default=True, help="sigmoid is DPO's."),
+    click.option("--label-smoothing", type=click.FloatRange(0, 0.5, max_open=True), default=0.0, show_default=True,
+                 metavar="P", help="sigmoid: how probable it is that a record has its answers the wrong way round."),
+)  # fmt: skip
 course = options.together(
     click.option("--eval-every", "--eval-steps", type=_N, metavar="N",
                  help="Steps between two looks at held-out data.  [default: an epoch]"),
@@ -113,7 +122,7 @@ def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings,
 
     engines.import_torch()
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
-    from pronk.train.settings import Settings
+    from pronk.train.settings import Preference, Settings
 
     how = {name: given.pop(name) for name in HOW}
     full = given.pop("full")
@@ -128,7 +137,9 @@ def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings,
     settle_computing(given, how["device"])
     given["skip_bad"] = given.pop("skip_bad_records")
     given["rate"] = given["rate"] or (usual.full if full else usual.lora)
+    preference = {name: given.pop(name) for name in PREFERENCE if name in given}
     try:
+        given["preference"] = Preference(**preference) if preference else None
         return Settings(model, **given, lora=None if full else LoraConfig(**lora)), how
     except BadRequest as error:
         raise click.UsageError(str(error)) from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pronk.cli import console, progress
 
 if TYPE_CHECKING:
-    from pronk.train.loop import Step
+    from pronk.train.loop import Evaluation, Step
     from pronk.train.run import Run
 
 
@@ -30,14 +30,18 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
         def watch(step: Step) -> None:
             nonlocal state
             rate.add(step)
-            state = f", loss {step.loss:.3f}, {rate.tokens_a_second:.0f} tokens/s, {console.size(peak_bytes(run))}"
+            speed, memory = f"{rate.tokens_a_second:.0f} tokens/s", console.size(peak_bytes(run))
+            state = f", loss {step.loss:.3f}{_words(step.seen)}, {speed}, {memory}"
             advance("", step.step - first, steps - first)
 
-        def evaluated(step: int, loss: float) -> None:
+        def evaluated(step: int, found: Evaluation) -> None:
             look("", 1, 1)  # takes the bar away
             best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
             left = rate.left(steps - step)
-            console.note(f"step {step} of {steps}: held-out loss {loss:.4f}{best}{state if step else ''}{left}")
+            seen = _words(found.seen)
+            console.note(
+                f"step {step} of {steps}: held-out loss {found.loss:.4f}{seen}{best}{state if step else ''}{left}"
+            )
 
         def looking(done: int, total: int) -> None:
             advance("", 1, 1)
@@ -53,6 +57,13 @@ def peak_bytes(run: Run) -> int:
 
     on_gpu = device_memory.peak(str(run.loop.device))
     return int((peak_rss_mb() or 0) * 1e6) if on_gpu is None else on_gpu
+
+
+def _words(seen: Mapping[str, float]) -> str:
+    """What preference tuning shows besides its loss."""
+    if "rewards/accuracies" not in seen:
+        return ""
+    return f", accuracy {seen['rewards/accuracies']:.0%}, margin {seen['rewards/margins']:.3f}"
 
 
 class _Rate:

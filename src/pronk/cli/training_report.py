@@ -75,5 +75,5 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
     lines = [console.table([*(dict(rows) | dict(more or {})).items()])]
     for sample in report["samples"]:
         lines += ["", sample["prompt"].strip()]
-        lines += [f"  {name:<7} {' '.join(sample[name].split())}" for name in ("before", "after", "data")]
+        lines += [f"  {name:<8} {' '.join(said.split())}" for name, said in sample.items() if name != "prompt"]
     return "\n".join(lines)

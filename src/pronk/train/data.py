@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 @dataclass
 class Data:
-    train: list[Example]
-    held_out: list[Example]
+    train: list[Example | Pair]
+    held_out: list[Example | Pair]
     names: list[str]  # where each of `train` stands
     skipped: list[str]  # bad records, of both
     cut: int
@@ -41,6 +41,8 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
     )
     sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
     found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
+    for one in found:
+        _check_kind(one, preferences=settings.preference is not None)
     examples, names = _encoded(encoder, found[0])
     if settings.eval_data is not None:
         held_out, _ = _encoded(encoder, found[1])
@@ -55,15 +57,24 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
     return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
 
 
-def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example], list[str]]:
+def _check_kind(found: records.Records, *, preferences: bool) -> None:
+    """Of all records, which are of one kind in this."""
+    if (found.items[0].kind == "preference") is preferences:
+        return
+    if preferences:
+        problem = "holds no preferences: prompt, chosen and rejected make one; pronk finetune learns from other records"
+    else:
+        problem = "holds preferences (chosen, rejected), from which nothing is imitated; pronk dpo learns from them"
+    raise BadFile(found.source, problem)
+
+
+def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example | Pair], list[str]]:
     examples, names = [], []
     for record in found.items:
         try:
             example = encoder.encode(record)
         except (records.BadRecord, BadRequest) as error:
             raise found.problem(record, str(error)) from None
-        if isinstance(example, Pair):
-            raise BadFile(found.source, "holds preferences (chosen, rejected), from which nothing is imitated")
         if example is not None:
             examples.append(example)
             names.append(f"{found.source}: {record.where}")
@@ -77,7 +88,7 @@ def batches_of(data: Data, settings: Settings) -> Batches:
     return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
 
 
-def shown(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+def shown(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
     """For each example its tokens as text, and whether each is learned."""
     for example in examples:
         yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.learned, strict=True)]

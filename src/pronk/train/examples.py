@@ -47,16 +47,29 @@ class Example:
     def targets(self) -> int:
         return int(self.learned.sum())
 
+    @property
+    def answers(self) -> dict[str, Example]:
+        """By name: as of a Pair, of which there is more to tell apart."""
+        return {"data": self}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Pair:
-    """One prompt and two answers to it."""
+    """One prompt and two answers to it, each an example with the prompt. Compared by identity."""
 
     chosen: Example
     rejected: Example
 
     def __len__(self) -> int:
         return len(self.chosen) + len(self.rejected)
+
+    @property
+    def targets(self) -> int:
+        return self.chosen.targets + self.rejected.targets
+
+    @property
+    def answers(self) -> dict[str, Example]:
+        return {"chosen": self.chosen, "rejected": self.rejected}
 
 
 @dataclass
@@ -99,11 +112,19 @@ class Encoder:
         return found
 
     def encode(self, record: Record) -> Example | Pair | None:
-        """None where it is too long and to be skipped."""
-        if record.kind == "preference":
-            chosen, rejected = (self._fit(self._preference(record.values, key)) for key in ("chosen", "rejected"))
-            return Pair(chosen, rejected) if chosen and rejected else None
-        return self._fit(self._single(record))
+        """None where it is too long and to be skipped, or the cut leaves nothing to learn."""
+        if record.kind != "preference":
+            whole = [self._single(record)]
+        else:
+            whole = [self._preference(record.values, key) for key in ("chosen", "rejected")]
+            if _alike(whole):
+                raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
+        fitting = [fitted for example in whole if (fitted := self._fit(example))]
+        if len(fitting) < len(whole) or _alike(fitting):
+            self.skipped += 1
+            return None
+        self.cut += any(len(fitted) < len(example) for fitted, example in zip(fitting, whole, strict=True))
+        return Pair(*fitting) if record.kind == "preference" else fitting[0]
 
     def _single(self, record: Record) -> Example:
         values = record.values
@@ -170,11 +191,8 @@ class Encoder:
                     "--too-long that such records are to be cut or skipped"
                 )
             cut = Example(example.ids[: self.max_length], example.learned[: self.max_length])
-            if self.too_long == "skip" or not cut.targets:  # of which the cut would take all of the answer
-                self.skipped += 1
-                return None
-            self.cut += 1
-            return cut
+            gone = self.too_long == "skip" or not cut.targets  # the cut would take all of the answer
+            return None if gone else cut
         if not example.targets:
             raise BadRecord("has no token to be learned")
         return example
@@ -188,6 +206,11 @@ def alpaca_prompt(values: Mapping[str, str]) -> str:
 
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+def _alike(examples: Sequence[Example]) -> bool:
+    """Whether these are two, and one could not be told from the other."""
+    return len(examples) == 2 and np.array_equal(examples[0].ids, examples[1].ids)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -163,9 +163,22 @@ class Loop:
         position.waited = 0 if better else position.waited + 1
         return better
 
+    def autocast(self) -> torch.autocast:
+        """What the model is computed under."""
+        return torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES)
+
     def _cost(self, work: Any) -> tuple[Tensor, Mapping[str, float]]:
-        with torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES):
+        with self.autocast():
             return self.objective.cost(self.model, work)
+
+    def _summed(self, total: float, seen: Counter[str]) -> tuple[float, Counter[str]]:
+        """Over the group."""
+        total, *values = self.group.sum(total, *seen.values())
+        return total, Counter(dict(zip(seen, values, strict=True)))
+
+    def _clipped(self) -> float:
+        """The gradient's length, before."""
+        return float(self.group.whole(nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf)))
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -186,7 +199,7 @@ class Loop:
     def _check(self, loss: float, examples: Sequence[int]) -> None:
         before = self.position.losses
         usual = sum(before) / len(before) if len(before) == _REMEMBERED else math.inf
-        if math.isfinite(loss) and loss <= _SPIKE * usual + 1:
+        if math.isfinite(loss) and loss <= _SPIKE * usual + self.objective.slack:
             return
         self._break(
             f"loss leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "loss is not a number", examples

@@ -31,6 +31,8 @@ class Work(Protocol):
 
 
 class Objective(Protocol):
+    slack: float  # how far over four times its recent mean a loss may be before it is taken for a leap
+
     def work(self, examples: Sequence[Any], device: torch.device) -> Any:
         """A Work, for `cost` of the same objective."""
 
@@ -40,6 +42,8 @@ class Objective(Protocol):
 
 class Imitation:
     """To foretell each learned token: its negative log-likelihood, in nats."""
+
+    slack = 1.0
 
     def work(self, examples: Sequence[Example], device: torch.device) -> MicroBatch:
         return MicroBatch.of(examples, device)

@@ -25,8 +25,10 @@ from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, lora, optimizers, state
 from pronk.train.data import Data, batches_of
+from pronk.train.dpo import Preferences
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
-from pronk.train.loop import Loop, Step
+from pronk.train.loop import Evaluation, Loop, Step
+from pronk.train.objective import Imitation
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
@@ -46,10 +48,12 @@ class Run:
         device: str | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
+        asking: Callable[[int, int], None] | None = None,
     ) -> None:
         """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save.
 
-        `threads` is torch's, and holds for the whole process.
+        `threads` is torch's, and holds for the whole process. `asking` is told how many preferences the model has been
+        asked of, for reference, and of how many.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -67,18 +71,23 @@ class Run:
         self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
         steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
         schedule = Schedule(settings.rate, steps, round(settings.warmup * steps), settings.schedule)  # type: ignore[arg-type]
+        objective = Preferences(settings.preference) if settings.preference else Imitation()
         self.loop = Loop(
             self.model,
             data.train,
             batches,
             optimizers.make(self.model, settings.optimizer, settings.rate, settings.decay),
             schedule,
+            objective=objective,
             accumulate=settings.accumulate,
             clip=settings.clip,
             precision=settings.precision,
             names=data.names,
         )
         self.resumed_from: Path | None = None
+        if isinstance(objective, Preferences) and not settings.lora:  # which could be switched off at any time
+            with self.loop.autocast():
+                objective.reference.ask(self.model, [*data.train, *data.held_out], asking)  # type: ignore[list-item]
 
     @property
     def trained_share(self) -> float:
@@ -103,14 +112,14 @@ class Run:
     def train(
         self,
         watch: Callable[[Step], None] | None = None,
-        evaluated: Callable[[int, float], None] | None = None,
+        evaluated: Callable[[int, Evaluation], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
         looking: Callable[[int, int], None] | None = None,
     ) -> bool:
         """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from.
 
-        `watch` is told of each step, `evaluated` of each look at held-out data (step, loss), and `looking` how many of
-        its examples have been read, and of how many.
+        `watch` is told of each step, `evaluated` of each look at held-out data, and after which step, and `looking` how
+        many of its examples have been read, and of how many.
         """
         settings, loop = self.settings, self.loop
         every = settings.eval_every or max(1, round(self.epoch_steps))
@@ -156,25 +165,24 @@ class Run:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 
     def _evaluate(
-        self, evaluated: Callable[[int, float], None] | None, looking: Callable[[int, int], None] | None
+        self, evaluated: Callable[[int, Evaluation], None] | None, looking: Callable[[int, int], None] | None
     ) -> None:
         """The model as it was before is no rival: what is written is the best of what was trained."""
         step = self.loop.position.step
         found = self.loop.evaluate(self.data.held_out, looking)
-        loss = found.loss
         shown = {f"held_out_{name}": value for name, value in found.seen.items()}
-        write_metrics(self.folder, {"step": step, "held_out_loss": loss, **shown})
-        if step and self.loop.improved(loss):
+        write_metrics(self.folder, {"step": step, "held_out_loss": found.loss, **shown})
+        if step and self.loop.improved(found.loss):
             self.write()
         if evaluated:
-            evaluated(step, loss)
+            evaluated(step, found)
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what the data came to: a file may have changed under its name."""
         digest = hashlib.sha256()
         for part in (self.data.train, self.data.held_out):
-            for example in part:
-                digest.update(b"%d " % len(example) + example.ids.tobytes() + example.learned.tobytes())
+            for text in (answer for example in part for answer in example.answers.values()):
+                digest.update(b"%d " % len(text) + text.ids.tobytes() + text.learned.tobytes())
         return {**asdict(self.settings), "the SHA-256 of its examples": digest.hexdigest()[:16]}
 
 

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
 from pronk.train.loop import Precision
+
+PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
+
+
+@dataclass(frozen=True)
+class Preference:
+    """How preferences are learned (dpo.py); names and defaults are TRL's.
+
+    `loss`: sigmoid (arXiv 2305.18290), hinge (2305.10425) or ipo (2310.12036, whose tau is `beta`). `label_smoothing`,
+    for sigmoid: how probable it is that a record has its answers the wrong way round.
+    """
+
+    beta: float = 0.1  # the larger, the dearer is each nat away from the reference
+    label_smoothing: float = 0.0
+    loss: PreferenceLoss = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise BadRequest(f"beta must be more than 0, not {self.beta!r}")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise BadRequest(f"label_smoothing must be from 0 to less than 0.5, not {self.label_smoothing!r}")
+        if self.loss not in get_args(PreferenceLoss):
+            raise BadRequest(f"loss must be one of {', '.join(get_args(PreferenceLoss))}, not {self.loss!r}")
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise BadRequest(f"label_smoothing is for the sigmoid loss; with {self.loss} leave it out")
 
 
 @dataclass(frozen=True)
@@ -36,6 +63,7 @@ class Settings:
     train_on_prompt: bool = False
     chat_template: str | None = None
     chat_instructions: bool = False
+    preference: Preference | None = None  # None: answers are imitated
     eval_every: int | None = None  # steps; None: once an epoch
     patience: int | None = None
     save_every: int = 50
@@ -52,5 +80,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
+        if self.preference and self.train_on_prompt:
+            raise BadRequest("both answers of a preference have the same prompt: there is nothing in it to train on")
         if not self.epochs > 0:
             raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
