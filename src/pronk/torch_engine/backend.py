@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint import int8_rows
+from pronk.checkpoint import int8_rows, mapped
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
@@ -25,6 +26,7 @@ from pronk.torch_engine.packed import pack
 from pronk.torch_engine.quantized import Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_PIECE = 1 << 24  # bytes of files that stay mapped while their tensors are read
 
 
 class TorchBackend:
@@ -183,25 +185,34 @@ def load_model(
     progress: Progress | None = None,
     scheme: Scheme | None = None,
     outliers: Outliers | None = None,
+    linear: Callable[[LazyTensor, torch.nn.Linear], torch.nn.Module | None] | None = None,
 ) -> Llama:
     """Build on the meta device, then assign tensor by tensor: at its peak, the finished model plus one tensor.
 
-    With a `scheme`, every Linear but lm_head becomes an Int8Linear as its weight arrives.
+    With a `scheme`, every Linear but lm_head becomes an Int8Linear as its weight arrives; with `linear`, what that
+    makes of it and its weight, unless this is None.
     """
     with torch.device("meta"):
         model = Llama(checkpoint.config, attn, ctx_size)
-    total, done = sum(t.nbytes for t in checkpoint.tensors.values()), 0
+    total, done, unreleased = sum(t.nbytes for t in checkpoint.tensors.values()), 0, 0
     for name, tensor in checkpoint.tensors.items():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
-        if scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and module is not model.lm_head:
+        made = linear(tensor, module) if linear and leaf == "weight" and isinstance(module, torch.nn.Linear) else None
+        if made is not None:
+            model.set_submodule(owner, made)
+        elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and module is not model.lm_head:
             codes = _codes(checkpoint, tensor, scheme, device)
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
         else:
             setattr(module, leaf, torch.nn.Parameter(_floats(checkpoint, tensor, device, dtype)))
-        done += tensor.nbytes
+        done, unreleased = done + tensor.nbytes, unreleased + tensor.nbytes
+        if unreleased >= _PIECE:
+            mapped.let_go()
+            unreleased = 0
         if progress:
             progress(name, done, total)
+    mapped.let_go()
     model.tie_weights()
     if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"the checkpoint has no tensor {unset[0]}")

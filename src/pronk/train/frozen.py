@@ -1,0 +1,92 @@
+"""Frozen weights that stay codes while LoRA learns beside them: QLoRA's idea (arXiv 2305.14314) in pronk's own formats.
+
+A matrix of 8 or 4 bits is multiplied as the numbers that its codes stand for: a few rows at a time are made floats,
+used and forgotten, in the forward pass and again in the backward pass, which needs x's gradient alone. Activations are
+not rounded. So the gradient is exactly that of what was computed; and int8 and llm-int8, which differ in what they do
+to activations, are the same here. (bitsandbytes' 8-bit layer rounds activations on the way forward, and takes no notice
+of that on the way back.)
+
+Embeddings, lm_head and norms stay float32, as QLoRA leaves them wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.train import codes
+from pronk.train.codes import Codes
+from pronk.train.objective import compute_type
+
+
+class FrozenLinear(nn.Module):
+    """y = x W^T + bias of a W in codes: takes the place of a Linear whose weight is not trained."""
+
+    q: Tensor
+    scale: Tensor
+    minimum: Tensor | None
+
+    def __init__(self, weight: Codes, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features, self.origin = len(weight.q), weight.columns, weight.origin
+        for name in ("q", "scale", "minimum"):
+            self.register_buffer(name, getattr(weight, name))
+        self.bias = bias
+
+    @property
+    def codes(self) -> Codes:
+        return Codes(self.in_features, self.q, self.scale, self.minimum, self.origin)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N], in the type that products are computed in: x's own, or autocast's."""
+        y = cast(Tensor, _Product.apply(x, self.codes, compute_type(x)))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def dequantized(self) -> Tensor:
+        """W, [N, K] float32, in one piece."""
+        return self.codes.floats(slice(None))
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. Nothing is saved for the backward pass but the codes, which are there anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Codes, dtype: torch.dtype) -> Tensor:
+        ctx.weight, ctx.like = weight, x.dtype
+        given = x.to(dtype)
+        parts = [given @ weight.floats(rows).to(dtype).T for rows in weight.pieces()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        weight: Codes = ctx.weight
+        found = torch.zeros(len(grad), weight.columns, dtype=torch.float32, device=grad.device)
+        for rows in weight.pieces():
+            found += grad[:, rows] @ weight.floats(rows).to(grad.dtype)
+        return found.to(ctx.like), None, None
+
+
+def linear(
+    checkpoint: Checkpoint, wish: str | None, device: torch.device
+) -> Callable[[LazyTensor, nn.Linear], nn.Module | None]:
+    """For load_model: what takes the place of a Linear when its weight arrives, if anything does."""
+
+    def frozen(tensor: LazyTensor, plain: nn.Linear) -> FrozenLinear | None:
+        format = codes.format_of(tensor, wish)
+        if format is None:
+            return None
+        return FrozenLinear(codes.read(checkpoint, tensor, format).to(device), plain.bias)
+
+    return frozen
+
+
+def count(model: nn.Module) -> int:
+    """Weights of a model, those in codes included."""
+    in_codes = sum(m.q.shape[0] * m.in_features for m in model.modules() if isinstance(m, FrozenLinear))
+    return in_codes + sum(parameter.numel() for parameter in model.parameters())
