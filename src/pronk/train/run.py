@@ -23,7 +23,7 @@ from pronk.cpu_engine import memory
 from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, lora, optimizers, state
+from pronk.train import adapter, codes, frozen, lora, optimizers, state
 from pronk.train.data import Data, batches_of
 from pronk.train.dpo import Preferences
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
@@ -63,7 +63,8 @@ class Run:
         where = pick_device(device)
         if where.type == "cpu":
             memory.check(_least_memory(checkpoint, settings), f"{checkpoint.path}: training it", _way_out(settings))
-        self.model: Llama = load_model(checkpoint, where, torch.float32, progress=progress)
+        kept = frozen.linear(checkpoint, settings.quantize, where) if settings.lora else None
+        self.model: Llama = load_model(checkpoint, where, torch.float32, progress=progress, linear=kept)
         if settings.lora:
             lora.add(self.model, settings.lora)
         recompute(self.model, settings.recompute)
@@ -92,7 +93,7 @@ class Run:
     @property
     def trained_share(self) -> float:
         every = list(self.model.parameters())
-        return sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every)
+        return sum(p.numel() for p in every if p.requires_grad) / frozen.count(self.model)
 
     @property
     def finished(self) -> bool:
@@ -187,14 +188,17 @@ class Run:
 
 
 def _least_memory(checkpoint: Checkpoint, settings: Settings) -> int:
-    """Bytes: weights in float32, and of what is trained gradients and moments; activations come on top."""
+    """Bytes: weights as they are kept, and of what is trained gradients and moments; activations come on top."""
+    if settings.lora:
+        return codes.nbytes(checkpoint, settings.quantize)
     weights = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
-    moments = {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)
-    return 4 * weights if settings.lora else (4 + 4 + moments) * weights
+    return (4 + 4 + {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)) * weights
 
 
 def _way_out(settings: Settings) -> str:
-    return "choose a smaller model" if settings.lora else "choose a smaller model, or train LoRA alone (without --full)"
+    if settings.lora:
+        return "choose a smaller model, or keep its weights in fewer bits (--quantize q4)"
+    return "choose a smaller model, or train LoRA alone (without --full)"
 
 
 def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
+from pronk.train import codes
 from pronk.train.loop import Precision
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
@@ -43,6 +44,7 @@ class Settings:
     eval_data: str | None = None
     eval_share: float = 0.1  # of the data, held out where there is no eval_data
     lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
+    quantize: str | None = None  # what LoRA's frozen weights are kept in (codes.Wish); None: as the file has them
     epochs: float = 3.0
     max_steps: int | None = None
     batch_size: int = 1
@@ -74,6 +76,12 @@ class Settings:
             raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
         if not 0 <= self.warmup <= 1:
             raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
+        codes.check(self.quantize)
+        if self.lora is None and self.quantize not in (None, "auto", "f32"):
+            raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
+        for name in ("rate", "decay", "clip", "epochs"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise BadRequest(f"{name} must be a number from 0 on, not {value!r}")
         if self.precision not in ("f32", "bf16", "f16"):
             raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
         for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):
