@@ -292,6 +292,7 @@ def test_llama2c_takes_its_tokenizer_beside_it(tmp_path: Path) -> None:
         (bpe(), "byte-level BPE"),
         (spm(500), "500 tokens and the model 512"),
         (replace(spm(), bos_id=2, eos_id=1), "<s> as token 1"),
+        (replace(spm(), eos_id=300), "</s> as token 2"),
         (replace(spm(), types=(TokenType.NORMAL,) * 512), "the 256 bytes from token 3"),
     ],
 )
@@ -301,6 +302,13 @@ def test_vocabularies_that_llama2c_cannot_hold(tmp_path: Path, vocabulary: Vocab
     assert reason in (write.tokenizer_problem(source, "llama2c", vocabulary) or "")
     save(source, tmp_path / "m.bin", to="llama2c", dtype="f32", vocabulary=vocabulary)
     assert [path.name for path in tmp_path.iterdir()] == ["m.bin"]
+
+
+def test_llama2c_stops_at_s_as_well_as_at_its_end_of_text() -> None:
+    """<s> parts its training texts, and its program stops there alone."""
+    config = tiny_config(vocab_size=512)
+    source, vocabulary = in_memory(config, random_weights(config)), replace(spm(), eos_id=1)
+    assert write.tokenizer_problem(source, "llama2c", vocabulary) is None
 
 
 # --- GGUF

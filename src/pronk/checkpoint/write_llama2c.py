@@ -111,8 +111,8 @@ def tokenizer_problem(vocabulary: Vocabulary, vocab_size: int) -> str | None:
         return "a byte-level BPE vocabulary has no place in llama2.c's tokenizer.bin"
     if len(vocabulary.tokens) != vocab_size:
         return f"the vocabulary has {len(vocabulary.tokens)} tokens and the model {vocab_size}"
-    bytes_follow = vocabulary.types[3:259] == (TokenType.BYTE,) * 256
-    if (vocabulary.bos_id, vocabulary.eos_id) != (1, 2) or not bytes_follow:
+    laid_out = vocabulary.types[1:259] == (TokenType.CONTROL,) * 2 + (TokenType.BYTE,) * 256
+    if vocabulary.bos_id != BEGIN_TOKEN or vocabulary.eos_id not in END_TOKENS or not laid_out:
         return "llama2.c's tokenizer.bin needs <s> as token 1, </s> as token 2 and the 256 bytes from token 3 on"
     return None
 
