@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from tiny_folder import save_tiny_chat_model
 
+import pronk
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import compare, comparison, journal
 from pronk.measure.comparison import settle
+from pronk.measure.divergence import divergence
+from pronk.measure.perplexity import perplexity
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
+from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import Worker, WorkerDied
 
 
@@ -56,6 +61,42 @@ def run(request: Request, folder: Path, *, resume: bool = False, **how: Any) -> 
     compare.compare(settled, kept, **how)
     report: dict[str, Any] = json.loads(kept.path.read_text())
     return report
+
+
+def test_the_text_is_read_as_pronk_perplexity_and_divergence_read_it(done: Done, model: str) -> None:
+    one, other = (pronk.load(model, quantize=q, engine="cpu", threads=1) for q in ("f32", "q8"))
+    ids = one.tokenizer.encode(evaluation_text())
+    quality = done.report["variants"][1]["quality"]
+    assert quality["perplexity"] == perplexity(other, ids, ctx=512, count=1)
+    assert quality["divergence"] == divergence(one, other, ids, ctx=512, count=1)
+
+
+def test_it_begins_with_the_token_that_texts_begin_with(request_: Request, tmp_path: Path) -> None:
+    """And prompts, which are pieces of it, have that once."""
+    folder = save_tiny_chat_model(tmp_path / "tiny")
+    file = folder / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    raw["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+    }
+    file.write_text(json.dumps(raw))
+    settled = settle(replace(request_, model=str(folder)))
+    assert settled.begin == (1,)
+    assert list(settled.ids) == [1, *(b + 3 for b in encoded(evaluation_text()))]
+    for prompt in (*settled.prompts(0), settled.piece(len(settled.ids), 5)):
+        assert (prompt[0], prompt.count(1)) == (1, 1)
+    assert settled.piece(len(settled.ids), 5) == list(settled.ids)
+    assert settled.piece(1, 9) == [1]
+
+
+def encoded(text: str) -> list[int]:
+    """A byte a token, numbered as GPT-2's letters for bytes are in order."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    return [letters.index(letter) for piece, _ in pieces for letter in piece]
 
 
 def test_a_report_is_whole(done: Done) -> None:

@@ -58,7 +58,7 @@ class Comparison:
     checkpoint: Checkpoint
     variants: tuple[Variant, ...]  # the original first
     reference: Variant | None  # of quality; None where it cannot be measured
-    ids: Sequence[int]  # of the text
+    ids: Sequence[int]  # of the text, as `pronk perplexity` and `pronk divergence` read it: beginning with `begin`
     begin: tuple[int, ...]  # what the tokenizer puts before a text
     text: str  # its name
     ctx_size: int
@@ -116,10 +116,10 @@ class Comparison:
 
     def piece(self, tokens: int, number: int) -> list[int]:
         """A prompt of so many tokens. Stepping by a prime spreads the pieces over the text."""
-        begin = self.begin[:tokens]
+        begin, text = self.begin[:tokens], self.ids[len(self.begin) :]
         own = tokens - len(begin)
-        at = 7919 * number % (len(self.ids) - own + 1)
-        return [*begin, *self.ids[at : at + own]]
+        at = 7919 * number % (len(text) - own + 1)
+        return [*begin, *text[at : at + own]]
 
 
 def settle(request: Request) -> Comparison:
@@ -136,11 +136,11 @@ def settle(request: Request) -> Comparison:
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
     variants = [_variant(name, against, engine, opened, request) for name in names]
     codec = _tokenizer(request, opened)
-    ids = codec.encode(evaluation_text() if request.text is None else _read(request.text), bos=False)
+    ids = codec.encode(evaluation_text() if request.text is None else _read(request.text))
     begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
-    prefill, decode_tokens = _lengths(request, ctx, len(begin) + len(ids))
+    prefill, decode_tokens = _lengths(request, ctx, len(ids))
     needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = _free(engine, request)
     for name, need in needs.items():

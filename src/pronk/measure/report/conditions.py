@@ -41,6 +41,7 @@ def conditions(report: Report) -> list[Block]:
                         _of(report, "settings", "window_tokens", "tokens"), by=" of ")),
         "Text's tokens": _joined(_of(report, "settings", "text_tokens"),
                                  _of(report, "settings", "text_sha256", before="SHA-256")),
+        "Protocol": _protocol(report),
         "Generation": _joined(_of(report, "settings", "prompts", "prompts"),
                               _of(report, "settings", "new_tokens", "new tokens"),
                               _of(report, "settings", "seed", before="seed")),
@@ -63,6 +64,12 @@ def _of(report: Report, room: str, key: str, unit: str = "", *, before: str = ""
         texts = any(isinstance(one, str) for one in found)
         said = str(len(found)) if texts else words.listed([reading.text(one) for one in found])
     return " ".join(filter(None, (before, said, unit))) if said else ""
+
+
+def _protocol(report: Report) -> str:
+    """How the text was read for perplexity, and for divergence alike: it is the same for all variants."""
+    said = (reading.text(v, "quality", "perplexity", "protocol") for v in reading.entries(report, "variants"))
+    return next(filter(None, said), "")
 
 
 def _contexts(report: Report) -> str:

@@ -19,8 +19,8 @@ LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibl
           (math.inf, "clearly different", "poor"))  # fmt: skip
 
 RULES = (
-    f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the variant's "
-    "and the original's, and what cannot be told from the reference is called “indistinguishable”.",
+    f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the "
+    "variant's and the original's, and what cannot be told from the reference is called “indistinguishable”.",
     "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
     "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
     "differently (Pinsker's inequality: at most √(KLD/2)).",
