@@ -34,6 +34,7 @@ VERBS = {
     "outliers": "outliers",
     "compare": "compare",
     "report": "report",
+    "pretrain": "pretrain",
     "finetune": "finetune",
     "dpo": "dpo",
     "merge": "merge",

@@ -1,0 +1,196 @@
+"""`pronk pretrain`: a small LLaMA and its tokenizer, from nothing but a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk.cli import console, options, progress, training, training_options, training_report
+from pronk.errors import BadRequest, ModelNotFound
+
+if TYPE_CHECKING:
+    from pronk.tokenizer import Tokenizer
+    from pronk.train.pretrain import Ready, Shape
+    from pronk.train.settings import Settings
+
+_N = click.IntRange(min=1)
+_PROMPT = 12  # tokens of held-out text that a sample goes on from
+_LESS = "--recompute 1, a smaller --batch-size, --hidden or --ctx, --precision bf16 and --optimizer adamw8bit"
+
+_text = options.together(
+    click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
+                 help="Where model/, metrics and checkpoints go."),
+    click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
+                 help="The line between two documents of TEXT."),
+    click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out text of its own."),
+    click.option("--eval-share", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+                 metavar="X", help="Else: the share of TEXT, at its end, that is held out; 256 kB at most."),
+    click.option("--vocab-size", type=_N, metavar="N", help="Tokens of the vocabulary.  [default: 512]"),
+    options.tokenizer_option,
+)  # fmt: skip
+_shape = options.together(
+    click.option("--hidden", "--hidden-size", "hidden", type=_N, default=128, show_default=True, metavar="N",
+                 help="Width of the model."),
+    click.option("--layers", "--num-hidden-layers", "layers", type=_N, default=4, show_default=True, metavar="N"),
+    click.option("--heads", "--num-attention-heads", "heads", type=_N, default=4, show_default=True, metavar="N",
+                 help="Of attention, each hidden / heads wide."),
+    click.option("--kv-heads", "--num-key-value-heads", "kv_heads", type=_N, metavar="N",
+                 help="Of keys and values.  [default: as many]"),
+    click.option("--ctx", "--max-position-embeddings", "ctx_size", type=_N, default=256, show_default=True,
+                 metavar="N", help="Tokens of a sequence, and the longest context."),
+    click.option("--lr", "--learning-rate", "rate", type=click.FloatRange(min=0, min_open=True), metavar="X",
+                 help="Learning rate.  [default: by --hidden, 3e-3 for 128 and 4e-4 for 1024]"),
+)  # fmt: skip
+
+# The options that all training verbs share mean something else here, or nothing.
+_OTHERWISE: dict[str, dict[str, Any]] = {
+    "epochs": {"default": 1.0, "help": "Passes over the text."},
+    "max_steps": {"opts": ["--max-steps", "--steps"]},
+    "batch_size": {"default": 4, "help": "Full sequences of a micro-batch, or as many tokens of shorter ones."},
+    "accumulate": {"default": 1},
+    "warmup": {"default": 0.05},
+    "decay": {"default": 0.1},
+    "eval_every": {"help": "Steps between two looks at held-out text.  [default: a tenth of them]"},
+    "samples": {"help": "Beginnings of held-out text to go on from, at the end."},
+}
+_WITHOUT = ("pack", "bucket")
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk pretrain stories.txt --out tales
+  pronk pretrain stories.txt --out tales --resume
+  pronk generate -m tales/model --temperature 0.8 "Once upon a time"
+  pronk convert tales/model tales.bin --to llama2c
+
+TEXT is UTF-8, or JSON lines, JSON, CSV or Parquet of {"text"} records (by the file's name), or a dataset on the hub.
+Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
+)
+@click.argument("text", type=options.NAME)
+@_text
+@_shape
+@training_options.steps
+@training_options.course
+@options.json_option
+def command(
+    text: str,
+    out: str | None,
+    separator: str,
+    vocab_size: int | None,
+    tokenizer: str | None,
+    device: str | None,
+    threads: int | None,
+    resume: bool,
+    samples: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Make a small LLaMA and its tokenizer of TEXT."""
+    from pronk import engines
+
+    engines.import_torch()
+    from pronk.tokenizer.export import huggingface_files
+    from pronk.train import pretrain
+    from pronk.train.folder import MODEL, claimed
+    from pronk.train.run import Run
+
+    if tokenizer and vocab_size:
+        raise click.UsageError("--tokenizer names a vocabulary that is made already; leave --vocab-size out")
+    folder = training.folder_of(out)
+    vocabulary: Tokenizer | int = _tokenizer(tokenizer) if tokenizer else vocab_size or 512
+    settings, shape = _settings(text, tokenizer or f"{vocabulary} tokens", device, given)
+    with claimed(folder, resume=resume), training.memory_suffices(_LESS):
+        with progress.shown("reading", unit=_of_characters) as advance:
+            ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
+        _note(ready)
+        files = huggingface_files(ready.tokenizer)
+        how: dict[str, Any] = {"device": device, "threads": threads}
+        run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, **how)
+        training.to_its_end(run, resume=resume)
+        report = training_report.of(run) | {"out": str(folder), "model_folder": str(folder / MODEL)}
+        parameters = sum(parameter.numel() for parameter in run.model.parameters())
+        del run  # what it kept best is read back, not what it ended with
+        said = _samples(folder / MODEL, ready, samples, **how)
+    losses = report["held_out_loss"]
+    report |= {
+        "parameters": parameters,
+        "vocabulary": ready.tokenizer.vocab_size,
+        "bits_a_byte": ready.bits_a_byte(losses["kept"]) if losses else None,
+        "samples": said,
+    }
+    console.write_json(report) if as_json else console.write(_as_text(report) + "\n")
+
+
+command.params = [parameter for parameter in command.params if parameter.name not in _WITHOUT]
+for _parameter in command.params:
+    for _name, _value in _OTHERWISE.get(_parameter.name or "", {}).items():
+        setattr(_parameter, _name, _value)
+
+
+def _settings(text: str, vocabulary: str, device: str | None, given: dict[str, Any]) -> tuple[Settings, Shape]:
+    """What contradicts itself is wrong usage."""
+    from pronk.train.pretrain import Shape
+    from pronk.train.settings import Settings
+
+    training_options.settle_computing(given, device)
+    try:
+        shape = Shape(**{name: given.pop(name) for name in ("hidden", "layers", "heads", "kv_heads", "ctx_size")})
+        given["rate"] = given["rate"] or shape.usual_rate
+        pack = given["batch_size"] * (shape.ctx_size + 1)
+        return Settings(f"{shape} of {vocabulary}", text, lora=None, pack=pack, **given), shape
+    except BadRequest as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _tokenizer(path: str) -> Tokenizer:
+    from pronk import tokenizer
+    from pronk.loading import find_tokenizer
+
+    source = find_tokenizer(path)
+    if source is None:
+        raise ModelNotFound(f"{path} carries no tokenizer")
+    return tokenizer.load(source)
+
+
+def _of_characters(done: int, total: int) -> str:
+    return f"{done / 1e6:.1f} of {total / 1e6:.1f} million characters"
+
+
+def _note(ready: Ready) -> None:
+    bytes_each = ready.train.nbytes / ready.train.tokens
+    console.note(
+        f"{ready.train.tokens:,} tokens to learn and {ready.held_out.tokens:,} held out; "
+        f"{ready.tokenizer.vocab_size:,} different ones, of {bytes_each:.2f} bytes on average"
+    )
+
+
+def _samples(folder: Path, ready: Ready, count: int, **loading: Any) -> list[dict[str, str]]:
+    """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
+    import pronk
+
+    prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.held_out.examples if len(one) > _PROMPT + 1][:count]
+    if not prompts:
+        return []
+    with progress.shown("loading", patience=0) as advance:
+        llm = pronk.load(str(folder), **loading, prefix_cache=0, progress=advance)
+    room = min(training.SAMPLE_TOKENS * 2, llm.ctx_size - _PROMPT - 1)
+    with progress.shown("writing", unit=progress.of_tokens) as advance:
+        found = llm.generate(prompts, max_new_tokens=room, temperature=0.8, seed=ready.settings.seed, progress=advance)
+    assert isinstance(found, list)
+    return [
+        {"prompt": ready.tokenizer.decode(ids), "goes on": generation.text}
+        for ids, generation in zip(prompts, found, strict=True)
+    ]
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    rows = {
+        "trained": f"{report['parameters']:,} parameters, {report['model']}",
+        "examples": f"{report['examples']['train']:,} sequences, and {report['examples']['held_out']:,} held out",
+    }
+    if report["bits_a_byte"] is not None:
+        rows["bits a byte"] = f"{report['bits_a_byte']:.3f}, of held-out text"
+    return training_report.as_text(report, rows | {"model": report["model_folder"]})
