@@ -272,6 +272,28 @@ def test_wrong_usage(finetune: Run, tmp_path: Path, more: list[str], message: st
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("option", ["--clip", "--lr", "--epochs", "--weight-decay", "--lora-alpha", "--warmup",
+                                    "--eval-share", "--lora-dropout"])  # fmt: skip
+@pytest.mark.parametrize("number", ["nan", "inf", "-nan"])
+def test_numbers_that_are_none(finetune: Run, tmp_path: Path, option: str, number: str) -> None:
+    result = finetune(f"{option}={number}")
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert number.lstrip("-") in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["q4", "llm-int8"])
+def test_beside_weights_in_codes(finetune: Run, tmp_path: Path, format: str) -> None:
+    """What is trained is LoRA's, of all the weights there are, whatever these are kept in."""
+    report = json.loads(finetune("--quantize", format, "--json", "--max-steps=2").stdout)
+    assert 0.01 < report["trained_share"] < 0.2
+    assert report["held_out_loss"]["last"] < report["held_out_loss"]["first"]
+    resumed = finetune("--quantize", "f32", "--resume", "--max-steps=2")
+    assert resumed.exit_code == 1
+    assert f"quantize={format!r}, and now it is 'f32'" in resumed.stderr
+
+
 def test_no_folder_named(run: Run, model: str, data: str) -> None:
     result = run("finetune", model, "--data", data)
     assert result.exit_code == 2

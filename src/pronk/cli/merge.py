@@ -44,7 +44,7 @@ The receipt: how far DST's predictions lie from those of BASE with the adapter a
 )
 @click.option(
     "--max-kld",
-    type=click.FloatRange(min=0),
+    type=options.Number(min=0),
     metavar="X",
     help="Write nothing if the mean KL divergence, in nats, is more.",
 )

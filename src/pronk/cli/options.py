@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -43,6 +44,16 @@ class Verb(click.Command):
 
 def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
     return click.command(cls=Verb, epilog=epilog)
+
+
+class Number(click.FloatRange):
+    """Within its bounds, and finite: click lets NaN pass any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 class Name(click.types.StringParamType):

@@ -49,13 +49,13 @@ The receipt: how far DST's predictions lie from SRC's in f32, on the text."""
 @click.option("--to", type=click.Choice(list(SCHEMES)), help="What to make the weights.")
 @click.option(
     "--max-kld",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Number(min=0, min_open=True),
     metavar="X",
     help="Instead of --to: choose 16, 8 or 4 bits part by part, up to this mean KL divergence.",
 )
 @click.option(
     "--int8-threshold",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Number(min=0, min_open=True),
     metavar="X",
     help="llm-int8: activations over X are to be computed in 32 bits.  [default: 6.0, or SRC's own]",
 )

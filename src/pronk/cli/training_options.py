@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _N = click.IntRange(min=1)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = options.Number(min=0, min_open=True)
 
 
 class Rates(NamedTuple):
@@ -45,7 +45,7 @@ data = options.together(
     click.option("--skip-bad-records", is_flag=True, help="Leave out, and count, records that are wrong."),
     click.option("--chat-template", type=options.NAME, metavar="FILE|NAME", help="Instead of the model's own."),
     click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out data of its own."),
-    click.option("--eval-share", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+    click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
                  metavar="X", help="Else: the share of --data that is held out."),
     click.option("--show-batch", is_flag=True, help="Print the first micro-batches, what is learned marked, and stop."),
 )  # fmt: skip
@@ -58,10 +58,12 @@ lora = options.together(
     click.option("--full", is_flag=True, help="Train all weights instead of LoRA."),
     click.option("--lora-rank", "--lora-r", type=_N, metavar="R", help="Rank of the two thin matrices.  [default: 16]"),
     click.option("--lora-alpha", type=_POSITIVE, metavar="X", help="Their product counts X / R times.  [default: 32]"),
-    click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), metavar="P",
+    click.option("--lora-dropout", type=options.Number(0, 1, max_open=True), metavar="P",
                  help="Of what they are given.  [default: 0]"),
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
+    click.option("--quantize", type=click.Choice(["auto", "f32", "int8", "llm-int8", "q8", "q4"]), metavar="FORMAT",
+                 help="Keep the frozen weights as f32, int8, llm-int8, q8 or q4.  [default: auto, as the file has them]"),
 )  # fmt: skip
 steps = options.together(
     click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
@@ -73,13 +75,13 @@ steps = options.together(
                  help="Micro-batches of a step."),
     click.option("--pack", type=_N, metavar="TOKENS", help="Instead of --batch-size: as many examples as fit."),
     click.option("--bucket", is_flag=True, help="Put examples of like length together."),
-    click.option("--warmup", "--warmup-ratio", type=click.FloatRange(0, 1), default=0.03, show_default=True,
+    click.option("--warmup", "--warmup-ratio", type=options.Number(0, 1), default=0.03, show_default=True,
                  metavar="X", help="The share of all steps in which it rises."),
     click.option("--schedule", "--lr-scheduler", "--lr-scheduler-type", default="cosine", show_default=True,
                  type=click.Choice(["cosine", "linear", "constant"]), help="How it falls."),
-    click.option("--weight-decay", "decay", type=click.FloatRange(min=0), default=0.0, show_default=True, metavar="X",
+    click.option("--weight-decay", "decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
                  help="Of matrices."),
-    click.option("--clip", "--max-grad-norm", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
                  metavar="X", help="The longest gradient; 0: any."),
     click.option("--optimizer", "--optim", default="adamw", show_default=True,
                  type=click.Choice(["adamw", "adamw8bit", "sgd"]), help="adamw8bit keeps moments in 8 bits."),
@@ -98,7 +100,7 @@ preference = options.together(
                  help="The larger, the closer to MODEL it stays."),
     click.option("--loss", "--loss-type", type=click.Choice(["sigmoid", "hinge", "ipo"]), default="sigmoid",
                  show_default=True, help="sigmoid is DPO's."),
-    click.option("--label-smoothing", type=click.FloatRange(0, 0.5, max_open=True), default=0.0, show_default=True,
+    click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
                  metavar="P", help="sigmoid: how probable it is that a record has its answers the wrong way round."),
 )  # fmt: skip
 course = options.together(
