@@ -264,6 +264,11 @@ def test_what_is_held_is_what_was_foretold(format: str | None) -> None:
     model = loaded(checkpoint, format)
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     assert held == codes.nbytes(checkpoint, format)
+    drawn = Llama(checkpoint.config)
+    frozen.outline(drawn, checkpoint, format)
+    assert {n: (t.shape, t.dtype) for n, t in drawn.named_buffers()} == {
+        n: (t.shape, t.dtype) for n, t in model.named_buffers()
+    }
     assert frozen.count(model) == sum(np.prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 

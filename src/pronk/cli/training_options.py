@@ -63,7 +63,7 @@ lora = options.together(
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
     click.option("--quantize", type=click.Choice(["auto", "f32", "int8", "llm-int8", "q8", "q4"]), metavar="FORMAT",
-                 help="Keep the frozen weights as f32, int8, llm-int8, q8 or q4.  [default: auto, as the file has them]"),
+                 help="Keep frozen weights as f32, int8, llm-int8, q8 or q4.  [default: auto, as the file has them]"),
 )  # fmt: skip
 steps = options.together(
     click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",

@@ -84,6 +84,19 @@ def nbytes(checkpoint: Checkpoint, wish: str | None) -> int:
     return sum(_nbytes(tensor, format_of(tensor, wish)) for tensor in checkpoint.tensors.values())
 
 
+def empty(tensor: LazyTensor, format: str) -> Codes:
+    """Without numbers, for whoever counts bytes."""
+    (rows, columns), kind = tensor.shape, _FORMATS[format]
+    if kind == "int8":
+        return Codes(columns, torch.empty(rows, 1, columns, dtype=torch.int8), torch.empty(rows, 1))
+    groups = -(-columns // GROUP)
+    scale = torch.empty(rows, groups, dtype=torch.float16)
+    if kind == "q8":
+        return Codes(columns, torch.empty(rows, groups, GROUP, dtype=torch.int8), scale)
+    q = torch.empty(rows, groups, GROUP // 2, dtype=torch.uint8)
+    return Codes(columns, q, scale, None if tensor.dtype == "Q4_0" else torch.empty_like(scale))
+
+
 def _nbytes(tensor: LazyTensor, format: str | None) -> int:
     if format is None:
         return 4 * int(np.prod(tensor.shape))

@@ -86,6 +86,15 @@ def linear(
     return frozen
 
 
+def outline(model: nn.Module, checkpoint: Checkpoint, wish: str | None) -> None:
+    """Put codes without numbers where `linear` would put those of the weights: for whoever counts bytes."""
+    for name, tensor in checkpoint.tensors.items():
+        if format := codes.format_of(tensor, wish):
+            owner = name.rpartition(".")[0]
+            bias = cast(nn.Parameter | None, model.get_submodule(owner).bias)
+            model.set_submodule(owner, FrozenLinear(codes.empty(tensor, format), bias))
+
+
 def count(model: nn.Module) -> int:
     """Weights of a model, those in codes included."""
     in_codes = sum(m.q.shape[0] * m.in_features for m in model.modules() if isinstance(m, FrozenLinear))
