@@ -224,6 +224,6 @@ def test_other_settings_and_other_models_are_refused(folder: Path, examples: lis
     lora.add(other, lora.LoraConfig(rank=4))
     with pytest.raises(BadFile, match="no checkpoint of this run"):
         state.load(make(other, examples), saved, SETTINGS)
-    (saved / "state.pt").write_bytes(b"not at all")
+    (saved / ".metadata").write_bytes(b"not at all")
     with pytest.raises(BadFile, match="no checkpoint of this run"):
         state.load(loop, saved, SETTINGS)

@@ -205,7 +205,7 @@ def load_model(
             codes = _codes(checkpoint, tensor, scheme, device)
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
         else:
-            setattr(module, leaf, torch.nn.Parameter(_floats(checkpoint, tensor, device, dtype)))
+            setattr(module, leaf, torch.nn.Parameter(floats(checkpoint, tensor, device, dtype)))
         done, unreleased = done + tensor.nbytes, unreleased + tensor.nbytes
         if unreleased >= _PIECE:
             mapped.let_go()
@@ -219,7 +219,8 @@ def load_model(
     return model
 
 
-def _floats(checkpoint: Checkpoint, tensor: LazyTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def floats(checkpoint: Checkpoint, tensor: LazyTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is stored, or as the numbers that its codes stand for. Raises BadFile for infinity and NaN."""
     array = tensor.read()
     check_finite(checkpoint.path, tensor.name, array)
     weight = to_torch(array, device, dtype)
@@ -237,7 +238,7 @@ def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: t
     if scheme in ("int8", "llm-int8") and tensor.read_blocks and tensor.dtype in int8_rows.DTYPES:
         scale, q = int8_rows.split(tensor.read_blocks())
         return Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
-    return weight_codes(_floats(checkpoint, tensor, device, torch.float32), scheme)
+    return weight_codes(floats(checkpoint, tensor, device, torch.float32), scheme)
 
 
 def to_torch(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -12,14 +12,15 @@ from torch import nn
 from pronk.checkpoint import safetensors
 from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, read_config
 from pronk.train import lora
+from pronk.train.distributed import Whole
 
 
-def save(model: nn.Module, config: LoraConfig, base: str, folder: Path) -> None:
+def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight) -> None:
     """Into `folder`, which exists. `base`: the name of the model that it is an adapter of."""
     tensors = {}
     for name, layer in lora.layers(model):
         for part in ("lora_A", "lora_B"):
-            weight = getattr(layer, part).detach().float().cpu().contiguous().numpy()
+            weight = whole(getattr(layer, part)).detach().float().cpu().contiguous().numpy()
             tensors[key(name, part)] = weight
     safetensors.write(folder / WEIGHTS, tensors)
     raw = {
@@ -38,10 +39,12 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path) -> None:
     (folder / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
-def replace(model: nn.Module, config: LoraConfig, base: str, folder: Path) -> None:
+def replace(
+    model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight
+) -> None:
     """As `save`, over an adapter that may be there: each file is whole, the old one or the new."""
     with TemporaryDirectory(prefix=".adapter-", dir=folder) as fresh:
-        save(model, config, base, Path(fresh))
+        save(model, config, base, Path(fresh), whole)
         for name in (WEIGHTS, CONFIG):
             (Path(fresh) / name).replace(folder / name)
 

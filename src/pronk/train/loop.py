@@ -2,7 +2,7 @@
 
 The loss of a step is the sum over all tokens that are learned in its micro-batches (or whatever else the objective
 counts) divided by their number: how examples were dealt out to micro-batches makes no difference, whatever their
-lengths.
+lengths, nor how micro-batches are dealt out to processes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pronk.errors import PronkError
+from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
 from pronk.train.batches import Batches
+from pronk.train.distributed import Group
 from pronk.train.objective import Imitation, Objective
 from pronk.train.schedule import Schedule
 
@@ -88,11 +89,18 @@ class Loop:
         clip: float = 1.0,
         precision: Precision = "f32",
         names: Sequence[str] = (),
+        group: Group | None = None,
     ) -> None:
         """`objective`: imitation, unless another is given. `names`: where each example stands, for messages.
 
-        Steps end with the schedule.
+        Steps end with the schedule. Raises BadRequest where micro-batches cannot be dealt out evenly to the group.
         """
+        self.group = group or Group()
+        if accumulate % self.group.size:
+            raise BadRequest(
+                f"{self.group.size} processes share the micro-batches of a step evenly, and {accumulate} are not a "
+                "multiple of that; give another --accumulate"
+            )
         self.model, self.examples, self.batches = model, examples, batches
         self.optimizer, self.schedule = optimizer, schedule
         self.objective: Objective = objective or Imitation()
@@ -117,19 +125,23 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         chosen = [self._next() for _ in range(self.accumulate)]
-        micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in chosen]
-        weight = sum(work.weight for work in micro)
+        mine = self.group.share(chosen)
+        micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in mine]
+        weight, tokens = map(int, self.group.sum(sum(w.weight for w in micro), sum(w.tokens for w in micro)))
         total, seen = 0.0, Counter[str]()
-        for work in micro:
+        for number, work in enumerate(micro, 1):
+            self.group.reduce(self.model, last=number == len(micro))
             cost, shown = self._cost(work)
             loss = cost / weight
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
+            0 #del cost, loss  # with which their graph goes: what it recomputed would lie beside the next micro-batch's
             seen.update(shown)
+        total, seen = self._summed(total, seen)
         read = [i for indices in chosen for i in indices]
         self._check(total, read)
         self.scaler.unscale_(self.optimizer)
-        norm = float(nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf))
+        norm = self._clipped()
         if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
             self._break("gradient is not a number", read)
         self.scaler.step(self.optimizer)
@@ -138,7 +150,7 @@ class Loop:
         position.step += 1
         position.losses = [*position.losses, total][-_REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
-        tokens, seconds = sum(work.tokens for work in micro), time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
         return Step(position.step, epoch, total, rate, norm, tokens, weight, seconds, _means(seen, weight))
 
     @torch.no_grad()
@@ -146,13 +158,18 @@ class Loop:
         """Of `examples`, one by one, without dropout."""
         self.model.eval()
         total, weight, seen = 0.0, 0, Counter[str]()
-        for done, example in enumerate(examples):
+        for done in range(0, len(examples), self.group.size):
             if watch:
                 watch(done, len(examples))
-            work = self.objective.work([example], self.device)
+            at = done + self.group.rank
+            work = self.objective.work([examples[min(at, len(examples) - 1)]], self.device)
             cost, shown = self._cost(work)
-            total, weight = total + float(cost), weight + work.weight
-            seen.update(shown)
+            counts = at < len(examples)  # a process that has none left takes part in the others' work
+            total, weight = total + float(cost) * counts, weight + work.weight * counts
+            seen.update({name: value * counts for name, value in shown.items()})
+        self.group.rest(self.model)
+        total, seen = self._summed(total, seen)
+        (weight,) = map(int, self.group.sum(weight))
         return Evaluation(total / weight, _means(seen, weight))
 
     def improved(self, held_out: float) -> bool:

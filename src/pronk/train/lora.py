@@ -53,8 +53,11 @@ class LoraLinear(nn.Module):
         return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
 
 
-def add(model: nn.Module, config: LoraConfig) -> None:
-    """Freeze `model` and wrap its target modules in place. Raises BadRequest where it has LoRA already."""
+def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None) -> None:
+    """Freeze `model` and wrap its target modules in place. Raises BadRequest where it has LoRA already.
+
+    `device`: of the thin matrices; None: where each weight is.
+    """
     if any(True for _ in layers(model)):
         raise BadRequest("this model has LoRA layers already; merge them first")
     model.requires_grad_(False)
@@ -62,8 +65,8 @@ def add(model: nn.Module, config: LoraConfig) -> None:
         owner, _, leaf = name.rpartition(".")
         if leaf in config.target_modules:
             size = (linear.out_features, linear.in_features)
-            device = next(iter([*linear.parameters(), *linear.buffers()])).device
-            setattr(model.get_submodule(owner), leaf, LoraLinear(linear, size, config, device))
+            where = device or next(iter([*linear.parameters(), *linear.buffers()])).device
+            setattr(model.get_submodule(owner), leaf, LoraLinear(linear, size, config, where))
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:

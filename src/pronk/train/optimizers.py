@@ -53,14 +53,6 @@ class AdamW8bit(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch makes all state of a float parameter float; codes are to be codes again."""
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            for name, kind in _CODES.items():
-                if name + "_scale" in state:
-                    state[name] = state[name].to(kind)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -76,7 +68,7 @@ class AdamW8bit(Optimizer):
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
-            state["step"] = 0
+            state["step"] = torch.tensor(0.0)  # as torch's own optimizers have it
             for name in ("first", "second"):
                 _keep(state, name, torch.zeros_like(parameter, dtype=torch.float32), signed=name == "first")
         state["step"] += 1
@@ -87,8 +79,9 @@ class AdamW8bit(Optimizer):
         _keep(state, "first", first, signed=True)
         _keep(state, "second", second, signed=False)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        correction = (1 - beta2 ** state["step"]) ** 0.5
-        rate = group["lr"] / (1 - beta1 ** state["step"])
+        step = int(state["step"])
+        correction = (1 - beta2**step) ** 0.5
+        rate = group["lr"] / (1 - beta1**step)
         parameter.addcdiv_(first, (second.sqrt() / correction).add_(group["eps"]), value=-rate)
 
 

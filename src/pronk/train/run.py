@@ -23,8 +23,9 @@ from pronk.cpu_engine import memory
 from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, codes, frozen, lora, optimizers, state
+from pronk.train import adapter, codes, frozen, lora, optimizers, sharding, state
 from pronk.train.data import Data, batches_of
+from pronk.train.distributed import Group, Whole
 from pronk.train.dpo import Preferences
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
@@ -49,25 +50,30 @@ class Run:
         threads: int | None = None,
         progress: Progress | None = None,
         asking: Callable[[int, int], None] | None = None,
+        group: Group | None = None,
     ) -> None:
         """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save.
 
         `threads` is torch's, and holds for the whole process. `asking` is told how many preferences the model has been
-        asked of, for reference, and of how many.
+        asked of, for reference, and of how many. `group`: the processes that share the run; each makes a Run of the
+        same, on the device that the group gives it.
         """
+        self.group = group = group or Group()
         if threads is not None:
             torch.set_num_threads(threads)
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
-        where = pick_device(device)
+        group.agree(self._fingerprint(), "settings or data")
+        if group.size > 1 and settings.optimizer == "adamw8bit":
+            raise BadRequest("adamw8bit's codes are not cut among processes; take adamw, or one process")
+        where = pick_device(group.device or device)
         if where.type == "cpu":
-            memory.check(_least_memory(checkpoint, settings), f"{checkpoint.path}: training it", _way_out(settings))
-        kept = frozen.linear(checkpoint, settings.quantize, where) if settings.lora else None
-        self.model: Llama = load_model(checkpoint, where, torch.float32, progress=progress, linear=kept)
-        if settings.lora:
-            lora.add(self.model, settings.lora)
+            needed = _least_memory(checkpoint, settings) * group.here // group.size
+            group.lead(lambda _: memory.check(needed, f"{checkpoint.path}: training it", _way_out(settings)))
+        self.model = self._load(where, progress)
         recompute(self.model, settings.recompute)
+        group.seed(settings.seed)
         batches = batches_of(data, settings)
         self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
         steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
@@ -84,9 +90,11 @@ class Run:
             clip=settings.clip,
             precision=settings.precision,
             names=data.names,
+            group=group,
         )
         self.resumed_from: Path | None = None
-        if isinstance(objective, Preferences) and not settings.lora:  # which could be switched off at any time
+        # One process can switch LoRA off at any time; several must not do so at different times.
+        if isinstance(objective, Preferences) and (group.size > 1 or not settings.lora):
             with self.loop.autocast():
                 objective.reference.ask(self.model, [*data.train, *data.held_out], asking)  # type: ignore[list-item]
 
@@ -108,7 +116,7 @@ class Run:
             raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
         state.load(self.loop, found[-1], self._fingerprint())
         self.resumed_from = found[-1]
-        forget_metrics(self.folder, after=self.loop.position.step)
+        self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
 
     def train(
         self,
@@ -129,12 +137,12 @@ class Run:
                 self._evaluate(evaluated, looking)
             self.save()
         while not self.finished:
-            if stop():
+            if self.group.any(stop()):
                 self.save()
                 return False
             step = loop.step()
             line = asdict(step)
-            write_metrics(self.folder, line | line.pop("seen"))
+            self._note(line | line.pop("seen"))
             if watch:
                 watch(step)
             if self.data.held_out and (step.step % every == 0 or loop.done):
@@ -150,9 +158,12 @@ class Run:
 
     def write(self) -> None:
         """What has been trained, as it is now, into the folder."""
+        self.group.lead(self._write, self.model)
+
+    def _write(self, whole: Whole) -> None:
         if not self.settings.lora:
             write.save(
-                trained(self.checkpoint, self.model),
+                trained(self.checkpoint, self.model, whole),
                 self.folder / MODEL,
                 to="safetensors",
                 dtype="f32",
@@ -161,9 +172,26 @@ class Run:
             )
             return
         try:
-            adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder)
+            adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder, whole)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
+
+    def _load(self, where: torch.device, progress: Progress | None) -> Llama:
+        """What is trained, and what it is trained beside."""
+        settings = self.settings
+        if self.group.size > 1:
+            if settings.quantize not in (None, "auto", "f32"):
+                raise BadRequest(f"{settings.quantize} codes are not cut among processes; leave quantize out")
+            return sharding.load(self.checkpoint, self.group, settings.lora, settings.precision, progress)
+        kept = frozen.linear(self.checkpoint, settings.quantize, where) if settings.lora else None
+        model = load_model(self.checkpoint, where, torch.float32, progress=progress, linear=kept)
+        if settings.lora:
+            lora.add(model, settings.lora)
+        return model
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self.group.first:
+            write_metrics(self.folder, line)
 
     def _evaluate(
         self, evaluated: Callable[[int, Evaluation], None] | None, looking: Callable[[int, int], None] | None
@@ -172,7 +200,7 @@ class Run:
         step = self.loop.position.step
         found = self.loop.evaluate(self.data.held_out, looking)
         shown = {f"held_out_{name}": value for name, value in found.seen.items()}
-        write_metrics(self.folder, {"step": step, "held_out_loss": found.loss, **shown})
+        self._note({"step": step, "held_out_loss": found.loss, **shown})
         if step and self.loop.improved(found.loss):
             self.write()
         if evaluated:
@@ -201,17 +229,18 @@ def _way_out(settings: Settings) -> str:
     return "choose a smaller model, or train LoRA alone (without --full)"
 
 
-def trained(checkpoint: Checkpoint, model: Llama) -> Checkpoint:
-    """The model's own weights in the place of the checkpoint's."""
+def trained(checkpoint: Checkpoint, model: Llama, whole: Whole = lambda weight: weight) -> Checkpoint:
+    """The model's own weights in the place of the checkpoint's, each gathered by `whole` when it is read."""
     weights = dict(model.named_parameters())
 
     def lazy(name: str, tensor: LazyTensor) -> LazyTensor:
-        return LazyTensor(name, tensor.shape, "F32", 4 * int(np.prod(tensor.shape)), partial(_array, weights[name]))
+        read = partial(_array, weights[name], whole)
+        return LazyTensor(name, tensor.shape, "F32", 4 * int(np.prod(tensor.shape)), read)
 
     tensors = {name: lazy(name, tensor) for name, tensor in checkpoint.tensors.items()}
     return replace(checkpoint, tensors=tensors, quantization=None)
 
 
-def _array(parameter: torch.Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = parameter.detach().float().cpu().numpy()
+def _array(parameter: torch.Tensor, whole: Whole) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = whole(parameter).detach().float().cpu().numpy()
     return array

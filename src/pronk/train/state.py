@@ -1,61 +1,77 @@
 """A run's checkpoints: all that it takes to go on as if nothing had happened.
 
-Each is a folder `step-000123` with what is trained, the optimizer's state and random states (tensors), and how far the
-run had come (JSON). It is written under another name and renamed when it is whole and on the disk, so that one that is
-there is complete, whenever the machine died.
+Each is a folder `step-000123`. What is trained, the optimizer's state and random states are a checkpoint of
+torch.distributed: each process writes its own shares, and any number of processes can read them. How far the run had
+come is JSON beside it. All is written under another name and renamed when it is whole and on the disk, so that one that
+is there is complete, whenever the machine died.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_shares
+from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.train.loop import Loop, Position
+from pronk.train.state_reader import Reader
 
 _NAME = re.compile(r"step-(\d{6,})")
-_TENSORS, _POSITION = "state.pt", "position.json"
+_POSITION = "position.json"
+_TRAINED, _OPTIMIZER, _RANDOM = "trained.", "optimizer.", "random."  # how names of tensors begin
+_PADDING = 256  # numbers that an optimizer's state may have more of than its parameter
 
 
 def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -> Path:
     """A checkpoint in `folder`; of those there, the newest `keep` stay. Raises PronkError where the disk refuses."""
     destination = folder / f"step-{loop.position.step:06d}"
-    partial = folder / f".{destination.name}.{os.getpid()}.part"
-    tensors = {
-        "trained": {name: p.detach() for name, p in loop.model.named_parameters() if p.requires_grad},
-        "optimizer": loop.optimizer.state_dict(),
+    partial = folder / f".{destination.name}.part"  # one run has the folder for itself
+    position = {
+        "position": loop.position.to_dict(),
         "scaler": loop.scaler.state_dict(),
-        "random": torch.get_rng_state(),
-        "cuda_random": torch.cuda.get_rng_state(loop.device) if loop.device.type == "cuda" else None,
+        "settings": dict(settings),
     }
-    try:
+
+    def begin(_: Any) -> None:
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        with (partial / _TENSORS).open("xb") as file:
-            torch.save(tensors, file)
+
+    def finish(_: Any) -> None:
+        with (partial / _POSITION).open("x", encoding="utf-8") as file:
+            file.write(json.dumps(position, indent=2))
+            file.flush()
             os.fsync(file.fileno())
-        text = json.dumps({"position": loop.position.to_dict(), "settings": dict(settings)}, indent=2)
-        with (partial / _POSITION).open("x", encoding="utf-8") as text_file:
-            text_file.write(text)
-            text_file.flush()
-            os.fsync(text_file.fileno())
         shutil.rmtree(destination, ignore_errors=True)
         partial.rename(destination)
-    except (OSError, RuntimeError) as error:  # torch.save turns a full disk into the latter
-        problem = os_problem(error) if isinstance(error, OSError) else "writing failed; is the disk full?"
-        raise PronkError(f"{destination}: the checkpoint cannot be written: {problem}") from None
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    try:
+        loop.group.lead(begin)
+        with _unwarned():
+            save_shares(_tensors(loop), storage_writer=FileSystemWriter(partial), no_dist=loop.group.size == 1)
+        loop.group.lead(finish)
+    except (OSError, RuntimeError, CheckpointException) as error:  # torch turns a full disk into one of the latter
+        raise PronkError(f"{destination}: the checkpoint cannot be written: {_problem(error)}") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if loop.group.first:
+            shutil.rmtree(partial, ignore_errors=True)
     return destination
 
 
@@ -68,7 +84,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
-    """Put `loop` where the checkpoint was taken. Raises BadRequest where that run had other settings, and BadFile."""
+    """Put `loop` where the checkpoint was taken. Raises BadRequest where that run had other settings, and BadFile.
+
+    Random states are left as they are where more or fewer processes wrote them: dropout draws anew.
+    """
     raw = strict_json.read(checkpoint / _POSITION)
     before = raw.get("settings")
     if not isinstance(before, dict):
@@ -81,16 +100,77 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
             )
     try:
         loop.position = Position(**raw["position"])
-        tensors = torch.load(checkpoint / _TENSORS, map_location="cpu", weights_only=True)
-        with torch.no_grad():
-            trained = {name: p for name, p in loop.model.named_parameters() if p.requires_grad}
-            for name, parameter in trained.items():
-                parameter.copy_(tensors["trained"][name])
-        loop.optimizer.load_state_dict(tensors["optimizer"])
-        loop.scaler.load_state_dict(tensors["scaler"])
-        torch.set_rng_state(tensors["random"])
-        if loop.device.type == "cuda" and tensors["cuda_random"] is not None:
-            torch.cuda.set_rng_state(tensors["cuda_random"], loop.device)
+        loop.scaler.load_state_dict(raw["scaler"])
+        reader = Reader(checkpoint)
+        stored = reader.tensors()
+        _make_room(loop, stored)
+        tensors = _tensors(loop)
+        if len([name for name in stored if name.startswith(f"{_RANDOM}cpu.")]) != loop.group.size:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_RANDOM)}
+        with _unwarned():
+            load_shares(tensors, storage_reader=reader, no_dist=loop.group.size == 1)
+        _set_random(loop, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, OSError, UnpicklingError) as error:
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadFile(checkpoint, f"no checkpoint of this run: {problem}") from None
+        raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
+    except CheckpointException as error:
+        raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
+
+
+def _tensors(loop: Loop) -> dict[str, Tensor]:
+    """All of a checkpoint, by name: to be written, or to be read into."""
+    tensors = {}
+    for name, parameter in _trained(loop).items():
+        tensors[_TRAINED + name] = parameter.detach()
+        for key, value in loop.optimizer.state[parameter].items():
+            tensors[f"{_OPTIMIZER}{name}.{key}"] = value
+    rank = loop.group.rank
+    tensors[f"{_RANDOM}cpu.{rank}"] = torch.get_rng_state()
+    if loop.device.type == "cuda":
+        tensors[f"{_RANDOM}cuda.{rank}"] = torch.cuda.get_rng_state(loop.device)
+    return tensors
+
+
+def _make_room(loop: Loop, stored: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+    """For the optimizer's state, as it was; what has its parameter's shape is cut among processes as that is."""
+    trained = _trained(loop)
+    for name, (shape, dtype) in stored.items():
+        if not name.startswith(_OPTIMIZER):
+            continue
+        of, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
+        parameter = trained[of].detach()
+        if shape == parameter.shape:
+            room = torch.zeros_like(parameter, dtype=dtype)
+        elif math.prod(shape) <= parameter.numel() + _PADDING:
+            room = torch.zeros(shape, dtype=dtype, device=parameter.device if shape else "cpu")
+        else:
+            raise ValueError(f"{name} has the shape {tuple(shape)}")
+        loop.optimizer.state[trained[of]][key] = room
+
+
+def _set_random(loop: Loop, tensors: Mapping[str, Tensor]) -> None:
+    rank = loop.group.rank
+    if (state := tensors.get(f"{_RANDOM}cpu.{rank}")) is not None:
+        torch.set_rng_state(state)
+    if (state := tensors.get(f"{_RANDOM}cuda.{rank}")) is not None:
+        torch.cuda.set_rng_state(state, loop.device)
+
+
+def _trained(loop: Loop) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in loop.model.named_parameters() if parameter.requires_grad}
+
+
+def _problem(error: BaseException) -> str:
+    """In one line; of a checkpoint's, what the first process met that met anything."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError):
+        return os_problem(error)
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """torch warns where one process writes a checkpoint alone, as it was told to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
