@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from run_c import run_c
 
 import pronk
 from pronk.generation import Generation
@@ -46,6 +47,14 @@ def test_greedy(data: Path, options: dict[str, str], cache: bool) -> None:
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     )
     assert found == golden("greedy-n200")
+
+
+@pytest.mark.parametrize(("name", "prompt", "steps"), [("n200", "", 200), ("lily-n100", "One day, Lily met", 100)])
+def test_an_oracle_says_what_the_program_said(data: Path, name: str, prompt: str, steps: int) -> None:
+    """run_c.py, which other tests rely on where there is no transcript."""
+    folder = data / "stories260K"
+    said = run_c(folder / "stories260K.bin", folder / "tok512.bin", prompt, steps).decode()
+    assert said == golden(f"greedy-{name}")
 
 
 @pytest.mark.parametrize("name", SAMPLED)

@@ -6,19 +6,18 @@ import json
 import re
 import shutil
 import struct
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import awkward
 import pytest
 from kinds import gguf_source, llama2c_file, small_spm_records, write_json
+from run_c import RunCTokenizer
 
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.spm_file import parse
-from pronk.tokenizer_files import llama2c_records
 from pronk.vocabulary import TokenType
 
 
@@ -42,44 +41,13 @@ def test_the_library_on_the_original_file(kind: str, every_kind: dict[str, Token
 @pytest.mark.parametrize("name", ["llama-tokenizers/llama2.tokenizer.bin", "stories260K/tok512.bin"])
 def test_llama2c_s_own_algorithm(name: str, data: Path) -> None:
     tokenizer = tokenizers.load(tokenizers.find(data / name))
-    reference = RunC(data / name)
+    reference = RunCTokenizer(data / name)
     for text in awkward.strings(700, seed=8):
         if "\0" in text:
             continue  # ends a string in C
         ids = reference.encode(text)
         assert tokenizer.encode(text, special=False) == ids, repr(text)
         assert tokenizer.decode(ids) == b"".join(map(reference.piece, ids, ids[1:])).decode("utf-8", "replace")
-
-
-class RunC:
-    """Encoding and decoding as llama2.c does them: the best-scoring pair first, bytes for what no token spells."""
-
-    def __init__(self, path: Path) -> None:
-        self.tokens = [token for _, token in llama2c_records(path, path.read_bytes())]
-        self.scores = [score for score, _ in llama2c_records(path, path.read_bytes())]
-        self.ids = {token: i for i, token in enumerate(self.tokens)}
-
-    def encode(self, text: str) -> list[int]:
-        ids = [self.ids[b" "]] if text else []
-        for character in text:
-            # SentencePiece, unlike C, reads U+2581 as the space it stands for.
-            encoded = character.replace("\u2581", " ").encode()
-            ids += [self.ids[encoded]] if encoded in self.ids else [byte + 3 for byte in encoded]
-        while True:
-            best, at, token = -1e10, -1, -1
-            for i, (a, b) in enumerate(pairwise(ids)):
-                merged = self.ids.get(self.tokens[a] + self.tokens[b])
-                if merged is not None and self.scores[merged] > best:
-                    best, at, token = self.scores[merged], i, merged
-            if at < 0:
-                return [1, *ids]
-            ids[at : at + 2] = [token]
-
-    def piece(self, previous: int, token: int) -> bytes:
-        spelled = self.tokens[token]
-        if previous == 1:
-            spelled = spelled.removeprefix(b" ")
-        return bytes((int(spelled[3:5], 16),)) if spelled[:3] == b"<0x" else spelled
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["legacy", "not legacy"])
