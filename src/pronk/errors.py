@@ -64,6 +64,14 @@ class ContextOverflow(PronkError):
         )
 
 
+class NotEnoughMemory(PronkError):
+    """More memory is needed than there is; `problem` is the message without the way out."""
+
+    def __init__(self, problem: str, way_out: str) -> None:
+        self.problem = problem
+        super().__init__(f"{problem}; {way_out}")
+
+
 class ModelNotFound(PronkError):
     """A model name or path that leads to nothing."""
 

@@ -18,7 +18,8 @@ from click.testing import Result
 
 import pronk
 from pronk import checkpoint
-from pronk.measure import mixed
+from pronk.errors import NotEnoughMemory
+from pronk.measure import mixed, receipt
 
 Run = Callable[..., Result]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -252,5 +253,67 @@ def test_written_but_not_measured(run: Run, model: str, tmp_path: Path, monkeypa
     monkeypatch.setitem(vars(pronk), "load", load)
     result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8")
     assert result.exit_code == 1
-    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written, but its receipt is not: no engine\n"
+    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written and whole, but its receipt is not: no engine\n"
     assert (tmp_path / "m.gguf").exists()
+
+
+def test_interrupted_in_the_receipt(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DST stays, and that is said."""
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(receipt, "receipt", interrupted)
+    destination = str(tmp_path / "m.gguf")
+    result = run("quantize", model, destination, "--to", "q8")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert f"interrupted; {destination} is written and whole, without a receipt" in result.stderr
+    assert f"measure it with: pronk divergence {model} {destination}\n" in result.stderr
+    assert checkpoint.open(tmp_path / "m.gguf").quantization == "Q8_0 x 16"
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Models in these formats do not fit."""
+    load, formats = pronk.load, list[str]()
+
+    def loaded(*arguments: Any, **how: Any) -> Any:
+        if how.get("quantize") in formats:
+            raise NotEnoughMemory("it needs 99 GB of memory, and 8 GB are free", "pack it smaller (--quantize q4)")
+        return load(*arguments, **how)
+
+    monkeypatch.setitem(vars(pronk), "load", loaded)
+    return formats
+
+
+def test_a_source_that_does_not_fit_in_f32(run: Run, model: str, tmp_path: Path, short_of_memory: list[str]) -> None:
+    short_of_memory.append("f32")
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"mean KL divergence from {model} in bf16: " in result.stdout
+    again = run("quantize", model, str(tmp_path / "again.gguf"), "--to", "q8", "--json")
+    assert json.loads(again.stdout)["reference"] == "bf16"
+
+
+def test_a_source_that_does_not_fit_at_all(run: Run, model: str, tmp_path: Path, short_of_memory: list[str]) -> None:
+    """The way out is one that there is here."""
+    short_of_memory += ["f32", "bf16"]
+    destination = tmp_path / "m.gguf"
+    result = run("quantize", model, str(destination), "--max-kld", "0.1")
+    assert result.stderr == (
+        "pronk: it needs 99 GB of memory, and 8 GB are free; a budget is measured from SRC in f32: choose a smaller "
+        "model, or name a format, as --to q4\n"
+    )
+    assert not destination.exists()
+    result = run("quantize", model, str(destination), "--to", "q8")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.endswith("8 GB are free; compare the two on a larger machine, with pronk divergence\n")
+    assert "is written and whole, but its receipt is not" in result.stderr
+    assert checkpoint.open(destination).quantization == "Q8_0 x 16"
+
+
+def test_what_is_no_smaller_is_told(run: Run, model: str, tmp_path: Path) -> None:
+    small, again = tmp_path / "small.gguf", tmp_path / "again.gguf"
+    assert "no smaller" not in run("quantize", model, str(small), "--to", "q4").stderr
+    result = run("quantize", str(small), str(again), "--to", "q8")
+    assert result.stderr == f"{again} is no smaller than {small}, which is quantized already (Q4_1 x 14, Q8_0 x 2)\n"

@@ -245,12 +245,13 @@ def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkey
         assert [yardstick.divergence(other) for other in others] == expected
 
 
-def test_a_yardstick_lets_the_reference_go() -> None:
+def test_a_yardstick_lets_the_reference_go_before_there_is_another_model() -> None:
     model = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1))
-    yardstick, own = Yardstick(model, IDS, ctx=128), weakref.ref(model.backend)
-    other = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1))
+    own, told = weakref.ref(model.backend), list[tuple[str, int, int]]()
+    yardstick = Yardstick(model, IDS, ctx=128, count=2, progress=lambda *t: told.append(t))
     del model
-    assert own() is not None
-    yardstick.divergence(other)
     gc.collect()
     assert own() is None
+    assert told[-1] == ("reading", 2 * 127, 2 * 127)
+    other = LLM("tiny", CHECKPOINT, None, CpuBackend.from_checkpoint(CHECKPOINT, threads=1))
+    assert yardstick.divergence(other)["mean"] == 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
+
+from pronk.errors import NotEnoughMemory, PronkError
 
 
 class Failure(click.ClickException):
@@ -34,3 +38,12 @@ class Misuse(Failure):
     def show(self, file: Any = None) -> None:
         super().show(file)
         click.echo(f"Try '{self.where} --help'.", err=True)
+
+
+@contextmanager
+def short_of_memory(way_out: str) -> Iterator[None]:
+    """A way out that the verb has, where the engine's is an option of others."""
+    try:
+        yield
+    except NotEnoughMemory as error:
+        raise PronkError(f"{error.problem}; {way_out}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ import click
 
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, save, tokenizer_for
+from pronk.cli.failures import short_of_memory
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.write import Format
+    from pronk.llm import LLM
 
 # How each scheme is saved; None is either, as DST is named.
 SCHEMES: dict[str, Format | None] = {
@@ -25,8 +28,9 @@ SCHEMES: dict[str, Format | None] = {
     "bf16": None,
     "f16": None,
 }
-_CTX, _WINDOWS = 256, 4  # of the text that the receipt is made from
 _SHORTEST = 16  # tokens
+_COMPARE_ELSEWHERE = "compare the two on a larger machine, with pronk divergence"
+_NO_BUDGET = "a budget is measured from SRC in f32: choose a smaller model, or name a format, as --to q4"
 
 
 @options.verb(
@@ -42,7 +46,8 @@ precision as GGUF files (Q8_0, Q4_1): DST ends in .gguf. bf16 and f16 are either
 --max-kld measures what 8 and 4 bits do to each part of the model, and gives each as few as the budget
 of KL divergence (in nats, from f32) allows.
 
-The receipt: how far DST's predictions lie from SRC's in f32, on the text."""
+The receipt: how far DST's predictions lie from SRC's in f32 (in 16 bits where f32 does not fit into
+memory), on the text."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -106,7 +111,14 @@ def command(
     try:
         receipt = _receipt(src, dst, checkpoint, ids, loading)
     except PronkError as error:
-        raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
+        raise PronkError(f"{dst} is written and whole, but its receipt is not: {error}") from error
+    except KeyboardInterrupt:
+        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: "
+                     + shlex.join(["pronk", "divergence", src, dst]))  # fmt: skip
+        raise
+    size = receipt["bytes"]
+    if checkpoint.quantization and size["after"] >= size["before"]:
+        console.note(f"{dst} is no smaller than {src}, which is quantized already ({checkpoint.quantization})")
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     if as_json:
         console.write_json(receipt)
@@ -134,7 +146,7 @@ def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[st
         raise NoTokenizer(
             f"{src} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE"
         )
-    with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
+    with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance, short_of_memory(_NO_BUDGET):
         return choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading).as_dict()
 
 
@@ -154,32 +166,18 @@ def _receipt(
     src: str, dst: str, checkpoint: Checkpoint, ids: list[int] | None, loading: Mapping[str, Any]
 ) -> dict[str, Any]:
     import pronk
-    from pronk.measure.divergence import divergence
-    from pronk.measure.verify import sample_ids
+    from pronk.measure.receipt import receipt
 
-    with progress.shown("reading SRC") as advance:
-        before = pronk.load(src, **loading, quantize="f32", progress=advance)
-    with progress.shown("reading DST") as advance:
-        after = pronk.load(Path(dst), engine="cpu", progress=advance)
-    if ids is None:
-        ids = sample_ids(before, "")
-    ctx = min(_CTX, before.ctx_size, len(ids))
-    with progress.shown("measuring", unit=progress.of_tokens) as advance:
-        found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
-    written = after.checkpoint
-    kept = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
-    return {
-        "src": src,
-        "dst": dst,
-        "format": written.format,
-        "quantization": written.quantization,
-        "bytes": {name: _nbytes(c) for name, c in (("before", checkpoint), ("after", written))},
-        "divergence": {name: found[name] for name in kept},
-    }
+    def before(format: Any) -> LLM:
+        with progress.shown(f"reading SRC in {format}") as advance:
+            return pronk.load(src, **loading, engine="cpu", quantize=format, progress=advance)
 
+    def after() -> LLM:
+        with progress.shown("reading DST") as advance:
+            return pronk.load(Path(dst), engine="cpu", progress=advance)
 
-def _nbytes(checkpoint: Checkpoint) -> int:
-    return sum(file.stat().st_size for file in checkpoint.files)
+    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(_COMPARE_ELSEWHERE):
+        return {"src": src, "dst": dst, **receipt(checkpoint, before, after, ids, advance)}
 
 
 def _as_text(receipt: Mapping[str, Any]) -> str:
@@ -189,7 +187,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     lines = [
         f"{receipt['dst']}: {receipt['format']}{types}, {console.size(size['after'])}; "
         f"{receipt['src']} has {console.size(size['before'])}",
-        f"mean KL divergence from {receipt['src']} in f32: {found['mean']:.3g}"
+        f"mean KL divergence from {receipt['src']} in {receipt['reference']}: {found['mean']:.3g}"
         + ("" if error is None else f" ± {error:.2g}")
         + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",
     ]

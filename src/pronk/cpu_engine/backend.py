@@ -18,7 +18,7 @@ from pronk.cpu_engine import formats, memory, weights
 from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
-from pronk.errors import BadRequest, PronkError
+from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.int8 import Outliers
 from pronk.rope import cos_sin, inverse_frequencies
 
@@ -83,7 +83,7 @@ class CpuBackend:
         try:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
-            raise PronkError(f"{checkpoint.path}: memory ran out; {way_out}") from None
+            raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         return cls(model, checkpoint, ctx_size or checkpoint.config.max_position_embeddings, dtype, str(kv_dtype))
 
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pronk.errors import PronkError
+from pronk.errors import NotEnoughMemory
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def check(need: int, what: str, way_out: str) -> None:
-    """Raise PronkError where `need` bytes are more than are free."""
-    free = free_bytes()
+def check(need: int, what: str, way_out: str, free: int | None = None) -> None:
+    """Raise NotEnoughMemory where `need` bytes are more than are free: `free`, if it is known already."""
+    free = free_bytes() if free is None else free
     if free is not None and need > free:
-        raise PronkError(f"{what} needs {_size(need)} of memory, and {_size(free)} are free; {way_out}")
+        raise NotEnoughMemory(f"{what} needs {_size(need)} of memory, and {_size(free)} are free", way_out)
 
 
 def free_bytes() -> int | None:
     """What the system and this process's cgroup (version 2) still give; None where neither tells: outside of Linux."""
     found = [free for free in (_system(), _cgroup()) if free is not None]
     return min(found, default=None)
+
+
+def held() -> int | None:
+    """What this process holds now (VmRSS); None where the system does not say."""
+    line = next((line for line in _read(Path("/proc/self/status")).splitlines() if line.startswith("VmRSS:")), None)
+    return int(line.split()[1]) * 1024 if line else None
 
 
 def _system() -> int | None:

@@ -1,11 +1,13 @@
 """Replay: the logits that a backend gave once, given again; Yardstick: a reference that many models are held against.
 
-Mixed precision and sweeps measure dozens of models against one. Its logits are computed once and kept, which for few
-windows is less than the model itself; that is let go. Of many windows they are computed each time.
+Mixed precision and sweeps measure dozens of models against one. Its logits are computed once, before there is another
+model in memory, and kept, which for few windows is less than the model itself; that is let go. Of many windows they are
+computed each time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from pronk.engine.batch import Batch
 from pronk.llm import LLM
 from pronk.measure.divergence import divergence
-from pronk.measure.windows import windows
+from pronk.measure.windows import Reader, begins_with, watched, windows
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
     from pronk.engine.backend import Backend, KVStorage
 
 
@@ -27,17 +30,33 @@ KEPT = 1 << 29  # bytes of logits, at most
 class Yardstick:
     """Divergence from `reference` on a text, in windows of `ctx` tokens (`count`: of that many)."""
 
-    def __init__(self, reference: LLM, ids: Sequence[int], ctx: int, count: int | None = None) -> None:
+    def __init__(
+        self,
+        reference: LLM,
+        ids: Sequence[int],
+        ctx: int,
+        count: int | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """`progress`: of reading the text, which may be done here or, with each model, later."""
         self._ids, self._ctx, self._count = ids, ctx, count
-        rows = sum(len(window.targets) for window in windows(ids, ctx, count=count))
+        texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+        rows = sum(len(window.targets) for window in texts)
         self._replay = Replay(reference.backend) if 4 * rows * reference.config.vocab_size <= KEPT else None
+        if self._replay:
+            reader = Reader(self._replay, max(len(window.ids) for window in texts))
+            for window in watched(texts, progress):
+                deque(reader.read(window), maxlen=0)
+            del reader
+            self._replay.rewind()
         tokenizer = reference.tokenizer if reference.has_tokenizer else None
         backend = self._replay or reference.backend
         self._reference = LLM(reference.name, reference.checkpoint, tokenizer, backend, prefix_cache=0)
 
-    def divergence(self, llm: LLM) -> dict[str, Any]:
+    def divergence(self, llm: LLM, progress: Progress | None = None) -> dict[str, Any]:
         """See pronk.measure.divergence."""
-        found = divergence(self._reference, llm, self._ids, ctx=self._ctx, count=self._count)
+        found = divergence(self._reference, llm, self._ids, ctx=self._ctx, count=self._count, progress=progress)
         if self._replay:
             self._replay.rewind()
         return found
