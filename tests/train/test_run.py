@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from formats import save_huggingface
+from tiny import random_weights
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -223,8 +225,43 @@ def test_data_that_changed_under_its_name(model: Path, data: Path, tmp_path: Pat
     """One letter: as many records, as many tokens."""
     make(settings(model, data), tmp_path / "run").train(stop=lambda: True)
     data.write_text(data.read_text().replace("3 plus 4 is", "3 plus 5 is"))
-    with pytest.raises(BadRequest, match="was made with the SHA-256 of its examples="):
+    with pytest.raises(BadRequest, match="was made with other examples: what their name stands for has changed"):
         make(settings(model, data), tmp_path / "run").resume()
+
+
+def test_weights_that_changed_under_their_name(data: Path, tmp_path: Path) -> None:
+    """A tenth of a thousandth, in one tensor: the file has the same size, and may have the same date."""
+    model = save_tiny_chat_model(tmp_path / "model")
+    make(settings(model, data), tmp_path / "run").train(stop=lambda: True)
+    make(settings(model, data), tmp_path / "run").resume()
+    config = checkpoint.open(model).config
+    weights = random_weights(config)
+    weights["model.layers.1.mlp.up_proj.weight"] *= np.float32(1.0001)
+    save_huggingface(model, config, weights)
+    with pytest.raises(BadRequest, match="was made with other weights: what their name stands for has changed"):
+        make(settings(model, data), tmp_path / "run").resume()
+
+
+@pytest.mark.parametrize("format", ["llm-int8", "q4"])
+def test_beside_codes_resumed_is_uninterrupted(model: Path, data: Path, tmp_path: Path, format: str) -> None:
+    chosen = settings(model, data, quantize=format, recompute=1)
+    whole = make(chosen, tmp_path / "whole")
+    whole.train()
+    first = make(chosen, tmp_path / "parts")
+    first.train(stop=lambda: first.loop.position.step == 4)
+    again = make(chosen, tmp_path / "parts")
+    again.resume()
+    again.train()
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+    assert all(torch.equal(p, trained_of(whole)[name]) for name, p in trained_of(again).items())
+    floats = make(settings(model, data), tmp_path / "floats")
+    floats.train()
+    assert timeless(tmp_path / "floats") != timeless(tmp_path / "whole")  # 4 bits are not 32
+
+
+def test_all_weights_are_floats(model: Path, data: Path) -> None:
+    with pytest.raises(BadRequest, match="q4 is for weights that are frozen"):
+        settings(model, data, lora=None, quantize="q4")
 
 
 def test_nothing_to_resume(model: Path, data: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pronk.checkpoint import write
+from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.cpu_engine import memory
 from pronk.errors import BadRequest, PronkError, os_problem
@@ -33,6 +34,7 @@ from pronk.train.objective import Imitation
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
+from pronk.train.state import DIGEST
 
 
 class Run:
@@ -93,6 +95,7 @@ class Run:
             group=group,
         )
         self.resumed_from: Path | None = None
+        self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
         # One process can switch LoRA off at any time; several must not do so at different times.
         if isinstance(objective, Preferences) and (group.size > 1 or not settings.lora):
             with self.loop.autocast():
@@ -192,6 +195,7 @@ class Run:
     def _note(self, line: dict[str, Any]) -> None:
         if self.group.first:
             write_metrics(self.folder, line)
+            self.listener(line)
 
     def _evaluate(
         self, evaluated: Callable[[int, Evaluation], None] | None, looking: Callable[[int, int], None] | None
@@ -207,12 +211,17 @@ class Run:
             evaluated(step, found)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """The settings, and what the data came to: a file may have changed under its name."""
-        digest = hashlib.sha256()
+        """The settings, and what data and weights came to: a file may have changed under its name."""
+        found = hashlib.sha256()
         for part in (self.data.train, self.data.held_out):
             for text in (answer for example in part for answer in example.answers.values()):
-                digest.update(b"%d " % len(text) + text.ids.tobytes() + text.learned.tobytes())
-        return {**asdict(self.settings), "the SHA-256 of its examples": digest.hexdigest()[:16]}
+                found.update(b"%d " % len(text) + text.ids.tobytes() + text.learned.tobytes())
+        examples = found.hexdigest()[:16]
+        return {**asdict(self.settings), f"{DIGEST}examples": examples, f"{DIGEST}weights": self._origin}
+
+    @cached_property
+    def _origin(self) -> str:
+        return digest(self.checkpoint)
 
 
 def _least_memory(checkpoint: Checkpoint, settings: Settings) -> int:

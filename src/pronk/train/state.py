@@ -34,6 +34,7 @@ from pronk.train.state_reader import Reader
 
 _NAME = re.compile(r"step-(\d{6,})")
 _POSITION = "position.json"
+DIGEST = "the SHA-256 of its "  # a setting whose name begins so stands for what a file holds
 _TRAINED, _OPTIMIZER, _RANDOM = "trained.", "optimizer.", "random."  # how names of tensors begin
 _PADDING = 256  # numbers that an optimizer's state may have more of than its parameter
 
@@ -92,8 +93,13 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
     before = raw.get("settings")
     if not isinstance(before, dict):
         raise BadFile(checkpoint / _POSITION, "required and absent", field="settings")
-    for key in before.keys() | settings.keys():
+    for key in sorted(before.keys() | settings.keys()):
         if (old := before.get(key)) != (new := json.loads(json.dumps(settings.get(key)))):
+            if key.startswith(DIGEST):
+                raise BadRequest(
+                    f"{checkpoint} was made with other {key.removeprefix(DIGEST)}: what their name stands for has "
+                    "changed since; bring it back, or begin in another folder"
+                )
             raise BadRequest(
                 f"{checkpoint} was made with {key}={old!r}, and now it is {new!r}; resume with the same, or begin in "
                 "another folder"

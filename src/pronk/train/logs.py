@@ -1,0 +1,137 @@
+"""A run's metrics to TensorBoard or Weights & Biases as they come, besides metrics.jsonl, which has them all.
+
+Names are those of transformers' Trainer (train/loss, train/learning_rate, eval/loss), so that runs of both can be laid
+over each other. A log that fails is told of once and left out from then on; it never ends a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from pronk.errors import PronkError, one_line
+
+_NAMES = {"rate": "learning_rate"}
+_HELD_OUT = "held_out_"
+
+
+class Log(Protocol):
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run's folder, under tensorboard/."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], after: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Steps after the checkpoint that a run goes on from come again: those there are not to be shown.
+        purge = after + 1 if after else None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)  # type: ignore[no-untyped-call]
+        if not after:
+            self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
+            self._writer.add_scalar(name, number, step)  # type: ignore[no-untyped-call]
+        self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class WeightsAndBiases:
+    """One run there for the run here, however often it is resumed. Its project and mode are those of its environment
+    variables (WANDB_PROJECT, WANDB_MODE=offline, ...); the project is "pronk" where none is named."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], after: int) -> None:
+        import os
+
+        wandb = import_module("wandb")
+        known = folder / "wandb" / "id"
+        known.parent.mkdir(exist_ok=True)
+        if not known.exists():
+            known.write_text(uuid4().hex[:12], encoding="utf-8")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "pronk"),
+            dir=str(folder),
+            name=folder.resolve().name,
+            id=known.read_text(encoding="utf-8"),
+            resume="allow",
+            config=dict(settings),
+        )
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_KINDS: dict[str, tuple[Callable[[Path, Mapping[str, Any], int], Log], str, str]] = {
+    "tensorboard": (TensorBoard, "torch.utils.tensorboard", "SummaryWriter"),
+    "wandb": (WeightsAndBiases, "wandb", "init"),
+}
+
+
+def check(kinds: Sequence[str]) -> None:
+    """Raise PronkError where what a kind takes is not installed."""
+    for kind in kinds:
+        _, module, what = _KINDS[kind]
+        try:
+            getattr(import_module(module), what)
+        except (ImportError, AttributeError):  # a folder named like a library can be imported, too
+            raise PronkError(f"--log-to {kind} needs {kind}; install it with: pip install {kind}") from None
+
+
+class Logs:
+    """All that a run logs to, each opened by the first line. `after`: the step that it goes on from, or 0."""
+
+    def __init__(
+        self, kinds: Sequence[str], folder: Path, settings: Mapping[str, Any], after: int, warn: Callable[[str], None]
+    ) -> None:
+        self._waiting, self._open = list(dict.fromkeys(kinds)), dict[str, Log]()
+        self._of, self._warn = (folder, settings, after), warn
+
+    def __call__(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+        for kind in self._waiting:
+            with_it = self._attempt(kind, lambda kind=kind: _KINDS[kind][0](*self._of))  # type: ignore[misc]
+            if with_it is not None:
+                self._open[kind] = with_it
+        self._waiting = []
+        numbers = dict(named(line))
+        for kind, log in list(self._open.items()):
+            self._attempt(kind, lambda log=log: log.write(line["step"], numbers))  # type: ignore[misc]
+
+    def close(self) -> None:
+        for kind, log in list(self._open.items()):
+            self._attempt(kind, log.close)
+        self._open = {}
+
+    def _attempt(self, kind: str, what: Callable[[], Any]) -> Any:
+        try:
+            return what()
+        except Exception as error:  # whatever is the matter with it, training is not
+            self._open.pop(kind, None)
+            problem = one_line(f"{type(error).__name__}: {error}", 300)
+            self._warn(f"{kind} failed, and the run goes on without it ({problem})")
+            return None
+
+
+def named(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of a line of metrics by the names they have in a log."""
+    if "tokens" in line and line.get("seconds"):
+        yield "train/tokens_per_second", line["tokens"] / line["seconds"]
+    for name, number in line.items():
+        if name == "step" or isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        held_out = name.startswith(_HELD_OUT)
+        name = name.removeprefix(_HELD_OUT)
+        yield f"{'eval' if held_out else 'train'}/{_NAMES.get(name, name)}", number
