@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -292,6 +293,24 @@ def test_beside_weights_in_codes(finetune: Run, tmp_path: Path, format: str) -> 
     resumed = finetune("--quantize", "f32", "--resume", "--max-steps=2")
     assert resumed.exit_code == 1
     assert f"quantize={format!r}, and now it is 'f32'" in resumed.stderr
+
+
+def test_a_log_that_fails_ends_no_run(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = ModuleType("wandb")
+    wandb.init = lambda **_: 1 / 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    result = finetune("--report-to", "wandb", "--max-steps=2")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("wandb failed, and the run goes on without it (ZeroDivisionError") == 1
+    assert (tmp_path / "out" / adapter.WEIGHTS).exists()
+
+
+def test_a_log_that_is_not_installed(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    result = finetune("--log-to", "wandb")
+    assert result.exit_code == 1
+    assert "--log-to wandb needs wandb; install it with: pip install wandb" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_folder_named(run: Run, model: str, data: str) -> None:

@@ -18,7 +18,7 @@ from pronk.train.logs import Logs, check, named
 SETTINGS = {"model": "tiny", "lora": {"rank": 4}}
 LINES: list[dict[str, Any]] = [
     {"step": 0, "held_out_loss": 3.0},
-    {"step": 1, "epoch": 0.5, "loss": 2.0, "rate": 1e-3, "grad_norm": 0.5, "tokens": 100, "targets": 40, "seconds": 2.0},
+    {"step": 1, "epoch": 0.5, "loss": 2.0, "rate": 1e-3, "grad_norm": 0.5, "tokens": 99, "targets": 40, "seconds": 2.0},
     {"step": 2, "epoch": 1.0, "loss": 1.5, "rate": 5e-4, "grad_norm": 0.4, "tokens": 80, "targets": 30, "seconds": 1.0},
     {"step": 2, "held_out_loss": 2.5, "held_out_accuracy": 0.75},
 ]
@@ -31,12 +31,12 @@ def quiet(problem: str) -> None:
 def test_names_are_those_of_the_trainer() -> None:
     assert dict(named(LINES[3])) == {"eval/loss": 2.5, "eval/accuracy": 0.75}
     assert dict(named(LINES[1])) == {
-        "train/tokens_per_second": 50.0,
+        "train/tokens_per_second": 49.5,
         "train/epoch": 0.5,
         "train/loss": 2.0,
         "train/learning_rate": 1e-3,
         "train/grad_norm": 0.5,
-        "train/tokens": 100,
+        "train/tokens": 99,
         "train/targets": 40,
         "train/seconds": 2.0,
     }
@@ -64,7 +64,7 @@ def test_tensorboard_reads_what_was_told(tmp_path: Path) -> None:
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()  # type: ignore[no-untyped-call]
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 2.0), (2, 1.25)]
     assert [(event.step, event.value) for event in found.Scalars("eval/loss")] == [(0, 3.0), (2, 2.5)]
-    assert found.Scalars("train/tokens_per_second")[0].value == 50
+    assert found.Scalars("train/tokens_per_second")[0].value == 49.5
     (text,) = found.Tensors("settings/text_summary")
     assert json.dumps(SETTINGS["lora"], indent=2)[:3] in text.tensor_proto.string_val[0].decode()
 

@@ -85,6 +85,7 @@ def command(
     threads: int | None,
     resume: bool,
     samples: int,
+    log_to: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -109,7 +110,7 @@ def command(
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": device, "threads": threads}
         run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, **how)
-        training.to_its_end(run, resume=resume)
+        training.to_its_end(run, resume=resume, log_to=log_to)
         report = training_report.of(run) | {"out": str(folder), "model_folder": str(folder / MODEL)}
         parameters = sum(parameter.numel() for parameter in run.model.parameters())
         del run  # what it kept best is read back, not what it ended with

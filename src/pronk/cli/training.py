@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,7 @@ def perform(
     resume: bool,
     show_batch: bool,
     samples: int,
+    log_to: tuple[str, ...],
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
@@ -63,7 +65,7 @@ def perform(
         loading: dict[str, Any] = {"device": device, "threads": threads}
         before = _samples(settings.model, prompts, tokenizer=tokenizer, **loading)
         run = _make(checkpoint, data, settings, folder, threads, device)
-        to_its_end(run, resume=resume)
+        to_its_end(run, resume=resume, log_to=log_to)
         report = training_report.of(run)
         if (losses := report["held_out_loss"]) and losses["kept"] >= losses["first"]:
             console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
@@ -146,11 +148,14 @@ def _note_losses(data: Data) -> None:
         console.note("nothing is held out: whether it learns more than the data by heart will not be known")
 
 
-def to_its_end(run: Run, *, resume: bool) -> None:
+def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:
     """Or to where it is told to stop: then it is saved, and the program exits with the code that says why."""
+    from pronk.train.logs import Logs
+
     if resume:
         run.resume()
-    with _stopping() as stop:
+    logs = Logs(log_to, run.folder, asdict(run.settings), run.loop.position.step, console.note)
+    with closing(logs) as run.listener, _stopping() as stop:
         if training_progress.train(run, stop):
             return
     console.note(

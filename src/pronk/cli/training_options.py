@@ -34,6 +34,14 @@ def rate(usual: Rates) -> Callable[[F], F]:
     )  # fmt: skip
 
 
+def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    if names:  # an import that takes a moment
+        from pronk.train import logs
+
+        logs.check(names)
+    return names
+
+
 data = options.together(
     click.option("--data", required=True, type=options.NAME, metavar="FILE",
                  help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name)."),
@@ -112,10 +120,13 @@ course = options.together(
     click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out."),
     click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                  help="Held-out prompts to answer before and after."),
+    click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
+                 callback=_installed, metavar="LOG",
+                 help="Tell each step to tensorboard or wandb as well. Repeatable."),
 )  # fmt: skip
 
 # Of all these, what a run is not made of: how it is done and shown.
-HOW = ("out", "device", "threads", "resume", "show_batch", "samples", "tokenizer", "as_json")
+HOW = ("out", "device", "threads", "resume", "show_batch", "samples", "log_to", "tokenizer", "as_json")
 
 
 def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings, dict[str, Any]]:
