@@ -135,7 +135,6 @@ class Loop:
             loss = cost / weight
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
-            0 #del cost, loss  # with which their graph goes: what it recomputed would lie beside the next micro-batch's
             seen.update(shown)
         total, seen = self._summed(total, seen)
         read = [i for indices in chosen for i in indices]
