@@ -9,15 +9,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pronk import _native
 from pronk.errors import BadRequest
 from pronk.int8 import SCHEMES, Outliers, activation_codes, int8_linear, weight_codes
-from pronk.quantize import quantize
+from pronk.quantize import INT8_THRESHOLD, quantize
 
 matrices = hnp.arrays(
     np.float32,
@@ -214,3 +216,15 @@ def test_the_examples_of_the_page_print_what_it_says() -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, names)
         assert printed.getvalue() == expected
+
+
+def test_the_threshold_that_help_and_kernels_name_is_the_one_that_is_used() -> None:
+    """--help is printed without importing numpy, and the kernels have a default of their own."""
+    from pronk.cli import options, outliers, quantize
+
+    said = f"default: {INT8_THRESHOLD:.1f}"
+    for command in (outliers.command, quantize.command, click.command()(options.loading_options(lambda: None))):
+        helps = [option.help or "" for option in command.params if isinstance(option, click.Option)]
+        assert any(said in one for one in helps)
+    for kernel in (_native.matmul, _native.Model.__init__):
+        assert f"int8_threshold: float = {INT8_THRESHOLD:.1f}," in kernel.__doc__

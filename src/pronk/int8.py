@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.errors import BadRequest
-from pronk.quantize import quantize
+from pronk.quantize import INT8_THRESHOLD, quantize
 
 Scheme = Literal["absmax", "absmax-row", "zeropoint", "int8", "llm-int8"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -43,7 +43,7 @@ class Outliers:
     hurt by those below: hence the second part.
     """
 
-    threshold: float = 6.0
+    threshold: float = INT8_THRESHOLD
     least: int = 8
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ def activation_codes(x: Floats, scheme: Scheme) -> Codes:
 
 
 def int8_linear(
-    x: Floats, w: NDArray[Any], scheme: Scheme, threshold: float = 6.0, outliers: int = 8
+    x: Floats, w: NDArray[Any], scheme: Scheme, threshold: float = INT8_THRESHOLD, outliers: int = 8
 ) -> NDArray[np.float64]:
     """y [T, N] = x [T, K] w[N, K]^T by a scheme: codes in float32, sums exact, scales applied in float64."""
     apart = Outliers(threshold, outliers).find(x) if scheme == "llm-int8" else np.zeros(x.shape, bool)

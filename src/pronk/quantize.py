@@ -18,6 +18,7 @@ from pronk.errors import BadRequest
 Format = Literal["int8", "q8", "q4"]
 Floats = NDArray[np.float32]
 
+INT8_THRESHOLD = 6.0  # of LLM.int8() (arXiv 2208.07339): activations over it are computed apart
 GROUP = 32  # weights along a row that share a scale in q8 and q4
 _SHRINK = np.array([0, -0.25, 0.35, 0.7], np.float32)  # steps cut from either end of q4's grid
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from pronk.checkpoint import int8_rows
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, Unsupported, short
+from pronk.quantize import INT8_THRESHOLD
 
 WAY_OUT = "use the weights that were not quantized, or a GGUF file"
 
@@ -160,7 +161,7 @@ def _bitsandbytes(keys: _Keys) -> Scheme:
         )
     if keys.of_type("llm_int8_has_fp16_weight", bool, False):
         keys.refuse("llm_int8_has_fp16_weight", True, "delete quantization_config, and load with --quantize llm-int8")
-    threshold = keys.take("llm_int8_threshold", 6.0)
+    threshold = keys.take("llm_int8_threshold", INT8_THRESHOLD)
     if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
         problem = f"must be a number, 0 or more, not {short(threshold)}"
         raise BadFile(keys.path, problem, field=f"{keys.field} llm_int8_threshold")

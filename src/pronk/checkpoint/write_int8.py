@@ -18,14 +18,12 @@ from pronk.checkpoint.int8_rows import Codes, Floats
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
 from pronk.checkpoint.writing import TensorStream, require_finite
 from pronk.errors import BadRequest
-from pronk.quantize import quantize
+from pronk.quantize import INT8_THRESHOLD, quantize
 
 # By the name of the format: the type of its tensors, and what stands beside X.weight, with type and shape by rows.
 DTYPES = {"int8": "INT8", "llm-int8": "LLM_INT8"}
 _COMPANIONS = {"INT8": {"weight_scale": "F32"}, "LLM_INT8": {"SCB": "F32", "weight_format": "U8"}}
 _PIECE = 1 << 18  # weights that are quantized at once
-
-DEFAULT_THRESHOLD = 6.0  # of LLM.int8() (arXiv 2208.07339)
 
 
 def assign(checkpoint: Checkpoint, format: str) -> dict[str, str]:
@@ -41,7 +39,7 @@ def assign(checkpoint: Checkpoint, format: str) -> dict[str, str]:
 def quantization_config(format: str, threshold: float | None) -> dict[str, Any]:
     """What config.json says of it. Raises BadRequest for a threshold that bitsandbytes means something else by."""
     if format == "llm-int8":
-        threshold = DEFAULT_THRESHOLD if threshold is None else float(threshold)
+        threshold = INT8_THRESHOLD if threshold is None else float(threshold)
         if not threshold > 0:
             raise BadRequest(
                 f"a threshold of {threshold:g} cannot be saved: to bitsandbytes 0 means none; give it when loading"

@@ -22,6 +22,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
 from pronk.int8 import Outliers
+from pronk.quantize import INT8_THRESHOLD
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
 
-THRESHOLD = 6.0
 LAYERS, POSITIONS = 0.25, 0.06  # what makes a column an outlier feature
 HIDDEN = ("qkv", "gate_up")
 _PIECE = 1 << 27  # bytes of activations that are looked at together
@@ -131,7 +131,7 @@ class Survey:
 
 
 def outliers(
-    llm: LLM, texts: Sequence[Sequence[int]], threshold: float = THRESHOLD, *, progress: Progress | None = None
+    llm: LLM, texts: Sequence[Sequence[int]], threshold: float = INT8_THRESHOLD, *, progress: Progress | None = None
 ) -> Survey:
     """Of `texts` of token ids, each read from its own beginning. Raises BadRequest where the engine shows no
     activations.
