@@ -61,7 +61,7 @@ def test_merged(
 def test_the_receipt_as_text(run: Run, model: str, folder: str, tmp_path: Path) -> None:
     lines = run("merge", model, folder, str(tmp_path / "m")).stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'm'}: huggingface (f32), ")
-    assert lines[1].startswith(f"mean KL divergence from {model} with {folder} applied: 0 ± 0; ")
+    assert lines[1].startswith(f"mean KL divergence from {model} in f32 with {folder} applied: 0 ± 0; ")
     assert lines[1].endswith("is the same in 100.0% of 508 predictions")
 
 

@@ -16,9 +16,9 @@ from pronk.errors import PronkError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.write import Format
-
-_CTX, _WINDOWS = 256, 4  # of the text that the receipt is made from
+    from pronk.llm import LLM
 
 
 @options.verb(
@@ -95,7 +95,7 @@ def command(
                     tokenizer_files=files,
                     progress=advance,
                 )
-            receipt = _receipt(base, adapter, made, text, loading)
+            receipt = _receipt(base, adapter, source, made, text, loading)
             receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}
             found = receipt["divergence"]["mean"]
             if max_kld is not None and not found <= max_kld:
@@ -111,26 +111,23 @@ def command(
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
 
-def _receipt(base: str, adapter: str, made: Path, text: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+def _receipt(
+    base: str, adapter: str, source: Checkpoint, made: Path, text: str, loading: Mapping[str, Any]
+) -> dict[str, Any]:
     import pronk
-    from pronk.measure.divergence import divergence
-    from pronk.measure.verify import sample_ids
+    from pronk.measure.receipt import receipt
 
-    with progress.shown("reading BASE") as advance:
-        before = pronk.load(base, **loading, adapter=adapter, engine="cpu", quantize="f32", progress=advance)
-    with progress.shown("reading DST") as advance:
-        after = pronk.load(made, engine="cpu", progress=advance)
-    ids = sample_ids(before, text)
-    ctx = min(_CTX, before.ctx_size, len(ids))
+    def before(format: Any) -> LLM:
+        with progress.shown(f"reading BASE in {format}") as advance:
+            return pronk.load(base, **loading, adapter=adapter, engine="cpu", quantize=format, progress=advance)
+
+    def after() -> LLM:
+        with progress.shown("reading DST") as advance:
+            return pronk.load(made, engine="cpu", progress=advance)
+
     with progress.shown("measuring", unit=progress.of_tokens) as advance:
-        found = divergence(before, after, ids, ctx=ctx, count=_WINDOWS, progress=advance)
-    kept = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
-    return {
-        "format": after.checkpoint.format,
-        "quantization": after.checkpoint.quantization,
-        "bytes": sum(path.stat().st_size for path in after.checkpoint.files),
-        "divergence": {name: found[name] for name in kept},
-    }
+        found = receipt(source, before, after, text, advance)
+    return {**found, "bytes": found["bytes"]["after"]}
 
 
 def _move(made: Path, destination: Path) -> None:
@@ -154,6 +151,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     types = receipt["quantization"] or receipt["dtype"]
     return (
         f"{receipt['dst']}: {receipt['format']} ({types}), {console.size(receipt['bytes'])}\n"
-        f"mean KL divergence from {receipt['base']} with {receipt['adapter']} applied: {found['mean']:.3g}{error}; "
+        f"mean KL divergence from {receipt['base']} in {receipt['reference']} with {receipt['adapter']} applied: "
+        f"{found['mean']:.3g}{error}; "
         f"the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions"
     )

@@ -26,10 +26,10 @@ def receipt(
     source: Checkpoint,
     load: Callable[[str], LLM],
     written: Callable[[], LLM],
-    ids: Sequence[int] | None,
+    text: str | Sequence[int] | None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`load`: the source with its weights in a format; `ids`: of the text, None where there is no tokenizer.
+    """`load`: the source with its weights in a format. `text`, or its token ids: None where there is no tokenizer.
 
     Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
     divergence. Raises NotEnoughMemory.
@@ -39,7 +39,7 @@ def receipt(
         before = load(reference)
     except NotEnoughMemory:
         before = load(reference := sixteen_bits(source))
-    ids = sample_ids(before, "") if ids is None else ids
+    ids = sample_ids(before, text or "") if text is None or isinstance(text, str) else text
     yardstick = Yardstick(before, ids, min(CTX, before.ctx_size, len(ids)), WINDOWS, progress=progress)
     del before
     after = written()
