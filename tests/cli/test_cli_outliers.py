@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import Result
 
+from pronk.cpu_engine import memory
 from pronk.measure import plot_style, sweep
 
 Run = Callable[..., Result]
@@ -107,6 +108,7 @@ def test_a_sweep_is_drawn(run: Run, model: str, text: str, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (("--sweep=6,x",), "is no list of thresholds, as in --sweep=0,3,6,inf"),
+        (("--threshold", "nan"), "'nan' is no number"),
         (("--sweep=3,-1",), "a threshold is a number from 0 on, or inf"),
         (("--sweep=nan",), "a threshold is a number from 0 on, or inf"),
         (("--sweep", "--threshold", "3"), "--threshold has no part in --sweep"),
@@ -132,6 +134,20 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     result = run("outliers", "no-such-model", "--plot", str(tmp_path / "map.png"))
     assert result.exit_code == 1
     assert result.stderr == "pronk: --plot needs matplotlib; install it with: pip install 'pronk[report]'\n"
+
+
+def test_where_memory_is_short_the_way_out_is_one_that_there_is(
+    run: Run, model: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
+    for arguments, way_out in (
+        ((), "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"),
+        (("--quantize", "auto"), "choose a smaller model"),
+        (("--sweep",), "a sweep is measured from f32: choose a smaller model"),
+    ):
+        result = run("outliers", model, "--text", text, *COMMON, *arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert result.stderr.endswith(f" of memory, and 0 MB are free; {way_out}\n")
 
 
 def test_a_text_shorter_than_a_window(run: Run, model: str, tmp_path: Path) -> None:

@@ -47,12 +47,16 @@ def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
 
 
 class Number(click.FloatRange):
-    """Within its bounds, and finite: click lets NaN pass any bound."""
+    """Within its bounds, and finite: click lets NaN pass any bound. `infinite`: infinity will do as well."""
+
+    def __init__(self, *bounds: float, infinite: bool = False, **more: Any) -> None:
+        super().__init__(*bounds, **more)
+        self.infinite = infinite
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
+        if math.isnan(number) or (math.isinf(number) and not self.infinite):
+            self.fail(f"{value!r} is no {'' if self.infinite else 'finite '}number", param, ctx)
         return number
 
 
@@ -66,6 +70,7 @@ class Name(click.types.StringParamType):
 
 
 NAME = Name()
+THRESHOLD = Number(min=0, infinite=True)  # of outliers: where it is infinite, there are none
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -133,7 +138,7 @@ _quantize_option = click.option(
     help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]",
 )  # fmt: skip
 _how = together(
-    click.option("--int8-threshold", type=click.FloatRange(min=0), metavar="X",
+    click.option("--int8-threshold", type=THRESHOLD, metavar="X",
                  help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
                  help="llm-int8: and of each token at least the N largest.  [default: 8]"),

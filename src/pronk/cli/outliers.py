@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
+from pronk.cli import console, options, outlier_tables, progress
+from pronk.cli.failures import short_of_memory
 from pronk.cli.perplexity import read_text, text_options
 from pronk.errors import PronkError
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from pronk.llm import LLM
 
-_INPUTS = ("qkv", "o", "gate_up", "down")
 _SUFFIXES = (".png", ".svg")
+_LESS = "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"
 
 
 def _thresholds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float] | None:
@@ -68,7 +69,7 @@ apart. An outlier feature, in the paper's words, is a dimension of the hidden st
 @options.model_argument
 @text_options(windows=8)
 @options.together(
-    click.option("--threshold", type=click.FloatRange(min=0), metavar="X",
+    click.option("--threshold", type=options.THRESHOLD, metavar="X",
                  help="Magnitude that makes an outlier.  [default: 6.0]"),
     click.option("--sweep", is_flag=False, flag_value="0,1,2,3,4,6,8,12,inf", callback=_thresholds, metavar="[X,Y,…]",
                  help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
@@ -77,7 +78,7 @@ apart. An outlier feature, in the paper's words, is a dimension of the hidden st
                  help="--sweep: time each threshold N times.  [default: 3]"),
     click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
                  help="Draw a heat map (layer x column), or the sweep: a .png or .svg file."),
-    click.option("--input", "fed", type=click.Choice(["hidden", *_INPUTS]),
+    click.option("--input", "fed", type=click.Choice(["hidden", *outlier_tables.INPUTS]),
                  help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]"),
     click.option("--quantize", type=click.Choice(["f32", "bf16", "f16", "auto"]),
                  help="What the weights are made; auto: as the file has them.  [default: f32]"),
@@ -116,15 +117,17 @@ def command(
     how = {"text": name, "ctx": ctx, "count": windows or None}
     if sweep is None:
         loading |= _made(loading["engine"], quantize or "f32")
-        result, figure = _survey(model, loading, text, how, 6.0 if threshold is None else threshold, fed or "hidden")
+        with short_of_memory(_LESS if quantize in (None, "f32") else "choose a smaller model"):
+            result, figure = _survey(model, loading, text, how, threshold, fed or "hidden")
     else:
-        result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
+        with short_of_memory("a sweep is measured from f32: choose a smaller model"):
+            result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
     if plot:
         _save(figure(), plot)
     if as_json:
         console.write_json(_with_infinity(result))
     else:
-        console.write((_survey_as_text if sweep is None else _sweep_as_text)(result) + "\n")
+        console.write((outlier_tables.survey if sweep is None else outlier_tables.sweep)(result) + "\n")
 
 
 def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
@@ -141,12 +144,14 @@ def _made(engine: str, quantize: str) -> dict[str, str]:
 
 
 def _survey(
-    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float, fed: str
+    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float | None, fed: str
 ) -> tuple[dict[str, Any], Any]:
     """What was found, and what draws it."""
     from pronk.measure.outliers import outliers
     from pronk.measure.windows import begins_with, windows
+    from pronk.quantize import INT8_THRESHOLD
 
+    threshold = INT8_THRESHOLD if threshold is None else threshold
     llm = options.load_model(model, dict.fromkeys(options.LOADING) | loading)
     read = windows(llm.tokenizer.encode(text), how["ctx"], count=how["count"], bos=begins_with(llm))
     with progress.shown(unit=progress.of_tokens) as advance:
@@ -217,88 +222,3 @@ def _with_infinity(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_infinity(item) for item in value]
     return "inf" if value == math.inf else value
-
-
-def _survey_as_text(found: Mapping[str, Any]) -> str:
-    rows: list[tuple[object, ...]] = [("layer", *(word for name in _INPUTS for word in (name, "")), "largest")]
-    layers = sorted({entry["layer"] for entry in found["inputs"] if entry["layer"] >= 0})
-    by_place = {(entry["layer"], entry["input"]): entry for entry in found["inputs"]}
-    for layer in layers:
-        entries = [by_place[layer, name] for name in _INPUTS]
-        cells = [word for entry in entries for word in _columns(entry)]
-        rows.append((layer, *cells, f"{max(entry['largest'] for entry in entries):.1f}"))
-    head = by_place[-1, "head"]
-    top: list[tuple[object, ...]] = [("layer", "input", "column", "tokens", "largest")]
-    top += [_column_row(column) for column in found["top"]]
-    return "\n".join(
-        [
-            f"{found['model']}: {found['engine']} engine in {found['dtype']}; {found['tokens']} tokens of "
-            f"{found['text']}, in {found['windows']} windows of {found['ctx']}",
-            f"over {found['threshold']:g}: {found['outliers']:,} of {found['activations']:,} activations of all layers "
-            f"({found['share_of_activations']:.3%}), in {found['columns']:,} columns",
-            "",
-            "columns that hold outliers, and the share of tokens that have any:",
-            console.table(rows, right=range(len(rows[0]))),
-            f"head: {' '.join(_columns(head))}, largest {head['largest']:.1f}",
-            "",
-            *(["the columns with the largest:", console.table(top, right=(0, 2, 3, 4)), ""] if found["top"] else []),
-            _features(found["features"]),
-        ]
-    )
-
-
-def _columns(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """How many of them hold outliers, and at how many tokens."""
-    return str(entry["columns"]), f"{entry['share_of_tokens']:.1%}" if entry["columns"] else ""
-
-
-def _column_row(column: Mapping[str, Any]) -> tuple[object, ...]:
-    layer = column["layer"] if column["layer"] >= 0 else ""
-    return layer, column["input"], column["column"], f"{column['share_of_tokens']:.1%}", f"{column['largest']:.1f}"
-
-
-def _features(features: Mapping[str, Any]) -> str:
-    rule = f"in {features['layers']:.0%} of the layers and at {features['positions']:.0%} of the positions at least"
-    if not features["columns"]:
-        return f"outlier features ({rule}): none"
-    rows: list[tuple[object, ...]] = [("column", "layers", "positions", "largest")]
-    rows += [
-        (one["column"], f"{one['layers']:.0%}", f"{one['positions']:.1%}", f"{one['largest']:.1f}")
-        for one in features["columns"]
-    ]
-    return f"outlier features ({rule}): {len(rows) - 1}\n{console.table(rows, right=range(4))}"
-
-
-def _sweep_as_text(found: Mapping[str, Any]) -> str:
-    rows: list[tuple[object, ...]] = [
-        ("computed in 32 bits", "mean KLD", "", "same top", "apart", "prefill tok/s", "decode tok/s")
-    ]
-    rows += [_point_row(f"over {point['threshold']:g}", point) for point in found["points"]]
-    own = found["default"]
-    rows.append(_point_row(f"over {own['threshold']:g}, and the {own['outliers']} largest", own))
-    return "\n".join(
-        [
-            f"{found['model']}: llm-int8 on the {found['engine']} engine against f32; {found['windows']} windows "
-            f"of {found['ctx']} tokens of {found['text']}, {found['rows']} predictions",
-            "",
-            console.table(rows, right=range(1, 7)),
-            "",
-            f"knee: {found['knee']:g}, the largest threshold that keeps nine tenths of what the best one gains in KLD "
-            "over the largest",
-            f"speeds: medians of {found['rounds']} rounds, a prompt of {found['prompt_tokens']} tokens and "
-            f"{found['new_tokens']} new ones; apart: share of the activations",
-        ]
-    )
-
-
-def _point_row(label: str, point: Mapping[str, Any]) -> tuple[object, ...]:
-    error = point["standard_error"]
-    return (
-        label,
-        f"{point['kld']:.3g}",
-        "" if error is None else f"± {error:.1g}",
-        f"{point['top1']:.1%}",
-        f"{point['share_of_activations']:.2%}",
-        f"{point['prefill_tok_s']['median']:.0f}",
-        f"{point['decode_tok_s']['median']:.1f}",
-    )

@@ -60,7 +60,7 @@ memory), on the text."""
 )
 @click.option(
     "--int8-threshold",
-    type=options.Number(min=0, min_open=True),
+    type=options.Number(min=0, min_open=True, infinite=True),
     metavar="X",
     help="llm-int8: activations over X are to be computed in 32 bits.  [default: 6.0, or SRC's own]",
 )
