@@ -61,7 +61,7 @@ def test_tensorboard_reads_what_was_told(tmp_path: Path) -> None:
     for line in LINES[2:]:
         again({**line, "loss": 1.25} if "loss" in line else line)
     again.close()
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()  # type: ignore[no-untyped-call]
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 2.0), (2, 1.25)]
     assert [(event.step, event.value) for event in found.Scalars("eval/loss")] == [(0, 3.0), (2, 2.5)]
     assert found.Scalars("train/tokens_per_second")[0].value == 49.5

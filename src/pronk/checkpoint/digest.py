@@ -11,8 +11,6 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pronk.errors import BadFile, os_problem
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ def digest(checkpoint: Checkpoint) -> str:
     for name, tensor in sorted(checkpoint.tensors.items()):
         found.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
         if not checkpoint.files:  # it lies in memory
-            found.update(np.ascontiguousarray(tensor.read()).view(np.uint8))
+            found.update(tensor.read().tobytes())
     pieces = max(_FEWEST, _PIECES // max(1, len(checkpoint.files)))
     for path in checkpoint.files:
         try:

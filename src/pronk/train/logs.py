@@ -33,17 +33,17 @@ class TensorBoard:
 
         # Steps after the checkpoint that a run goes on from come again: those there are not to be shown.
         purge = after + 1 if after else None
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
         if not after:
-            self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")  # type: ignore[no-untyped-call]
+            self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
-            self._writer.add_scalar(name, number, step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, number, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:
