@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, masks, progress, training_progress, training_report
+from pronk.cli import console, masks, processes, progress, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
 from pronk.errors import NoTokenizer, PronkError, one_line, short
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer import Tokenizer
     from pronk.train.data import Data
+    from pronk.train.distributed import Group
     from pronk.train.examples import Example
     from pronk.train.run import Run
     from pronk.train.settings import Settings
@@ -51,21 +53,25 @@ def perform(
     from pronk.train.folder import MODEL, claimed
 
     folder = None if show_batch else folder_of(out)
-    checkpoint = open_source(settings.model, tokenizer, None)
-    codec = tokenizer_of(checkpoint)
-    if codec is None:
-        raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
-    if folder is None:
-        masks.show(prepare(settings, codec, checkpoint.config.max_position_embeddings), settings, codec)
-        return
-    with claimed(folder, resume=resume), memory_suffices():
+    with processes.joined(device) as group, ExitStack() as held:
+        checkpoint = open_source(settings.model, tokenizer, None)
+        codec = tokenizer_of(checkpoint)
+        if codec is None:
+            raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
+        if folder is None:
+            masks.show(prepare(settings, codec, checkpoint.config.max_position_embeddings), settings, codec)
+            return
+        group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
+        held.enter_context(memory_suffices())
         data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
         _note_losses(data)
         prompts, answers = _prompts(data, codec, samples)
-        loading: dict[str, Any] = {"device": device, "threads": threads}
-        before = _samples(settings.model, prompts, tokenizer=tokenizer, **loading)
-        run = _make(checkpoint, data, settings, folder, threads, device)
+        loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
+        before = group.lead(lambda _: _samples(settings.model, prompts, tokenizer=tokenizer, **loading))
+        run = _make(checkpoint, data, settings, folder, threads, device, group)
         to_its_end(run, resume=resume, log_to=log_to)
+        if not group.first:
+            return
         report = training_report.of(run)
         if (losses := report["held_out_loss"]) and losses["kept"] >= losses["first"]:
             console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
@@ -74,11 +80,11 @@ def perform(
             after = _samples(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
         else:
             after = _samples(str(folder / MODEL), prompts, **loading)
-    report["samples"] = [
-        {"prompt": codec.decode(ids), "before": b, "after": a, **of_data}
-        for ids, b, a, of_data in zip(prompts, before, after, answers, strict=True)
-    ]
-    console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
+        report["samples"] = [
+            {"prompt": codec.decode(ids), "before": b, "after": a, **of_data}
+            for ids, b, a, of_data in zip(prompts, before or [], after, answers, strict=True)
+        ]
+        console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
 
 def folder_of(out: str | None) -> Path:
@@ -91,14 +97,20 @@ def folder_of(out: str | None) -> Path:
 
 
 def _make(
-    checkpoint: Checkpoint, data: Data, settings: Settings, folder: Path, threads: int | None, device: str | None
+    checkpoint: Checkpoint,
+    data: Data,
+    settings: Settings,
+    folder: Path,
+    threads: int | None,
+    device: str | None,
+    group: Group,
 ) -> Run:
     from pronk.train.run import Run
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with progress.shown("loading", patience=0) as advance, progress.shown("reference", _of_pairs) as ask:
         asking = partial(ask, "")
-        how = {"device": device, "threads": threads, "progress": advance, "asking": asking}
+        how = {"device": device, "threads": threads, "progress": advance, "asking": asking, "group": group}
         return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
 
 
@@ -162,7 +174,7 @@ def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:
         f"stopped after step {run.loop.position.step} of {run.loop.schedule.steps}, and saved; go on with the same "
         "command and --resume"
     )
-    raise click.exceptions.Exit(stop.code)
+    raise click.exceptions.Exit(stop.code or 128 + signal.SIGTERM)  # 0: it was another process that was told to
 
 
 class _Stop:
@@ -184,7 +196,7 @@ def _stopping() -> Iterator[_Stop]:
             os._exit(stop.code)
         stop.code = 128 + number
         with suppress(OSError):  # a stderr that is closed; and not by click, which may be at work just now
-            os.write(2, b"\nstopping after this step; once more stops at once\n")
+            os.write(sys.stderr.fileno(), b"\nstopping after this step; once more stops at once\n")
 
     before = {number: signal.signal(number, noted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

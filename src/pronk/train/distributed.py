@@ -32,6 +32,10 @@ class Lost(PronkError):
     """Another process is gone: what it died of it may have said, or not."""
 
 
+class SaidAlready(PronkError):
+    """What ended the run has been said by another process."""
+
+
 class Group:
     """One process, alone."""
 
@@ -152,9 +156,10 @@ def started() -> bool:
 
 @contextmanager
 def joined(device: str | None = None) -> Iterator[Group]:
-    """The group that torchrun made this process part of, or one of its own. Raises Lost where another one is gone.
+    """The group that torchrun made this process part of, or one of its own.
 
-    `device`: cpu or cuda, and which GPU is torchrun's to say; None: GPUs, where there are any.
+    Raises Lost where another process is gone. Whatever error it is that ends the run, one process alone raises that;
+    all others SaidAlready. `device`: cpu or cuda, and which GPU is torchrun's to say; None: GPUs, where there are any.
     """
     if not started():
         yield Group()
@@ -163,14 +168,25 @@ def joined(device: str | None = None) -> Iterator[Group]:
     if device != "cpu":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+    failed = False
     try:
         yield Processes(device)
-    except RuntimeError as error:
-        if isinstance(error, dist.DistError) or any(sign in str(error) for sign in _GLOO_LOST):
-            raise Lost(_LOST) from None
-        raise
+    except Exception as error:
+        problem = Lost(_LOST) if is_loss(error) else error
+        failed = isinstance(problem, PronkError)
+        if failed and not _says_it():
+            raise SaidAlready(str(problem)) from None
+        raise problem from None
     finally:
-        dist.destroy_process_group()
+        if not failed:  # or the others would hear of it, and torchrun end this one, before its line is said
+            dist.destroy_process_group()
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether it comes of another process that is gone."""
+    return isinstance(error, Lost | dist.DistError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GLOO_LOST)
+    )
 
 
 def _device(name: str | None) -> str:
@@ -186,10 +202,8 @@ def _device(name: str | None) -> str:
     return name if name == "cpu" else f"cuda:{local}"
 
 
-def says_it() -> bool:
-    """Whether no other process has said yet what this run ended with. Asked once, before the group is left."""
-    if not dist.is_initialized():
-        return True
+def _says_it() -> bool:
+    """Whether no other process has said yet what the run ended with."""
     try:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return bool(dist.distributed_c10d._get_default_store().add(f"pronk/said/{attempt}", 1) == 1)

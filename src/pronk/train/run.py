@@ -100,6 +100,7 @@ class Run:
         if isinstance(objective, Preferences) and (group.size > 1 or not settings.lora):
             with self.loop.autocast():
                 objective.reference.ask(self.model, [*data.train, *data.held_out], asking)  # type: ignore[list-item]
+            group.rest(self.model)
 
     @property
     def trained_share(self) -> float:
@@ -182,14 +183,16 @@ class Run:
     def _load(self, where: torch.device, progress: Progress | None) -> Llama:
         """What is trained, and what it is trained beside."""
         settings = self.settings
-        if self.group.size > 1:
-            if settings.quantize not in (None, "auto", "f32"):
-                raise BadRequest(f"{settings.quantize} codes are not cut among processes; leave quantize out")
+        tensors = self.checkpoint.tensors.values()
+        in_codes = settings.lora and any(codes.format_of(tensor, settings.quantize) for tensor in tensors)
+        if self.group.size > 1 and not in_codes:
             return sharding.load(self.checkpoint, self.group, settings.lora, settings.precision, progress)
         kept = frozen.linear(self.checkpoint, settings.quantize, where) if settings.lora else None
         model = load_model(self.checkpoint, where, torch.float32, progress=progress, linear=kept)
         if settings.lora:
             lora.add(model, settings.lora)
+        if self.group.size > 1:  # codes stay whole in every process
+            sharding.cut(model, self.group, settings.precision)
         return model
 
     def _note(self, line: dict[str, Any]) -> None:

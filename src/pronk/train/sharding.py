@@ -29,12 +29,11 @@ def load(
     LoRA's matrices are drawn whole by every process, from the same seed, so that they are what one process draws.
     """
     device = torch.device(group.device or "cpu")
-    mesh = init_device_mesh(device.type, (group.size,))
     with torch.device("meta"):
         model = Llama(checkpoint.config)
     if config:
         lora.add(model, config, device)
-    cut(model, mesh, precision)
+    mesh = cut(model, group, precision)
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for name, tensor in checkpoint.tensors.items():
         owner, _, leaf = name.rpartition(".")
@@ -49,12 +48,15 @@ def load(
     return model
 
 
-def cut(model: Llama, mesh: DeviceMesh, precision: str = "f32") -> None:
-    """In place. Blocks are gathered in the type they are computed in, so that no more than rows is kept in 32 bits.
+def cut(model: Llama, group: Group, precision: str = "f32") -> DeviceMesh:
+    """In place; buffers, such as codes, stay whole. The mesh is over the group.
+
+    Blocks are gathered in the type they are computed in, so that no more than rows is kept in 32 bits.
 
     Autocast alone would keep 16-bit copies of all weights from the forward to the backward pass. What it leaves in 32
     bits stays so, but for the blocks' norms, whose weights are rounded.
     """
+    mesh = init_device_mesh(torch.device(group.device or "cpu").type, (group.size,))
     kind = None if precision == "f32" else DTYPES[precision]
     for block in model.model.layers:
         policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -66,6 +68,7 @@ def cut(model: Llama, mesh: DeviceMesh, precision: str = "f32") -> None:
         if isinstance(module, FSDPModule):  # the loop divides by the step's weight; processes add
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    return mesh
 
 
 def _rows(whole: Tensor, mesh: DeviceMesh) -> DTensor:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.train.distributed import is_loss
 from pronk.train.loop import Loop, Position
 from pronk.train.state_reader import Reader
 
@@ -69,6 +70,8 @@ def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -
             save_shares(_tensors(loop), storage_writer=FileSystemWriter(partial), no_dist=loop.group.size == 1)
         loop.group.lead(finish)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch turns a full disk into one of the latter
+        if is_loss(_cause(error)):
+            raise
         raise PronkError(f"{destination}: the checkpoint cannot be written: {_problem(error)}") from None
     finally:
         if loop.group.first:
@@ -165,10 +168,14 @@ def _trained(loop: Loop) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in loop.model.named_parameters() if parameter.requires_grad}
 
 
+def _cause(error: BaseException) -> BaseException:
+    """Of a checkpoint's failure, what the first process met that met anything."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
 def _problem(error: BaseException) -> str:
-    """In one line; of a checkpoint's, what the first process met that met anything."""
-    if isinstance(error, CheckpointException):
-        error = next(iter(error.failures.values()))[0]
+    """In one line."""
+    error = _cause(error)
     if isinstance(error, OSError):
         return os_problem(error)
     return " ".join(str(error).split())[:200] or type(error).__name__
