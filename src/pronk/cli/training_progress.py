@@ -63,7 +63,7 @@ def _words(seen: Mapping[str, float]) -> str:
     """What preference tuning shows besides its loss."""
     if "rewards/accuracies" not in seen:
         return ""
-    return f", accuracy {seen['rewards/accuracies']:.0%}, margin {seen['rewards/margins']:.3f}"
+    return f", margin {seen['rewards/margins']:.3f} ({seen['rewards/accuracies']:.0%} right)"
 
 
 class _Rate:

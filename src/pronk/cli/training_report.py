@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ def of(run: Run) -> dict[str, Any]:
     held_out = [line for line in metrics if "held_out_loss" in line]
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
-    losses = [line["loss"] for line in steps]
     some = min(_STEPS, len(steps))
     curve = draw(run.folder)
     return {
@@ -36,19 +35,34 @@ def of(run: Run) -> dict[str, Any]:
         "steps": len(steps),
         "planned_steps": run.loop.schedule.steps,
         "epochs": steps[-1]["epoch"],
-        "loss": {"first": sum(losses[:some]) / some, "last": sum(losses[-some:]) / some, "steps": some},
+        "loss": {**_ends(steps, "loss", some), "steps": some},
         "held_out_loss": {
             "first": held_out[0]["held_out_loss"],
             "last": held_out[-1]["held_out_loss"],
             "kept": kept["held_out_loss"],
             "kept_step": kept["step"],
         } if kept else None,
+        **(_rewards(steps, kept, some) if run.settings.preference else {}),
         "seconds": seconds,
         "tokens": tokens,
         "tokens_a_second": tokens / seconds,
         "peak_bytes": peak_bytes(run),
         "curve": str(curve) if curve else None,
     }  # fmt: skip
+
+
+def _ends(steps: Sequence[Mapping[str, float]], name: str, some: int) -> dict[str, float]:
+    """Means of the first and of the last so many steps."""
+    values = [line[name] for line in steps]
+    return {"first": sum(values[:some]) / some, "last": sum(values[-some:]) / some}
+
+
+def _rewards(steps: Sequence[Mapping[str, float]], kept: Mapping[str, float] | None, some: int) -> dict[str, Any]:
+    names = {"margin": "rewards/margins", "accuracy": "rewards/accuracies"}
+    return {
+        "rewards": {word: _ends(steps, name, some) for word, name in names.items()},
+        "held_out_rewards": {word: kept[f"held_out_{name}"] for word, name in names.items()} if kept else None,
+    }
 
 
 def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> str:
@@ -67,6 +81,11 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
     if held_out:
         at = f"; kept: {held_out['kept']:.4f} of step {held_out['kept_step']}"
         rows.append(("held-out loss", f"{held_out['first']:.4f} at first, {held_out['last']:.4f} at last{at}"))
+    if rewards := report.get("rewards"):
+        ends = (_reward({word: found[end] for word, found in rewards.items()}) for end in ("first", "last"))
+        rows.append(("rewards", " and ".join(ends)))
+        if kept := report["held_out_rewards"]:
+            rows.append(("held-out rewards", f"{_reward(kept)}, of step {held_out['kept_step']}"))
     rows += [
         ("time", f"{report['seconds']:.0f} s of steps, {report['tokens_a_second']:.0f} tokens/s"),
         ("peak memory", console.size(report["peak_bytes"])),
@@ -77,3 +96,7 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
         lines += ["", sample["prompt"].strip()]
         lines += [f"  {name:<8} {' '.join(said.split())}" for name, said in sample.items() if name != "prompt"]
     return "\n".join(lines)
+
+
+def _reward(found: Mapping[str, float]) -> str:
+    return f"margin {found['margin']:.3f} ({found['accuracy']:.0%} right)"

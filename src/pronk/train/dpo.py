@@ -82,7 +82,7 @@ class Preferences:
     def __init__(self, settings: Preference) -> None:
         self.settings = settings
         self.reference = Reference()
-        self.slack = 20 * float(self._losses(torch.zeros(1, 2), (1, 1)))  # times what indifference costs
+        self.slack = 20 * float(losses(torch.zeros(1, 2), (1, 1), settings))  # times what indifference costs
 
     def work(self, examples: Sequence[Pair], device: torch.device) -> PairBatch:
         return PairBatch.of(examples, device)
@@ -91,19 +91,7 @@ class Preferences:
         reference = self.reference.of(model, work.pairs)
         likelihoods = _log_likelihoods(model, work)  # [P, 2]
         ratios = likelihoods - reference
-        return self._losses(ratios, work.lengths).sum(), self._seen(likelihoods.detach(), ratios.detach())
-
-    def _losses(self, ratios: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[P], of log p - log p_ref [P, 2] of the answers, and how many tokens they have."""
-        beta, smoothing = self.settings.beta, self.settings.label_smoothing
-        if self.settings.loss == "ipo":  # of means over tokens, or its target would depend on the answers' lengths
-            chosen, rejected = (ratios / ratios.new_tensor(lengths).view(-1, 2)).unbind(-1)
-            return (chosen - rejected - 1 / (2 * beta)).square()
-        chosen, rejected = ratios.unbind(-1)
-        margins = beta * (chosen - rejected)
-        if self.settings.loss == "hinge":
-            return F.relu(1 - margins)
-        return -(1 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)
+        return losses(ratios, work.lengths, self.settings).sum(), self._seen(likelihoods.detach(), ratios.detach())
 
     def _seen(self, likelihoods: Tensor, ratios: Tensor) -> dict[str, float]:
         """Sums, under TRL's names. Rewards that are equal, as all are before training, are half right."""
@@ -118,6 +106,19 @@ class Preferences:
             "logps/rejected": likelihoods[:, 1],
         }
         return dict(zip(sums, torch.stack(list(sums.values())).sum(-1).tolist(), strict=True))
+
+
+def losses(ratios: Tensor, lengths: Sequence[int], settings: Preference) -> Tensor:
+    """[P], of log p - log p_ref of both answers [P, 2], nats, and of how many tokens each has [2P]."""
+    beta, smoothing = settings.beta, settings.label_smoothing
+    if settings.loss == "ipo":  # of means over tokens, or its target would depend on the answers' lengths
+        chosen, rejected = (ratios / ratios.new_tensor(lengths).view(-1, 2)).unbind(-1)
+        return (chosen - rejected - 1 / (2 * beta)).square()
+    chosen, rejected = ratios.unbind(-1)
+    margins = beta * (chosen - rejected)
+    if settings.loss == "hinge":
+        return F.relu(1 - margins)
+    return -(1 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)
 
 
 @torch.no_grad()
