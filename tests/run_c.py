@@ -1,7 +1,7 @@
 """What llama2.c's run.c does, in numpy and float64: its files, its tokenizer, its forward pass and its greedy loop.
 
-Written from the program's own description of its format (version 0): 7 integers, then float32 tensors without names, and
-rotary pairs side by side. Nothing here is pronk's. test_llama2c_goldens.py holds it against what run.c itself printed.
+Written from its description of the format (version 0): 7 integers, then float32 tensors without names, rotary pairs
+side by side. Nothing here is pronk's. test_llama2c_goldens.py holds it against what run.c itself printed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sentencepiece
 
 from pronk.errors import BadRequest
 from pronk.tokenizer import spm_file
-from pronk.tokenizer.spm import SpmTokenizer
+from pronk.tokenizer.spm import SPACE, SpmTokenizer
 
 LEAST = 3 + 256  # tokens that are there before any text is read
 SEEN = 16 << 20  # characters that a vocabulary is learned from: of longer texts, stretches from all over
@@ -41,6 +41,7 @@ def train(texts: Sequence[str], size: int) -> SpmTokenizer:
             vocab_size=size,
             model_type="bpe",
             character_coverage=COVERED,
+            required_chars=SPACE,  # which every encoding begins with, in texts that have none, too
             byte_fallback=True,
             split_digits=True,  # as LLaMA: each digit is a token
             normalization_rule_name="identity",

@@ -1,0 +1,115 @@
+"""Documents: where a text is cut, what is held out, and that each token is learned once, beside its own text alone."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pronk.errors import BadFile, ModelNotFound, PronkError
+from pronk.tokenizer.spm import SpmTokenizer
+from pronk.train import documents, vocabulary
+
+TALES = "one one\ntwo\n<|endoftext|>\n\nthree <|endoftext|> three\n<|endoftext|>  \n<|endoftext|>\nfour"
+
+
+@pytest.fixture(scope="module")
+def codec() -> SpmTokenizer:
+    return vocabulary.train(["the theme of the other; then the theory"], 275)
+
+
+def written(tmp_path: Path, content: bytes | str, name: str = "text.txt") -> str:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+@pytest.mark.parametrize("text", [TALES, "\ufeff" + TALES, TALES.replace("\n", "\r\n")], ids=["plain", "BOM", "CRLF"])
+def test_lines_of_their_own_part_documents(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    assert documents.read(path) == ["one one\ntwo", "three <|endoftext|> three", "four"]
+    assert documents.read(path, "two") == ["one one", TALES.partition("two\n")[2]]
+
+
+def test_records_are_documents(tmp_path: Path) -> None:
+    path = written(tmp_path, "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b\nc")), "tales.jsonl")
+    assert documents.read(path) == ["a", "b\nc"]
+    path = written(tmp_path, '{"prompt": "a", "completion": "b"}\n', "tales.jsonl")
+    with pytest.raises(BadFile, match="line 1: is no text to learn from"):
+        documents.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no text"),
+        (b" \n\n", "holds no text"),
+        (b"<|endoftext|>\n", "holds no text"),
+        (b"a text\0", "byte 6: is no text"),
+        (b"\x7fELF\x02\x01\x01\x00", "byte 7: is no text"),
+        ("Größe".encode("latin-1"), r"not UTF-8 text \(byte 2\); convert it first"),
+    ],
+)
+def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(BadFile, match=message):
+        documents.read(written(tmp_path, content))
+
+
+def test_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelNotFound, match="no such file"):
+        documents.read(str(tmp_path / "text.txt"))
+    with pytest.raises(BadFile, match="cannot be read: Is a directory"):
+        documents.read(str(tmp_path))
+    path = written(tmp_path, "a" * 1000)
+    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 1000)
+    with pytest.raises(PronkError, match=r"training on it needs .* are free; take a part of the text"):
+        documents.read(path)
+
+
+def test_the_end_is_held_out() -> None:
+    """Of many documents whole ones, of few the last lines: and nothing is in both, or in neither."""
+    many = [f"tale {n}" * 5 for n in range(20)]
+    assert documents.held_out(many, 0.1) == (many[:18], many[18:])
+    book = ["a line\n" * 100, "last\n" * 20]
+    begin, end = documents.held_out(book, 0.25)
+    assert ("".join(begin + end), len(begin), len(end)) == ("".join(book), 1, 2)
+    assert begin[0].endswith("\n")
+    assert 0.2 < sum(map(len, end)) / sum(map(len, book)) <= 0.25
+    assert documents.held_out(book, 0.0) == (book, [])
+    assert documents.held_out(["one line"], 0.25) == (["one li"], ["ne"])
+
+
+@pytest.mark.parametrize("ctx_size", [4, 7, 1000])
+def test_each_token_is_learned_once_in_its_own_document(codec: SpmTokenizer, ctx_size: int) -> None:
+    texts = ["the theme of the theme\n\nof others", "then <s> and </s> are text", "x"]
+    found = documents.sequences(texts, codec, ctx_size, "tales.txt")
+    assert len(found.examples) == len(found.names) > 2
+    learned = [example.ids[example.learned].tolist() for example in found.examples]
+    of_texts = [[*codec.encode(text, bos=False, special=False), 1] for text in texts]
+    assert [*chain(*learned)] == [*chain(*of_texts)]
+    ends = [n for n, ids in enumerate(learned) if ids[-1] == 1]
+    assert len(ends) == len(texts)  # none goes on in the next: <s> as text is no end either
+    for example in found.examples:
+        assert example.ids[0] == 1
+        assert not example.learned[0]
+        assert 1 <= example.targets <= ctx_size
+    assert found.tokens == sum(map(len, of_texts))
+    assert found.nbytes == sum(len(text.encode()) for text in texts)
+    assert found.names[-1] == "tales.txt: document 3, from token 0 on"
+
+
+def test_long_documents_are_encoded_by_stretches(codec: SpmTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut after lines, or anywhere in longer ones; nothing gets lost."""
+    monkeypatch.setattr(documents, "_STRETCH", 16)
+    text = "the theme\nof the other\n" + "then" * 12
+    assert "".join(documents._stretches(text)) == text
+    assert list(documents._stretches(text))[:2] == ["the theme\n", "of the other\n"]
+    told: list[tuple[int, int]] = []
+    found = documents.sequences([text], codec, 1000, "t", lambda name, done, total: told.append((done, total)))
+    assert codec.decode(found.examples[0].ids.tolist()).replace(" ", "") == text.replace(" ", "")
+    assert told[-1] == (len(text), len(text))
+    assert len(told) == 5
+    assert found.examples[0].ids.dtype == np.int32
