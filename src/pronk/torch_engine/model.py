@@ -9,20 +9,25 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.config import ModelConfig
 from pronk.rope import cos_sin, inverse_frequencies
 from pronk.torch_engine.attention import attention
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.functions import linear, rms_norm, rotate, swiglu
 from pronk.torch_engine.kv import LayerKV, TorchKV
 
 AttentionMode = Literal["flash", "math"]
 
 
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
 class RMSNorm(nn.Module):
-    """arXiv 1910.07467; the mean square is taken in float32."""
+    """arXiv 1910.07467."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -30,9 +35,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x.float()
-        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * h.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Rope(nn.Module):
@@ -53,13 +56,6 @@ class Rope(nn.Module):
         return self.table[:, positions].unsqueeze(2)
 
 
-def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D/2) of x [T, heads, D] (half-split layout), in float32."""
-    cos, sin = rope
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, mode: AttentionMode) -> None:
         super().__init__()
@@ -69,10 +65,10 @@ class Attention(nn.Module):
             config.num_key_value_heads,
             config.head_dim,
         )
-        self.q_proj = nn.Linear(c, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(c, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(c, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, c, bias=bias)
+        self.q_proj = Linear(c, self.heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(c, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(c, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.heads * self.head_dim, c, bias=bias)
         self.mode = mode
 
     def forward(self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None) -> Tensor:
@@ -89,12 +85,12 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         c, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(c, f, bias=bias)
-        self.up_proj = nn.Linear(c, f, bias=bias)
-        self.down_proj = nn.Linear(f, c, bias=bias)
+        self.gate_proj = Linear(c, f, bias=bias)
+        self.up_proj = Linear(c, f, bias=bias)
+        self.down_proj = Linear(f, c, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(nn.Module):
@@ -131,7 +127,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:

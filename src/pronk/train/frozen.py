@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.torch_engine.functions import compute_type
 from pronk.train import codes
 from pronk.train.codes import Codes
-from pronk.train.objective import compute_type
 
 
 class FrozenLinear(nn.Module):

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
+from pronk.train.dropout import drop, without
 
 
 class LoraLinear(nn.Module):
@@ -29,28 +31,52 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))  # as PEFT has it
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]"""
         y: Tensor = self.base(x)
         if not self.enabled:
             return y
-        dropped = F.dropout(x, self.dropout, self.training)
-        thin = F.linear(
-            F.linear(dropped.to(self._type(x)), self.lora_A.to(self._type(x))), self.lora_B.to(self._type(x))
-        )
-        return y + thin.to(y.dtype) * self.scale
+        dropped = drop(x, self.dropout) if self.training and self.dropout else None
+        kept = 1 - self.dropout if dropped is not None else 1.0
+        return cast(Tensor, _Beside.apply(y, x, self.lora_A, self.lora_B, self.scale / kept, dropped))
 
     @property
     def size(self) -> tuple[int, int]:
         """N, K of the weight."""
         return len(self.lora_B), self.lora_A.shape[1]
 
-    def _type(self, x: Tensor) -> torch.dtype:
-        """What the thin products are computed in: autocast's type where it is on, else that of the matrices."""
-        autocasts = torch.is_autocast_enabled(x.device.type)
-        return torch.get_autocast_dtype(x.device.type) if autocasts else self.lora_A.dtype
-
     def delta(self) -> Tensor:
         """What is added to the weight, [N, K] float32."""
         return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
+
+
+class _Beside(torch.autograd.Function):
+    """y + scale * x A^T B^T, added in place to what the base made, x without what is dropped of it.
+
+    Kept for the gradient: x, which q, k and v have in common and so keep once, and x A^T, which is thin. x without
+    what is dropped is made again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float, dropped: Tensor | None) -> Tensor:
+        kind = y.dtype
+        thin = without(x.to(kind), dropped) @ a.to(kind).t()  # [T, rank]
+        ctx.save_for_backward(x, a, b, thin, dropped)
+        ctx.scale = scale
+        ctx.mark_dirty(y)
+        return y.addmm_(thin, b.to(kind).t(), alpha=scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, thin, dropped = ctx.saved_tensors
+        kind = grad.dtype
+        of_thin = (grad @ b.to(kind)).mul_(ctx.scale)  # [T, rank]
+        of_a = of_thin.t() @ without(x.to(kind), dropped)
+        of_b = (grad.t() @ thin).mul_(ctx.scale)
+        of_x = None
+        if ctx.needs_input_grad[1]:
+            of_x = without(of_thin @ a.to(kind), dropped).to(x.dtype)
+        return grad, of_x, of_a.to(a.dtype), of_b.to(b.dtype), None, None
 
 
 def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pronk.torch_engine.functions import product
+
 CHUNK_BYTES = 64 << 20  # of float32 logits at once
 
 
@@ -55,7 +57,7 @@ class _CrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         for at in range(0, len(hidden), rows):
             x, target = hidden[at : at + rows], targets[at : at + rows]
-            logits = (x @ head.T).float()  # [rows, V]
+            logits = product(x, head.T).float()  # [rows, V]
             normalizers = logits.logsumexp(-1)
             index = torch.arange(len(target), device=target.device)
             total += (normalizers - logits[index, target]).sum()
@@ -65,9 +67,9 @@ class _CrossEntropy(torch.autograd.Function):
             grad[index, target] -= 1
             grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[at : at + rows] = grad @ head
+                grad_hidden[at : at + rows] = product(grad, head)
             if grad_weight is not None:
-                grad_weight += (grad.T @ x).to(weight.dtype)
+                grad_weight += product(grad.T, x).to(weight.dtype)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train.batches import MicroBatch
 from pronk.train.examples import Example
@@ -51,9 +52,3 @@ class Imitation:
     def cost(self, model: Llama, work: MicroBatch) -> tuple[Tensor, Mapping[str, float]]:
         hidden = model.hidden(work.batch)
         return cross_entropy(hidden.to(compute_type(hidden)), model.lm_head.weight, work.targets), {}
-
-
-def compute_type(x: Tensor) -> torch.dtype:
-    """What products with x are computed in: autocast's type where it is on, else its own."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,0 +1,144 @@
+"""What a block is made of besides attention, as functions that keep little for their gradients.
+
+Left to itself autograd keeps every intermediate result: of RMSNorm three copies of its input, of SwiGLU five. Each
+function here is the plain formula, and where a gradient is wanted the same formula with a gradient written out by hand,
+which keeps what goes in and computes the rest again. Values are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def compute_type(x: Tensor) -> torch.dtype:
+    """What products with x are computed in: autocast's type where it is on, else its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias. x [T, K], weight [N, K] -> [T, N].
+
+    In float32 on CPUs it is oneDNN that multiplies: MKL, which torch would take, has less than half its speed on AMD's.
+    """
+    if not (x.dtype == weight.dtype == compute_type(x) == torch.float32 and _has_onednn(x)):
+        return F.linear(x, weight, bias)
+    return cast(Tensor, _Linear.apply(x, weight, bias)) if torch.is_grad_enabled() else _product(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # of a frozen weight x is not needed
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(grad, weight) if of_x else None,
+            product(grad.t().contiguous(), x) if of_weight else None,
+            grad.sum(0) if of_bias else None,
+        )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of two matrices, by the fastest way there is."""
+    return _product(a, b.t(), None) if a.dtype == b.dtype == torch.float32 and _has_onednn(a) else a @ b
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+
+
+def _has_onednn(x: Tensor) -> bool:
+    return x.device.type == "cpu" and _ONEDNN
+
+
+_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467); the mean square is in float32."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return cast(Tensor, _RMSNorm.apply(x, weight, eps))
+    return _normed(x, weight, eps)[0]
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    h = x.float()
+    scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)  # [T, 1]
+    return weight * (h * scale).to(x.dtype), scale
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out, scale = _normed(x, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return out.to(compute_type(x))  # products would cast it, each for itself
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        h = x.float() * scale  # what the weight was multiplied with
+        of_weight = (grad * h).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_h = grad * weight.float()
+        along = (of_h * h).mean(-1, keepdim=True)  # the part of the gradient that only changes the length of x
+        of_x = of_h.sub_(h.mul_(along)).mul_(scale).to(x.dtype) if ctx.needs_input_grad[0] else None
+        return of_x, of_weight, None
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (arXiv 2002.05202)."""
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        return cast(Tensor, _SwiGLU.apply(gate, up))
+    return F.silu(gate) * up
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of x [T, heads, D] (half-split layout), in float32. rope: cos, sin [2, T, 1, D/2]."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return cast(Tensor, _Rotate.apply(x, rope))
+    return _rotated(x, *rope)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """Its gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rope: Tensor) -> Tensor:
+        ctx.rope = rope
+        return _rotated(x, *rope)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        cos, sin = ctx.rope
+        return _rotated(grad, cos, -sin), None
