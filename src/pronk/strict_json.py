@@ -17,6 +17,17 @@ MAX_DEPTH = 32
 _LONGEST_NUMBER = 40  # characters; Python would take quadratic time over a long one
 
 
+def finite(value: Any) -> Any:
+    """For writing: what is no number in JSON (NaN, infinity) becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
 def read(path: Path) -> dict[str, Any]:
     """The object that the file holds. Raises BadFile."""
     if not path.is_file():

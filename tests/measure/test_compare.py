@@ -13,6 +13,7 @@ import tokenizers
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import compare, comparison, journal
 from pronk.measure.comparison import settle
@@ -275,8 +276,27 @@ def test_folders_that_cannot_be_written_to(request_: Request, tmp_path: Path) ->
     (tmp_path / journal.NAME).write_text("{}")
     with pytest.raises(BadRequest, match=r"report\.json exists; go on with it"):
         compare.begin(request_, tmp_path)
-    with pytest.raises(BadFile, match="is no report of this version"):
+    with pytest.raises(BadFile, match=r"is no report of this version .*; begin anew \(--overwrite\), or elsewhere"):
         compare.begin(request_, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda report: "{", "at byte 1: not JSON"),
+        (lambda report: json.dumps(report)[:-40], "not JSON"),
+        (lambda report: json.dumps({**report, "machine": 3}), "is damaged: report.machine is a int"),
+        (lambda report: json.dumps({**report, "settings": {**report["settings"], "asked": None}}), "asked"),
+        (lambda report: json.dumps({**report, "steps": {"perplexity q8": 1, "latency q8 1": {}}}), "steps: is damaged"),
+    ],
+)
+def test_a_damaged_report_says_how_to_go_on(
+    done: Done, tmp_path: Path, damage: Callable[[Any], str], says: str
+) -> None:
+    (tmp_path / journal.NAME).write_text(damage(done.report))
+    with pytest.raises(BadFile, match=says) as failure:
+        compare.begin(Request(), tmp_path, resume=True)
+    assert str(failure.value).endswith("; begin anew (--overwrite), or elsewhere (--out)")
 
 
 def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_path: Path, model: str) -> None:
@@ -304,7 +324,7 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
         for name in path[:-1]:
             place = place[name]
         place[path[-1]] = value
-        kept.path.write_text(json.dumps(journal.finite(report)))
+        kept.path.write_text(json.dumps(strict_json.finite(report)))
         with pytest.raises(BadRequest, match=f"was begun {says}"):
             compare.begin(Request(), tmp_path, resume=True)
 
@@ -347,4 +367,4 @@ def test_problems_are_found(request_: Request, tmp_path: Path) -> None:
 
 
 def test_no_number_is_null_in_json() -> None:
-    assert journal.finite({"a": [float("nan"), (1.5, float("inf"))]}) == {"a": [None, [1.5, None]]}
+    assert strict_json.finite({"a": [float("nan"), (1.5, float("inf"))]}) == {"a": [None, [1.5, None]]}

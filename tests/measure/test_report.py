@@ -322,22 +322,23 @@ def test_what_is_no_report_is_said_in_one_line(content: str | bytes | None, prob
     with pytest.raises(ValueError, match=problem) as failure:
         render(tmp_path)
     assert "\n" not in str(failure.value)
+    assert "pronk compare MODEL --out FOLDER" in str(failure.value)  # the way out
     assert [path.name for path in tmp_path.iterdir()] == ([] if content is None else ["report.json"])
 
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_the_verb(sample: Any, tmp_path: Path) -> None:
-    from pronk.cli.report import command
+    from pronk.cli import group
 
     (tmp_path / "report.json").write_text(json.dumps(sample), "utf-8")
-    run = CliRunner().invoke(command, [str(tmp_path)])
+    run = CliRunner().invoke(group, ["report", str(tmp_path)])
     assert run.exit_code == 0, run.output
     assert re.search(r"Each token, ms \(ITL p50\) +33.3 ", run.stdout)
     assert (tmp_path / "REPORT.md").exists()
     (tmp_path / "report.json").write_text("{", "utf-8")
-    from pronk.errors import PronkError
-
-    assert isinstance(CliRunner().invoke(command, [str(tmp_path)]).exception, PronkError)
+    run = CliRunner().invoke(group, ["report", str(tmp_path)])
+    assert (run.exit_code, run.stderr.count("\n")) == (1, 1)
+    assert run.stderr.startswith(f"pronk: {tmp_path / 'report.json'}: not JSON: ")
 
 
 # Verdicts

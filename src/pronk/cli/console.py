@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
 
 import click
+
+from pronk.strict_json import finite
 
 # A terminal obeys control characters; a model must not give it orders. Shown as the signs that Unicode has for them.
 _SHOWN = (
@@ -34,18 +35,8 @@ def shown(text: str) -> str:
 
 def write_json(value: object) -> None:
     """One line of JSON to stdout. What is no number there (NaN, infinity) becomes null, for JSON has no word for it."""
-    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(value), ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def note(text: str) -> None:

@@ -47,7 +47,12 @@ def begin(
         journals.check_writable(folder, replace=overwrite)
         comparison = settle(request)
         saved, about = {"steps": {}}, {"machine": machine(), "command": command}
-    return comparison, Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
+    journal = Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
+    try:
+        journal.report()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # of steps, whatever they hold
+        raise BadFile(journal.path, f"is damaged; {journals.ANEW}", field="steps") from None
+    return comparison, journal
 
 
 def compare(
@@ -204,7 +209,8 @@ def _asked(saved: Mapping[str, Any], folder: Path) -> Request:
     try:
         return Request.of(saved["settings"]["asked"])
     except (KeyError, TypeError, ValueError):
-        raise BadFile(folder / journals.NAME, "does not say what was asked for", field="settings asked") from None
+        problem = f"does not say what was asked for; {journals.ANEW}"
+        raise BadFile(folder / journals.NAME, problem, field="settings asked") from None
 
 
 def _check_same(comparison: Comparison, saved: Mapping[str, Any], folder: Path) -> None:
@@ -221,6 +227,4 @@ def _check_same(comparison: Comparison, saved: Mapping[str, Any], folder: Path) 
         ("with other settings", {**ours, "asked": 0}, {**theirs, "asked": 0}),
     ):
         if now != then:
-            raise BadRequest(
-                f"{folder / journals.NAME} was begun {what}; begin anew (--overwrite), or elsewhere (--out)"
-            )
+            raise BadRequest(f"{folder / journals.NAME} was begun {what}; {journals.ANEW}")

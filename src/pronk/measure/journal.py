@@ -6,7 +6,6 @@ Under "steps" it keeps what each step gave, by the step's name; all else in the 
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,9 +15,11 @@ from typing import Any
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.measure.schema import problems
 
 NAME = "report.json"
 SCHEMA = 1
+ANEW = "begin anew (--overwrite), or elsewhere (--out)"
 
 Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
 
@@ -26,8 +27,8 @@ Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest
 class Journal:
     """`compose` makes the report from the steps so far, whenever the file is written."""
 
-    def __init__(self, folder: Path, steps: Mapping[str, Any], compose: Compose) -> None:
-        self.path, self._compose = folder / NAME, compose
+    def __init__(self, folder: Path, steps: Mapping[str, Any], compose: Compose, name: str = NAME) -> None:
+        self.path, self._compose = folder / name, compose
         self.steps: dict[str, Any] = dict(steps)
 
     def record(self, step: str, result: Any) -> None:
@@ -40,8 +41,8 @@ class Journal:
 
     def write(self) -> None:
         """Beside its place first: a reader never finds half of it."""
-        text = json.dumps(finite(self.report()), indent=1, ensure_ascii=False, allow_nan=False)
-        beside = self.path.with_name(f".{NAME}.{os.getpid()}")
+        text = json.dumps(strict_json.finite(self.report()), indent=1, ensure_ascii=False, allow_nan=False)
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(text + "\n", encoding="utf-8")
@@ -57,15 +58,20 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     if not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
-    report = strict_json.read(path)
-    if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
-        raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
+    try:
+        report = strict_json.read(path)
+        if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
+            raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
+        for problem in problems(report):
+            raise BadFile(path, f"is damaged: {problem}")
+    except BadFile as error:
+        raise BadFile(path, f"{error.problem}; {ANEW}", field=error.field, offset=error.offset) from None
     return report
 
 
-def check_writable(folder: Path, *, replace: bool) -> None:
+def check_writable(folder: Path, *, replace: bool, name: str = NAME) -> None:
     """Raises BadRequest where a report could not be written there, or (without `replace`) one is there already."""
-    path = folder / NAME
+    path = folder / name
     if path.exists() and not replace:
         raise BadRequest(
             f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
@@ -80,14 +86,3 @@ def check_writable(folder: Path, *, replace: bool) -> None:
             pass
     except OSError as error:
         raise BadRequest(f"{folder}: a report cannot be written there: {os_problem(error)}") from None
-
-
-def finite(value: Any) -> Any:
-    """What is no number in JSON (NaN, infinity) becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

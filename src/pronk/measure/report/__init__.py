@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "report.json"
 SCHEMA = 1
+_ANEW = "; pronk compare MODEL --out FOLDER --overwrite measures anew"
 NO_PLOTS = "Plots are left out, for matplotlib is missing: pip install 'pronk[report]', then pronk report FOLDER."
 
 
@@ -59,12 +60,12 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path}: not JSON: {str(error).splitlines()[0]}{_ANEW}") from None
     if not isinstance(report, dict):
-        raise ValueError(f"{path}: holds no report: an object was expected")
+        raise ValueError(f"{path}: holds no report: an object was expected{_ANEW}")
     if report.get("schema") != SCHEMA:
         found = json.dumps(report.get("schema"))[:40]
-        raise ValueError(f"{path}: its schema is {found}, and this version of pronk renders {SCHEMA}")
+        raise ValueError(f"{path}: its schema is {found}, and this version of pronk renders {SCHEMA}{_ANEW}")
     return report
 
 
