@@ -186,6 +186,31 @@ def test_tensors_are_listed_in_the_order_of_layers(run: Run, tmp_path: Path) -> 
     assert max(layers) == 11
 
 
+@pytest.mark.parametrize("engine", ["cpu", "torch"])
+def test_verify_training(run: Run, model: str, engine: str) -> None:
+    result = run("verify", model, "--training", "--engine", engine, "--threads", "1", "-n", "20")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert f"an adapter of random numbers: {engine} engine in f32 on cpu" in lines[0]
+    assert sum(line.endswith(("identical", "rounding")) for line in lines) == 12
+    assert lines[-1].startswith("verdict: ")
+    found = json.loads(run("verify", model, "--training", "--engine", engine, "-n", "20", "--json").stdout)
+    assert (found["tokens"], found["adapter"]) == (20, None)
+
+
+@pytest.mark.parametrize("option", [["--quantize", "q4"], ["--dtype", "bf16"], ["--kv-dtype", "int8"]])
+def test_training_is_verified_in_float32(run: Run, model: str, option: list[str]) -> None:
+    result = run("verify", model, "--training", *option)
+    assert result.exit_code == 2
+    assert f"compares float32 with float32; leave {' '.join(option)} out" in result.stderr
+
+
+def test_verify_with_an_adapter_that_is_none(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("verify", model, "--training", "--adapter", str(tmp_path), "--device", "cpu")
+    assert result.exit_code == 1
+    assert "no adapter in this folder" in result.stderr
+
+
 def test_verify_exits_with_1_for_a_bug(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that forgets where a chunk begins."""
     honest = LLM.logits

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pronk.cli import console, options, progress
+
+if TYPE_CHECKING:
+    from pronk.llm import LLM
+
+_FLOATS = {"quantize": (None, "auto", "f32"), "dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
 
 
 @options.verb(
@@ -16,10 +22,14 @@ Examples:
   pronk verify smollm2:135m
   pronk verify model.gguf --dtype bf16 --attn math
   pronk verify ./my-model -f chapter.txt --json
+  pronk verify smollm2:135m --training --adapter mine
 
 One text goes through the model cache-free, through the KV cache token by token, in chunks and in a
 batch. "rounding" means that the logits differ by no more than the type's own noise; "bug" means more,
-and exits with 1."""
+and exits with 1.
+
+With --training, in float32: are these the logits that training computes, packed, with activations
+computed again, with LoRA beside the weights and with the adapter switched off?"""
 )
 @options.model_argument
 @click.option(
@@ -31,51 +41,103 @@ and exits with 1."""
 )
 @click.option("-n", "--max-tokens", type=click.IntRange(min=2), default=256, show_default=True, metavar="N",
               help="Take the first N tokens of the text.")  # fmt: skip
+@click.option("--training", is_flag=True, help="Hold training's forward pass against the ones that answer.")
+@options.adapter_option
 @options.loading_options
 @options.json_option
-def command(model: str, file: str | None, max_tokens: int, as_json: bool, **loading: Any) -> None:
+def command(
+    model: str, file: str | None, max_tokens: int, training: bool, adapter: str | None, as_json: bool, **loading: Any
+) -> None:
     """Compare cached, cache-free, chunked and batched logits."""
-    from pronk.measure.verify import verify
-
     text = None if file is None else options.read_file(file)
-    llm = options.load_model(model, loading)
-    with progress.shown(unit=progress.of_tokens) as advance:
-        result = verify(llm, text, max_tokens, progress=advance)
+    if training:
+        result = _training(model, adapter, text, max_tokens, loading)
+    else:
+        from pronk.measure.verify import verify
+
+        llm = options.load_model(model, {**loading, "adapter": adapter})
+        with progress.shown(unit=progress.of_tokens) as advance:
+            result = verify(llm, text, max_tokens, progress=advance)
     if as_json:
         console.write_json(result)
     else:
-        console.write(_as_text(result) + "\n")
+        console.write((_training_as_text if training else _as_text)(result) + "\n")
     if result["verdict"] == "bug":
         raise click.exceptions.Exit(1)
 
 
+def _training(
+    model: str, adapter: str | None, text: str | None, max_tokens: int, loading: dict[str, Any]
+) -> dict[str, Any]:
+    for name, values in _FLOATS.items():
+        if loading[name] not in values:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"--training compares float32 with float32; leave {option} {loading[name]} out")
+    from pronk import engines
+    from pronk.measure.verify_training import verify_training
+    from pronk.paths import expanded
+
+    engines.import_torch()
+    # Which engine it is settles what float32 is called: to the CPU engine a format, to torch a type.
+    engine = engines.choose(loading["engine"], {**loading, "quantize": None})
+    floats = {"quantize": "f32"} if engine == "cpu" else {"quantize": None, "dtype": "f32"}
+
+    def load(folder: Path | None) -> LLM:
+        return options.load_model(model, {**loading, **floats, "engine": engine, "adapter": folder, "prefix_cache": 0})
+
+    with progress.shown(unit=_of_passes) as advance:
+        return verify_training(load, adapter and expanded(adapter), text, max_tokens, progress=advance)  # type: ignore[arg-type]
+
+
+def _of_passes(done: int, total: int) -> str:
+    return f"pass {done} of {total}"
+
+
 def _as_text(result: Mapping[str, Any]) -> str:
-    rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens differ", "verdict")]
-    for path in result["paths"]:
-        at = path["first_greedy_divergence"]
-        rows.append(
-            (
-                path["path"],
-                f"{path['max_abs_difference']:.3g}",
-                f"{path['worst_rms_difference']:.3g}",
-                "nowhere" if at is None else f"at token {at}",
-                path["verdict"],
-            )
-        )
     promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
     if result["exact"]:
         promise = "this engine promises equal bits"
-    wrong, tokens, whole = result["last_token_only"], result["tokens"], result["text_tokens"]
-    text = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
+    wrong = result["last_token_only"]
     return "\n".join(
         [
             f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
-            f"the logits of {text} against those of one cache-free pass",
+            f"the logits of {_length(result)} against those of one cache-free pass",
             "",
-            console.table(rows, right=(1, 2)),
+            _table(result["paths"]),
             "",
             f"verdict: {result['verdict']} ({promise})",
             f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
             f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
         ]
     )
+
+
+def _training_as_text(result: Mapping[str, Any]) -> str:
+    losses, adapter = result["loss"], result["adapter"] or "an adapter of random numbers"
+    return "\n".join(
+        [
+            f"{result['model']}, and {adapter}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
+            f"the logits of {_length(result)} against those that training computes",
+            "",
+            _table(result["paths"]),
+            "",
+            f"loss: {losses['trained']:.6f} as trained, {losses['answered']:.6f} as answered",
+            f"verdict: {result['verdict']} (an RMS up to {result['allowed']:.3g} is this type's rounding)",
+        ]
+    )
+
+
+def _length(result: Mapping[str, Any]) -> str:
+    tokens, whole = result["tokens"], result["text_tokens"]
+    return f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
+
+
+def _table(paths: list[dict[str, Any]]) -> str:
+    rows: list[tuple[object, ...]] = [("path", "largest difference", "worst RMS", "greedy tokens differ", "verdict")]
+    for path in paths:
+        rms, greedy = "", ""  # of what is no logits
+        if "worst_rms_difference" in path:
+            rms, at = f"{path['worst_rms_difference']:.3g}", path["first_greedy_divergence"]
+            greedy = "nowhere" if at is None else f"at token {at}"
+        rows.append((path["path"], f"{path['max_abs_difference']:.3g}", rms, greedy, path["verdict"]))
+    return console.table(rows, right=(1, 2))

@@ -38,9 +38,9 @@ TEXT = (
     'the bridge. "We could wait," said the boy, who was 11, "or we could walk to the next one." Nobody knew how far '
     "that was; the map said 14 km, but the map was from 1962."
 )
-_ALLOWED = {"f32": 10.0}  # times the noise
+ALLOWED = {"f32": 10.0}  # times the noise
 _ALLOWED_IN_FEWER_BITS = 2.0
-_CHUNK = 7  # odd on purpose: chunks end in the middle of KV blocks
+CHUNK = 7  # odd on purpose: chunks end in the middle of KV blocks
 _IDS = 96  # of a model without a tokenizer; more than one KV block
 
 
@@ -61,11 +61,11 @@ def verify(
     exact = llm.backend.exact
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
-    noise = _worst_rms(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
-    allowed = 0.0 if exact else _ALLOWED.get(llm.backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
+    noise = worst_rms(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
+    allowed = 0.0 if exact else ALLOWED.get(llm.backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
     paths = [
         _path("cached", llm.logits(ids, cache=True), free, allowed),
-        _path("chunked", llm.logits(ids, cache=True, chunk=_CHUNK), free, allowed),
+        _path("chunked", llm.logits(ids, cache=True, chunk=CHUNK), free, allowed),
         _path("batched", _batched(llm.backend, ids), free, allowed),
     ]
     verdicts = [path["verdict"] for path in paths]
@@ -87,7 +87,7 @@ def verify(
 
 def compare(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
     """How far the logits of two models lie apart on one text: what a conversion or a type has cost."""
-    return {"tokens": len(token_ids), **_difference(b.logits(token_ids), a.logits(token_ids))}
+    return {"tokens": len(token_ids), **difference(b.logits(token_ids), a.logits(token_ids))}
 
 
 def sample_ids(llm: LLM, text: str) -> list[int]:
@@ -113,23 +113,23 @@ def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
 
 
 def _path(name: str, logits: Logits, free: Logits, allowed: float) -> dict[str, Any]:
-    found = _difference(logits, free)
+    found = difference(logits, free)
     worst = found["worst_rms_difference"]
     # Written so that a NaN is a bug.
     verdict = "identical" if np.array_equal(logits, free) else "rounding" if allowed and worst <= allowed else "bug"
     return {"path": name, **found, "verdict": verdict}
 
 
-def _difference(logits: Logits, reference: Logits) -> dict[str, Any]:
+def difference(logits: Logits, reference: Logits) -> dict[str, Any]:
     parted = np.flatnonzero(logits.argmax(-1) != reference.argmax(-1))
     return {
         "max_abs_difference": float(np.abs(logits - reference).max()),
-        "worst_rms_difference": _worst_rms(logits, reference),
+        "worst_rms_difference": worst_rms(logits, reference),
         "first_greedy_divergence": int(parted[0]) if parted.size else None,
     }
 
 
-def _worst_rms(logits: Logits, reference: Logits) -> float:
+def worst_rms(logits: Logits, reference: Logits) -> float:
     """Root mean square over the vocabulary, at the position where it is largest."""
     return float(np.sqrt(np.square(logits - reference, dtype=np.float64).mean(-1)).max())
 
