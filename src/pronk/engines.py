@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Engine = Literal["cpu", "torch"]
 _SHARED = ("quantize", "int8_threshold", "int8_outliers")
 _OWN: dict[Engine, tuple[str, ...]] = {"cpu": ("kv_dtype",), "torch": ("device", "dtype", "attn")}
-# Schemes that one engine alone has call for it.
-_SCHEMES: dict[Engine, tuple[str, ...]] = {
+# Formats that one engine alone has call for it.
+_QUANTIZE: dict[Engine, tuple[str, ...]] = {
     "cpu": ("auto", "f32", "f16", "bf16", "q8", "q4"),
     "torch": ("absmax", "absmax-row", "zeropoint"),
 }
@@ -33,8 +33,8 @@ def choose(engine: str | None, options: Mapping[str, Any]) -> Engine:
         known: [name for name in names if options[name] is not None] for known, names in _OWN.items()
     }
     quantize = options["quantize"]
-    for known, schemes in _SCHEMES.items():
-        if isinstance(quantize, str) and quantize in schemes:
+    for known, formats in _QUANTIZE.items():
+        if isinstance(quantize, str) and quantize in formats:
             given[known].append(f"quantize={quantize!r}")
     if isinstance(quantize, Mapping):
         given["cpu"].append("quantize for single tensors")

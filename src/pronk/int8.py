@@ -64,7 +64,7 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class Codes:
+class Int8Codes:
     """A matrix as scale * (q + zero)."""
 
     q: NDArray[np.int8]  # [rows, K]
@@ -76,7 +76,7 @@ class Codes:
         return values
 
 
-def weight_codes(w: NDArray[Any], scheme: Scheme) -> Codes:
+def weight_codes(w: NDArray[Any], scheme: Scheme) -> Int8Codes:
     """Of w [N, K]. Raises BadRequest where a weight is not finite."""
     if scheme == "zeropoint":
         if not np.isfinite(w).all():
@@ -84,10 +84,10 @@ def weight_codes(w: NDArray[Any], scheme: Scheme) -> Codes:
         return _zeropoint(np.asarray(w, np.float32))
     shared = scheme in ("absmax", "absmax-row")
     codes = quantize(w.reshape(1, -1) if shared else w, "int8")
-    return Codes(codes.q.astype(np.int8).reshape(w.shape), codes.scale.astype(np.float32)[:, None])
+    return Int8Codes(codes.q.astype(np.int8).reshape(w.shape), codes.scale.astype(np.float32)[:, None])
 
 
-def activation_codes(x: Floats, scheme: Scheme) -> Codes:
+def activation_codes(x: Floats, scheme: Scheme) -> Int8Codes:
     """Of x [T, K], without its outliers. Multiplied by 127 / max|x|, where weights are divided by their scale."""
     if scheme == "zeropoint":
         return _zeropoint(x)
@@ -96,7 +96,7 @@ def activation_codes(x: Floats, scheme: Scheme) -> Codes:
         inverse = np.float32(127) / largest
     tiny = np.isinf(inverse)  # zeros, and numbers of no account
     q = np.rint(x * np.where(tiny, np.float32(0), inverse)).astype(np.int8)
-    return Codes(q, np.where(tiny, np.float32(0), largest / np.float32(127)))
+    return Int8Codes(q, np.where(tiny, np.float32(0), largest / np.float32(127)))
 
 
 def int8_linear(
@@ -112,7 +112,7 @@ def int8_linear(
     return y
 
 
-def _zeropoint(x: Floats) -> Codes:
+def _zeropoint(x: Floats) -> Int8Codes:
     """The smallest number becomes -127 and the largest 127; s and z are 1 / nd and zp of the paper, z counted in steps.
 
     The range is made to hold 0, which then has a code of its own, and z is one, too.
@@ -120,7 +120,7 @@ def _zeropoint(x: Floats) -> Codes:
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = np.float32((high - low) / 254)
     if not scale:
-        return Codes(np.zeros(x.shape, np.int8), np.zeros((1, 1), np.float32))
+        return Int8Codes(np.zeros(x.shape, np.int8), np.zeros((1, 1), np.float32))
     zero = int(np.rint(np.float32(low) / scale)) + 127
     q = np.clip(np.rint(x / scale) - zero, -127, 127).astype(np.int8)
-    return Codes(q, scale.reshape(1, 1), zero)
+    return Int8Codes(q, scale.reshape(1, 1), zero)

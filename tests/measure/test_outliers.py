@@ -15,7 +15,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import outliers as module
-from pronk.measure.outliers import Survey, Tally, outliers
+from pronk.measure.outliers import ColumnTally, Survey, outliers
 from pronk.measure.windows import evaluation_text
 from pronk.torch_engine.backend import TorchBackend
 from pronk.watched import WatchedBackend
@@ -83,7 +83,7 @@ def test_a_threshold_that_is_none(threshold: float) -> None:
 def survey(passes: dict[tuple[int, str], list[int]], tokens: int = 100) -> Survey:
     tallies = {}
     for key, counts in passes.items():
-        tallies[key] = Tally(len(counts))
+        tallies[key] = ColumnTally(len(counts))
         tallies[key].tokens, tallies[key].passes = tokens, np.array(counts)
         tallies[key].largest = np.where(np.array(counts) > 0, 7.0, 1.0).astype(np.float32)
     return Survey(6.0, tokens, tallies)

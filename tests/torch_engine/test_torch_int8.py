@@ -311,7 +311,7 @@ def test_layers_are_quantized_as_they_arrive(monkeypatch: pytest.MonkeyPatch) ->
 
     seen: list[weakref.ref[Tensor]] = []
 
-    def watched(w: Tensor, scheme: Scheme) -> quantized.Codes:
+    def watched(w: Tensor, scheme: Scheme) -> quantized.Int8Codes:
         assert not [w for w in seen if w() is not None]
         seen.append(weakref.ref(w))
         return weight_codes(w, scheme)

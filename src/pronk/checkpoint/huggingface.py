@@ -40,7 +40,7 @@ def read(path: Path) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     config_path = folder / "config.json"
     raw = strict_json.read(config_path)
-    scheme = quantization.parse(raw.pop("quantization_config", None), config_path)
+    layout = quantization.parse(raw.pop("quantization_config", None), config_path)
     config = ModelConfig.from_dict(raw, path=str(config_path))
     config = _more_ends(config, folder)
     files, weight_map, source = _chosen_files(path)
@@ -48,13 +48,13 @@ def read(path: Path) -> Checkpoint:
     if config.tie_word_embeddings and HEAD in tensors:
         config = _settle_head(config, tensors)
     described = None
-    if scheme:
-        tensors, described = quantization.gather(scheme, path, tensors)
+    if layout:
+        tensors, described = quantization.gather(layout, path, tensors)
     check_tensors(path, config, tensors)
     for tensor in tensors.values():
-        if not scheme or tensor.dtype != scheme.dtype:
+        if not layout or tensor.dtype != layout.dtype:
             plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
-    threshold = scheme.threshold if scheme else None
+    threshold = layout.threshold if layout else None
     return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), described, threshold, tuple(files))
 
 

@@ -16,7 +16,7 @@ from pronk.errors import BadFile, Unsupported, short
 DTYPES = ("INT8", "LLM_INT8")
 _PIECE = 1 << 20  # weights that are multiplied out at once
 
-Codes = NDArray[np.int8]
+Int8s = NDArray[np.int8]
 Floats = NDArray[np.float32]
 
 
@@ -55,7 +55,7 @@ def _bytes(tensor: LazyTensor) -> NDArray[np.uint8]:
     return tensor.read_blocks()
 
 
-def join(scale: Floats, codes: Codes) -> NDArray[np.uint8]:
+def join(scale: Floats, codes: Int8s) -> NDArray[np.uint8]:
     """Scales [N] and codes [N, K] to blocks [N, 4 + K]."""
     blocks = np.empty((len(codes), 4 + codes.shape[1]), np.uint8)
     blocks[:, :4] = np.ascontiguousarray(scale.astype("<f4", copy=False)).view(np.uint8).reshape(-1, 4)
@@ -63,13 +63,13 @@ def join(scale: Floats, codes: Codes) -> NDArray[np.uint8]:
     return blocks
 
 
-def split(blocks: NDArray[np.uint8]) -> tuple[Floats, Codes]:
+def split(blocks: NDArray[np.uint8]) -> tuple[Floats, Int8s]:
     """The inverse of `join`; the codes are a view."""
     scale = np.ascontiguousarray(blocks[:, :4]).view("<f4").reshape(-1)
     return scale.astype(np.float32, copy=False), blocks[:, 4:].view(np.int8)
 
 
-def multiply(scale: Floats, codes: Codes) -> Floats:
+def multiply(scale: Floats, codes: Int8s) -> Floats:
     """scale * code, [N, K]."""
     values = np.empty(codes.shape, np.float32)
     step = max(1, _PIECE // max(1, codes.shape[1]))

@@ -32,11 +32,11 @@ _SCALE_DTYPES = {"LLM_INT8": ("F32",), "INT8": ("F32", "F16", "BF16")}
 # Keys that say how a quantization was come by, or how some program is to run it.
 _HISTORY = frozenset("version global_compression_ratio run_compressed dequantize use_optimized_inference".split())
 _ARGS_HISTORY = frozenset("observer observer_kwargs scale_dtype zp_dtype".split())
-_PRESETS = ("W8A8", "INT8")  # names that compressed-tensors has for the scheme below
+_PRESETS = ("W8A8", "INT8")  # names that compressed-tensors has for the layout below
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Int8Layout:
     dtype: str  # of the tensors: "LLM_INT8" or "INT8"
     method: str  # as the file names it
     scale: str  # what a scale's name ends in
@@ -52,7 +52,7 @@ class Scheme:
         return f"{self.dtype} x {count} ({self.method}{threshold})"
 
 
-def parse(raw: object, path: Path) -> Scheme | None:
+def parse(raw: object, path: Path) -> Int8Layout | None:
     """None where nothing is quantized. Raises BadFile for what is broken, Unsupported for what pronk has not."""
     if raw is None or raw == {}:
         return None
@@ -66,13 +66,13 @@ def parse(raw: object, path: Path) -> Scheme | None:
     raise Unsupported(f"{path}: quantization_config ({short(method)}) is not supported; {WAY_OUT}")
 
 
-def gather(scheme: Scheme, path: Path, tensors: Mapping[str, LazyTensor]) -> tuple[dict[str, LazyTensor], str]:
-    """Codes and scales joined into tensors of `scheme.dtype`, all others as they are; and what was found, in words.
+def gather(layout: Int8Layout, path: Path, tensors: Mapping[str, LazyTensor]) -> tuple[dict[str, LazyTensor], str]:
+    """Codes and scales joined into tensors of `layout.dtype`, all others as they are; and what was found, in words.
     Raises BadFile where the two do not belong together."""
     gathered, companions, count = dict(tensors), dict[str, LazyTensor](), 0
     for name in tensors:
         module, _, kind = name.rpartition(".")
-        if kind in (scheme.scale, scheme.companion):
+        if kind in (layout.scale, layout.companion):
             if getattr(tensors.get(f"{module}.weight"), "dtype", None) != "I8":
                 raise BadFile(path, f"has no int8 matrix {module}.weight to go with", field=f"tensor {short(name)}")
             companions[name] = gathered.pop(name)
@@ -80,31 +80,31 @@ def gather(scheme: Scheme, path: Path, tensors: Mapping[str, LazyTensor]) -> tup
         module, _, kind = name.rpartition(".")
         if codes.dtype != "I8" or kind != "weight":
             continue
-        scale = companions.get(f"{module}.{scheme.scale}")
+        scale = companions.get(f"{module}.{layout.scale}")
         if scale is None:
-            raise BadFile(path, f"is int8 and has no {module}.{scheme.scale}", field=f"tensor {short(name)}")
-        if module in scheme.left_out:
+            raise BadFile(path, f"is int8 and has no {module}.{layout.scale}", field=f"tensor {short(name)}")
+        if module in layout.left_out:
             raise BadFile(path, "is int8, though quantization_config leaves it out", field=f"tensor {short(name)}")
         if module == "model.embed_tokens":
             raise Unsupported(f"{path}: embeddings in int8 are not supported; {WAY_OUT}")
-        gathered[name] = _join(scheme, path, codes, scale, companions.get(f"{module}.{scheme.companion}"))
+        gathered[name] = _join(layout, path, codes, scale, companions.get(f"{module}.{layout.companion}"))
         count += 1
     if not count:
-        problem = f"says {scheme.method}, and no tensor is int8; delete the key"
+        problem = f"says {layout.method}, and no tensor is int8; delete the key"
         raise BadFile(path, problem, field="quantization_config")
-    return gathered, scheme.describe(count)
+    return gathered, layout.describe(count)
 
 
-def _join(scheme: Scheme, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None) -> LazyTensor:
+def _join(layout: Int8Layout, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None) -> LazyTensor:
     rows = codes.shape[0] if len(codes.shape) == 2 else 0
-    shapes = [(rows,)] if scheme.dtype == "LLM_INT8" else [(rows,), (rows, 1)]
-    if not rows or scale.shape not in shapes or scale.dtype not in _SCALE_DTYPES[scheme.dtype]:
+    shapes = [(rows,)] if layout.dtype == "LLM_INT8" else [(rows,), (rows, 1)]
+    if not rows or scale.shape not in shapes or scale.dtype not in _SCALE_DTYPES[layout.dtype]:
         problem = f"{scale.dtype} {scale.shape} is no scale for each row of int8 {codes.shape}"
         raise BadFile(path, problem, field=f"tensor {short(scale.name)}")
     if zeros and (zeros.dtype not in ("I8", "U8") or math.prod(zeros.shape) > rows):
         raise BadFile(path, f"{zeros.dtype} {zeros.shape} is not understood", field=f"tensor {short(zeros.name)}")
-    steps = 127 if scheme.dtype == "LLM_INT8" else 1  # SCB is a row's largest magnitude
-    return int8_rows.lazy(scheme.dtype, path, codes, scale, zeros, steps)
+    steps = 127 if layout.dtype == "LLM_INT8" else 1  # SCB is a row's largest magnitude
+    return int8_rows.lazy(layout.dtype, path, codes, scale, zeros, steps)
 
 
 class _Keys:
@@ -149,7 +149,7 @@ class _Keys:
 _NAMES = {bool: "true or false", dict: "an object", list: "a list", float: "a number"}
 
 
-def _bitsandbytes(keys: _Keys) -> Scheme:
+def _bitsandbytes(keys: _Keys) -> Int8Layout:
     flags = {key: keys.of_type(key, bool, False) for key in ("load_in_8bit", "load_in_4bit")}
     for key, value in flags.items():
         if keys.of_type(f"_{key}", bool, value) is not value:
@@ -169,10 +169,10 @@ def _bitsandbytes(keys: _Keys) -> Scheme:
     keys.of_type("llm_int8_enable_fp32_cpu_offload", bool, False)
     keys.finish(frozenset(key for key in keys.raw if key.startswith("bnb_4bit_")))
     # To bitsandbytes 0 means that nothing is computed apart; here that is a threshold nothing passes.
-    return Scheme("LLM_INT8", "bitsandbytes", "SCB", "weight_format", left_out, float(threshold) or math.inf)
+    return Int8Layout("LLM_INT8", "bitsandbytes", "SCB", "weight_format", left_out, float(threshold) or math.inf)
 
 
-def _compressed_tensors(keys: _Keys) -> Scheme:
+def _compressed_tensors(keys: _Keys) -> Int8Layout:
     keys.must_be("format", "int-quantized", "naive-quantized")
     keys.must_be("quantization_status", "compressed", "frozen")
     sparsity = keys.of_type("sparsity_config", dict, {})
@@ -187,7 +187,7 @@ def _compressed_tensors(keys: _Keys) -> Scheme:
     for name, group in groups.items():
         _check_group(name, group, keys.path)
     keys.finish(_HISTORY)
-    return Scheme("INT8", "compressed-tensors", "weight_scale", "weight_zero_point", left_out)
+    return Int8Layout("INT8", "compressed-tensors", "weight_scale", "weight_zero_point", left_out)
 
 
 def _check_group(name: str, raw: object, path: Path) -> None:

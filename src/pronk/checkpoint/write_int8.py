@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint import int8_rows
-from pronk.checkpoint.int8_rows import Codes, Floats
+from pronk.checkpoint.int8_rows import Floats, Int8s
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
 from pronk.checkpoint.writing import TensorStream, require_finite
 from pronk.errors import BadRequest
@@ -80,7 +80,7 @@ def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str,
     return {name: ("I8", shape)} | {module + end: (dtype, shapes[end]) for end, dtype in _COMPANIONS[kind].items()}
 
 
-def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Codes]]:
+def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
     """Scales and codes of a matrix, some rows at a time: those that it has, where it has them."""
     blocks = stream.read_blocks(name, *int8_rows.DTYPES)
     if blocks is not None:

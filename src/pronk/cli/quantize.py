@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pronk.checkpoint.write import Format
     from pronk.llm import LLM
 
-# How each scheme is saved; None is either, as DST is named.
-SCHEMES: dict[str, Format | None] = {
+# How each format is saved; None is either, as DST is named.
+CONTAINERS: dict[str, Format | None] = {
     "int8": "safetensors",
     "llm-int8": "safetensors",
     "q8": "gguf",
@@ -51,7 +51,7 @@ memory), on the text."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
-@click.option("--to", type=click.Choice(list(SCHEMES)), help="What to make the weights.")
+@click.option("--to", type=click.Choice(list(CONTAINERS)), help="What to make the weights.")
 @click.option(
     "--max-kld",
     type=options.Number(min=0, min_open=True),
@@ -127,9 +127,9 @@ def command(
 
 
 def _container(dst: str, to: str | None) -> Format:
-    """The format that holds the scheme. Wrong usage where DST's name says another."""
+    """The kind of file that holds it. Wrong usage where DST's name says another."""
     named = "gguf" if Path(dst).suffix.lower() == ".gguf" else "safetensors"
-    container: Format = (SCHEMES[to] if to else "gguf") or named  # type: ignore[assignment]
+    container: Format = (CONTAINERS[to] if to else "gguf") or named  # type: ignore[assignment]
     if container == named:
         return container
     what = to or "mixed precision"

@@ -37,7 +37,7 @@ _PIECE = 1 << 27  # bytes of activations that are looked at together
 _TOP = 10
 
 
-class Tally:
+class ColumnTally:
     """What the columns of one product's input have held so far: of T tokens, K columns."""
 
     def __init__(self, columns: int) -> None:
@@ -74,11 +74,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a text has shown: a Tally for each product of each layer, in the order in which they are computed."""
+    """What a text has shown: a ColumnTally for each product of each layer, in the order in which they are computed."""
 
     threshold: float
     tokens: int
-    tallies: Mapping[Fed, Tally]
+    tallies: Mapping[Fed, ColumnTally]
 
     def features(self) -> list[dict[str, Any]]:
         """The paper's outlier features: the columns of the hidden state that pass often enough, most often first."""
@@ -136,9 +136,9 @@ def outliers(
     """Of `texts` of token ids, each read from its own beginning. Raises BadRequest where the engine shows no
     activations.
     """
-    rule, tallies = Outliers(threshold, least=0), dict[Fed, Tally]()
+    rule, tallies = Outliers(threshold, least=0), dict[Fed, ColumnTally]()
     for fed, x in activations(llm, texts, progress=progress):
-        tallies.setdefault(fed, Tally(x.shape[1])).add(x, rule)
+        tallies.setdefault(fed, ColumnTally(x.shape[1])).add(x, rule)
     return Survey(threshold, sum(map(len, texts)), tallies)
 
 

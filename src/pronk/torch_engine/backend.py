@@ -23,7 +23,7 @@ from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
 from pronk.torch_engine.packed import pack
-from pronk.torch_engine.quantized import Codes, Int8Linear, weight_codes
+from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _PIECE = 1 << 24  # bytes of files that stay mapped while their tensors are read
@@ -230,14 +230,14 @@ def floats(checkpoint: Checkpoint, tensor: LazyTensor, device: torch.device, dty
     return weight
 
 
-def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: torch.device) -> Codes:
+def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: torch.device) -> Int8Codes:
     """Those of the file, where it has them; they are never made from codes that were made into floats."""
     if tensor.shape[1] > LONGEST_ROW:
         problem = f"has rows of {tensor.shape[1]} weights, too long for sums of 8-bit products in 32 bits"
         raise BadRequest(f"{checkpoint.path}: {tensor.name} {problem}; leave quantize out")
     if scheme in ("int8", "llm-int8") and tensor.read_blocks and tensor.dtype in int8_rows.DTYPES:
         scale, q = int8_rows.split(tensor.read_blocks())
-        return Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
+        return Int8Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
     return weight_codes(floats(checkpoint, tensor, device, torch.float32), scheme)
 
 

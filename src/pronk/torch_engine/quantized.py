@@ -19,7 +19,7 @@ _EXACT = 1024  # columns: 128 * 127 * 1024 < 2^24, so that float32 holds every s
 
 
 @dataclass(frozen=True)
-class Codes:
+class Int8Codes:
     """A matrix as scale * (q + zero)."""
 
     q: Tensor  # [rows, K] int8
@@ -34,7 +34,7 @@ class Int8Linear(nn.Module):
     scale: Tensor
     zero: Tensor | None
 
-    def __init__(self, weight: Codes, bias: nn.Parameter | None, scheme: Scheme, outliers: Outliers) -> None:
+    def __init__(self, weight: Int8Codes, bias: nn.Parameter | None, scheme: Scheme, outliers: Outliers) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.q.shape
         self.scheme, self.outliers = scheme, outliers
@@ -65,7 +65,7 @@ class Int8Linear(nn.Module):
         q = self.q.float()
         return self.scale * (q if self.zero is None else q + self.zero)
 
-    def _sums(self, x: Codes) -> Tensor:
+    def _sums(self, x: Int8Codes) -> Tensor:
         """Whole numbers [T, N]: of (x.q + x.zero) (q + zero) over k, multiplied out."""
         sums = int_product(x.q, self.q)
         if x.zero is None or self.zero is None:
@@ -90,7 +90,7 @@ def find_outliers(x: Tensor, rule: Outliers) -> Apart:
     return Apart(mask, mask.any(0).nonzero()[:, 0])
 
 
-def weight_codes(w: Tensor, scheme: Scheme) -> Codes:
+def weight_codes(w: Tensor, scheme: Scheme) -> Int8Codes:
     """Of w [N, K], float32; see pronk.int8.weight_codes."""
     if scheme == "zeropoint":
         return _zeropoint(w)
@@ -99,10 +99,10 @@ def weight_codes(w: Tensor, scheme: Scheme) -> Codes:
     scale = torch.maximum(most, -least).view(-1, 1)
     scale = scale / scale.new_full((), 127)
     q = w.div(scale).masked_fill_(scale == 0, 0).clamp_(-127, 127).round_()
-    return Codes(q.to(torch.int8), scale)
+    return Int8Codes(q.to(torch.int8), scale)
 
 
-def activation_codes(x: Tensor, scheme: Scheme) -> Codes:
+def activation_codes(x: Tensor, scheme: Scheme) -> Int8Codes:
     """Of x [T, K], without its outliers; see pronk.int8.activation_codes. NaN and infinity make the scale so."""
     if scheme == "zeropoint":
         return _zeropoint(x)
@@ -111,7 +111,7 @@ def activation_codes(x: Tensor, scheme: Scheme) -> Codes:
     inverse = steps / largest
     tiny = inverse.isinf()
     q = (x * inverse.masked_fill(tiny, 0)).round_()
-    return Codes(q.to(torch.int8), (largest / steps).masked_fill_(tiny, 0))
+    return Int8Codes(q.to(torch.int8), (largest / steps).masked_fill_(tiny, 0))
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:
@@ -153,10 +153,10 @@ def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
     return F.pad(x, missing) if any(missing) else x
 
 
-def _zeropoint(x: Tensor) -> Codes:
+def _zeropoint(x: Tensor) -> Int8Codes:
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = ((high.double() - low.double()) / high.new_full((), 254, dtype=torch.float64)).float()
     flat = scale == 0  # nothing but zeros, or numbers of no account
     zero = ((low / scale).round().nan_to_num(-127) + 127).masked_fill(flat, 0)
     q = ((x / scale).round() - zero).nan_to_num(0).clamp(-127, 127).masked_fill(flat, 0)
-    return Codes(q.to(torch.int8), scale.view(1, 1), zero.long())
+    return Int8Codes(q.to(torch.int8), scale.view(1, 1), zero.long())
