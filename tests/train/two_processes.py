@@ -1,6 +1,8 @@
-"""What test_distributed.py compares with one process: runs of each kind, in this process's group.
+"""Runs for test_distributed.py, in whatever group this process is part of.
 
-Arguments: the folder for all runs, and a JSON file with their settings: {"name": {"settings", "stop", "resume"}}.
+A plan is a list of {"folder", "settings"}, and of these where wanted: "resume"; "stop", the steps after which the last
+process is told to; "data", that of the last process alone. Of each run one line of JSON is printed: what came of it,
+and how many numbers of the model's parameters this process held. Arguments: the folder of all runs, the plan's file.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint.adapter import LoraConfig
@@ -23,36 +26,40 @@ from pronk.train.run import Run
 from pronk.train.settings import Preference, Settings
 
 
-def settings(given: dict[str, Any]) -> Settings:
-    made = Settings(**given)
-    lora, preference = made.lora and LoraConfig(**made.lora), made.preference and Preference(**made.preference)
-    return replace(made, lora=lora, preference=preference)
-
-
-def perform(folder: Path, work: dict[str, Any], group: Group) -> str:
-    """What came of it, in a word or in an error's line."""
-    chosen = settings(work["settings"])
-    opened = checkpoint.open(chosen.model)
+def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
+    settings = _settings(work["settings"])
+    last = group.rank == group.size - 1
+    read = replace(settings, data=work["data"]) if last and "data" in work else settings
+    opened = checkpoint.open(settings.model)
     assert opened.tokenizer
-    data = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
-    folder.mkdir(exist_ok=True)
+    data = prepare(read, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
+    (root / work["folder"]).mkdir(exist_ok=True)
+    steps, stop = count(), work.get("stop")
     try:
-        run = Run(opened, data, chosen, folder, device="cpu", group=group)
+        run = Run(opened, data, settings, root / work["folder"], device="cpu", group=group)
         if work.get("resume"):
             run.resume()
-        steps, stop = count(), work.get("stop")
-        return "done" if run.train(stop=lambda: stop is not None and next(steps) == stop) else "stopped"
+        ended = run.train(stop=lambda: last and next(steps) == stop)
     except PronkError as error:
-        return str(error)
+        return {"came": str(error)}
+    return {"came": "ended" if ended else "stopped", "held": sum(_local(p).numel() for p in run.model.parameters())}
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    kinds = {"lora": LoraConfig, "preference": Preference}
+    return Settings(**{name: kinds[name](**v) if name in kinds and v is not None else v for name, v in given.items()})
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def main() -> None:
     torch.set_num_threads(1)
     root, plan = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     with joined("cpu") as group:
-        for number, work in enumerate(plan):
-            came = perform(root / work["folder"], work, group)
-            print(json.dumps([number, group.rank, came]), flush=True)
+        for work in plan:
+            print(json.dumps(perform(root, work, group)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,263 @@
+"""Two processes train as one does, and what goes wrong with one of them ends both with a line.
+
+Two processes are started once, and do all that is compared; what they are compared with is done here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
+from two_processes import perform
+
+from pronk import checkpoint
+from pronk.checkpoint import safetensors
+from pronk.train.distributed import Group
+
+LORA = {"rank": 4, "alpha": 8}
+SAME = 1e-5  # sums are taken in another order, and no more
+
+# What is trained by one process and by two: changes to the settings below.
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "tied": {"model": "tied", "optimizer": "sgd", "recompute": 2, "accumulate": 4, "clip": 0.5},
+    "lora": {"lora": LORA, "recompute": 1, "accumulate": 4},
+    "codes": {"lora": LORA, "quantize": "q8"},
+    "dpo": {"lora": LORA, "preference": {}, "data": "pairs.jsonl"},
+    "dpo-full": {"preference": {}, "data": "pairs.jsonl"},
+    "bf16": {"precision": "bf16"},
+    "f16": {"precision": "f16", "lora": LORA},
+}
+DROPOUT = {"lora": {**LORA, "dropout": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, data, and folders `one` and `two` for runs."""
+    root = tmp_path_factory.mktemp("processes")
+    save_tiny_chat_model(root / "plain")
+    shutil.copytree(root / "plain", root / "tied")
+    # Odd sizes: shares of 2 processes are of different sizes, and one row goes to one of them alone.
+    odd = {"hidden_size": 56, "intermediate_size": 33, "head_dim": 6, "num_key_value_heads": 1}
+    with_biases = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    tied = tiny_config(vocab_size=259, max_position_embeddings=256, **odd, **with_biases)
+    save_huggingface(root / "tied", tied, random_weights(tied))
+    sums = [(a, b) for a in range(4) for b in range(5)]
+    of_sums = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
+    pairs = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": " I won't say."} for a, b in sums]
+    for name, records in (("sums.jsonl", of_sums), ("pairs.jsonl", pairs), ("other.jsonl", of_sums[1:] + of_sums[:1])):
+        (root / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    (root / "one").mkdir()
+    (root / "two").mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def settings(root: Path) -> Callable[..., dict[str, Any]]:
+    def of(**changes: Any) -> dict[str, Any]:
+        """3 of 20 examples are held out: of two processes one has 2 of them to read, and the other 1."""
+        base = {"model": "plain", "data": "sums.jsonl", "lora": None, "max_steps": 4, "batch_size": 2, "accumulate": 2,
+                "rate": 1e-2, "save_every": 9, "eval_every": 2, "eval_share": 0.15}  # fmt: skip
+        chosen = {**base, **changes}
+        return {**chosen, "model": str(root / chosen["model"]), "data": str(root / chosen["data"])}
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def came(root: Path, settings: Callable[..., dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """What came of each run in each of two processes, by name; the runs of one process are there, too."""
+    whole = {"settings": settings()}
+    perform(root / "one", {"folder": "begun", **whole, "stop": 2}, Group())
+    shutil.copytree(root / "one" / "begun", root / "two" / "from-one")
+    for name, changes in KINDS.items():
+        perform(root / "one", {"folder": name, "settings": settings(**changes)}, Group())
+    dropout = {"settings": settings(**DROPOUT)}
+    plan = [
+        *({"folder": name, "settings": settings(**changes)} for name, changes in KINDS.items()),
+        {"folder": "from-one", **whole, "resume": True},
+        {"folder": "begun", **whole, "stop": 2},
+        {"folder": "dropout", **dropout},
+        {"folder": "dropout-parts", **dropout, "stop": 2},
+        {"folder": "dropout-parts", **dropout, "resume": True},
+        {"folder": "uneven", "settings": settings(accumulate=3)},
+        {"folder": "adamw8bit", "settings": settings(optimizer="adamw8bit")},
+        {"folder": "other-data", **whole, "data": str(root / "other.jsonl")},
+    ]
+    (root / "plan.json").write_text(json.dumps(plan))
+    program = Path(__file__).with_name("two_processes.py")
+    command = [sys.executable, "-W", "error", str(program), str(root / "two"), str(root / "plan.json")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    started = [
+        subprocess.Popen(
+            command,
+            env={**place, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=240) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    lines = [[json.loads(line) for line in out.splitlines()] for out, _ in told]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number, work in enumerate(plan):
+        found[work["folder"]] = [of_rank[number] for of_rank in lines]
+    return found
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def results(run: Path) -> dict[str, np.ndarray]:
+    (file,) = run.rglob("*.safetensors")
+    return {name: tensor.read() for name, tensor in safetensors.read(file).items()}
+
+
+def assert_alike(one: Path, other: Path, within: float) -> None:
+    for line, same in zip(metrics(one), metrics(other), strict=True):
+        assert line == pytest.approx(same, abs=within, rel=within)
+    found, expected = results(one), results(other)
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], atol=within, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "16" not in kind])
+def test_two_processes_are_one(came: dict[str, Any], root: Path, kind: str) -> None:
+    """Losses, lengths of gradients, held-out losses, and what comes out."""
+    assert [one["came"] for one in came[kind]] == ["ended", "ended"]
+    assert_alike(root / "two" / kind, root / "one" / kind, SAME)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_sixteen_bits_differ_by_their_rounding(came: dict[str, Any], root: Path, kind: str) -> None:
+    """Weights of norms are rounded, too, where blocks are gathered in 16 bits: a rounding more among some dozens.
+
+    Each is of half a unit, 2^-9 or 2^-12 of a number; a loss near 6 moves by no more than that, nor by nothing.
+    """
+    assert [one["came"] for one in came[kind]] == ["ended", "ended"]
+    unit = {"bf16": 2.0**-8, "f16": 2.0**-11}[kind]
+    moved = [
+        abs(line["loss"] - same["loss"]) / same["loss"]
+        for line, same in zip(metrics(root / "two" / kind), metrics(root / "one" / kind), strict=True)
+        if "loss" in line
+    ]
+    assert 0 < max(moved) < unit
+
+
+def test_each_holds_its_share(came: dict[str, Any], root: Path) -> None:
+    model = checkpoint.open(root / "plain")
+    weights = sum(int(np.prod(tensor.shape)) for tensor in model.tensors.values())
+    held = [one["held"] for one in came["full"]]
+    assert sum(held) == weights
+    assert max(held) < 0.51 * weights
+    assert sum(one["held"] for one in came["codes"]) < 0.8 * weights  # codes are no parameters, and whole in each
+
+
+def test_resumed_is_as_if_never_stopped(came: dict[str, Any], root: Path) -> None:
+    """To the bit, dropout included; one process alone was told to stop, and both did after the same step."""
+    assert [one["came"] for one in came["dropout-parts"]] == ["ended", "ended"]
+    assert metrics(root / "two" / "dropout-parts") == metrics(root / "two" / "dropout")
+    parts, whole = results(root / "two" / "dropout-parts"), results(root / "two" / "dropout")
+    assert all(np.array_equal(parts[name], whole[name]) for name in whole)
+    plain = [line["loss"] for line in metrics(root / "two" / "lora") if "loss" in line]
+    assert [line["loss"] for line in metrics(root / "two" / "dropout") if "loss" in line] != plain  # it was at work
+
+
+def test_another_number_of_processes_goes_on(
+    came: dict[str, Any], root: Path, settings: Callable[..., dict[str, Any]]
+) -> None:
+    """One begins and two end, and the other way round."""
+    assert [one["came"] for one in came["from-one"]] == ["ended", "ended"]
+    assert_alike(root / "two" / "from-one", root / "one" / "full", SAME)
+    assert [one["came"] for one in came["begun"]] == ["stopped", "stopped"]
+    shutil.copytree(root / "two" / "begun", root / "one" / "from-two")
+    assert (
+        perform(root / "one", {"folder": "from-two", "settings": settings(), "resume": True}, Group())["came"]
+        == "ended"
+    )
+    assert_alike(root / "one" / "from-two", root / "one" / "full", SAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("uneven", "2 processes share the micro-batches of a step evenly, and 3 are not a multiple of that"),
+        ("adamw8bit", "adamw8bit's codes are not cut among processes; take adamw, or one process"),
+        ("other-data", "the processes of this run have different settings or data"),
+    ],
+)
+def test_refused_by_all(came: dict[str, Any], name: str, says: str) -> None:
+    assert all(one["came"].startswith(says) for one in came[name])
+
+
+@pytest.mark.slow
+def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> None:
+    """The other one ends at once, with one line, and the run goes on from its newest checkpoint when it is told to."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "pronk",
+        "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"), "--out", "run", "--full", "--samples", "0",
+        "--accumulate", "2", "--save-every", "2", "--device", "cpu", "--max-steps",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+    with subprocess.Popen(
+        [*command, "100000"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as begun:
+        newest = tmp_path / "run" / "checkpoints" / "step-000002"
+        while not newest.exists() and begun.poll() is None:
+            time.sleep(0.05)
+        os.kill(_last_process(begun.pid), signal.SIGKILL)
+        out, err = begun.communicate(timeout=60)
+    assert (begun.returncode, out) == (1, "")
+    said = [line for line in err.splitlines() if line.startswith("pronk:")]
+    assert said == [
+        "pronk: another process of this run has ended, or did not answer; go on with the same command and --resume"
+    ]
+    assert err.count("step 0 of 100000: held-out loss") == 1  # the first process speaks alone
+    with subprocess.Popen(
+        [*command, "100000", "--resume"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as again:
+        lines = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) + 2
+        while len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) < lines and again.poll() is None:
+            time.sleep(0.05)
+        again.terminate()
+        out, err = again.communicate(timeout=60)
+    assert out == ""
+    stopped = [line for line in err.splitlines() if line.startswith("stopped after step")]
+    assert len(stopped) == 1
+    step = int(stopped[0].split()[3])
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").exists()
+    steps = [line["step"] for line in metrics(tmp_path / "run") if "loss" in line]
+    assert steps == list(range(1, step + 1))
+
+
+def _last_process(launcher: int) -> int:
+    """The process of rank 1 that torchrun started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return next(int(pid) for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
