@@ -88,6 +88,11 @@ def test_alpaca() -> None:
         ({"prompt": "?", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
         ({"prompt": TALK[:1], "chosen": "a", "rejected": TALK[1:]}, "chosen is not as prompt is"),
         ({"prompt": "?", "chosen": "", "rejected": "a"}, "has no answer: chosen is empty"),
+        ({"chosen": "b", "rejected": "a"}, "has no prompt, and chosen and rejected are not conversations"),
+        ({"chosen": TALK, "rejected": [*TALK]}, "chosen and rejected are the same"),
+        ({"chosen": TALK[1:], "rejected": TALK}, "has no prompt: chosen and rejected begin with different messages"),
+        ({"chosen": TALK[:1], "rejected": TALK}, "has no answer: chosen is only a beginning"),
+        ({"prompt": "Other", "chosen": TALK, "rejected": TALK[:1]}, "chosen is not as prompt is"),
     ],
 )
 def test_a_bad_record_names_its_line_or_is_counted(tmp_path: Path, raw: object, problem: str) -> None:
@@ -136,6 +141,15 @@ def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:
     found = records.read(write_lines(tmp_path / "data", raw, raw))
     assert found.items[0].kind == "instruction"
     assert found.unused == {"id": 2, "text": 2}
+
+
+@pytest.mark.parametrize("beside", [{}, {"prompt": None}, {"prompt": TALK[0]["content"]}])
+def test_the_prompt_of_two_conversations_is_what_both_begin_with(beside: dict[str, Any]) -> None:
+    answers = [[{"role": "assistant", "content": text}] for text in ("4", "5")]
+    raw = {"chosen": TALK[:1] + answers[0], "rejected": TALK[:1] + answers[1], **beside}
+    found = records.parse(raw, "")
+    assert found.kind == "preference"
+    assert found.values == {"prompt": TALK[:1], "chosen": answers[0], "rejected": answers[1]}
 
 
 def test_preferences_stand_alone(tmp_path: Path) -> None:

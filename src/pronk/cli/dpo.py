@@ -6,7 +6,7 @@ from typing import Any
 
 from pronk.cli import options, training, training_options
 
-RATES = training_options.Rates(lora=1e-5, full=1e-6)  # TRL's for all weights; for LoRA the usual ten times that
+RATES = training_options.Rates(lora=5e-5, full=1e-6)  # TRL's for all weights; docs/training.md has figures for LoRA
 
 
 @options.verb(
@@ -17,7 +17,8 @@ Examples:
   pronk dpo smollm2:135m --data preferences.jsonl --out mine --resume
   pronk generate -m smollm2:135m --adapter mine "..."
 
-A record is {"prompt", "chosen", "rejected"}: texts, or lists of messages.
+A record is {"prompt", "chosen", "rejected"}, texts or lists of messages; or {"chosen", "rejected"}, whole
+conversations that begin with the same messages.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
 @options.model_argument

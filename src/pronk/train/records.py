@@ -7,6 +7,7 @@ the Hugging Face hub. What a record is, is told by its keys, which are those of 
     {"prompt": ..., "completion": ...}
     {"instruction": ..., "input": ... (or absent), "output": ...}
     {"prompt": ..., "chosen": ..., "rejected": ...}     texts, or messages
+    {"chosen": ..., "rejected": ...}                    messages, which begin with the same
     {"text": ...}
 
 A bad record is an error that names its line, or is skipped and counted where that was asked for.
@@ -29,7 +30,7 @@ Kind = Literal["preference", "messages", "completion", "instruction", "text"]
 
 # The keys that make a kind, and those it may have; the first kind that fits is it: Alpaca on the hub has "text", too.
 _KEYS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "preference": (("prompt", "chosen", "rejected"), ()),
+    "preference": (("chosen", "rejected"), ("prompt",)),
     "messages": (("messages",), ()),
     "completion": (("prompt", "completion"), ()),
     "instruction": (("instruction", "output"), ("input",)),
@@ -108,12 +109,13 @@ def parse(raw: object, where: str) -> Record:
     if kind == "messages" and not any(message["role"] == "assistant" for message in values["messages"]):
         raise BadRecord("has no answer: none of the messages is the assistant's")
     if kind == "preference":
+        values = _with_prompt(values)
         _check_preference(values)
     return Record(kind, values, where)
 
 
 def _ways() -> str:
-    return "; ".join("+".join(needed) for needed, _ in _KEYS.values())
+    return "; ".join(" ".join(["+".join(needed), *(f"(+{key})" for key in may)]) for needed, may in _KEYS.values())
 
 
 def _check_text(key: str, value: object) -> None:
@@ -131,6 +133,27 @@ def _check_messages(key: str, value: object) -> None:
             raise BadRecord(f"{key}: the content of message {number} must be text, not {short(message.get('content'))}")
         if message["role"] == "assistant" and not message["content"].strip():
             raise BadRecord(f"has no answer: message {number} of {key} is the assistant's and empty")
+
+
+def _with_prompt(values: dict[str, Any]) -> dict[str, Any]:
+    """Of two conversations the prompt is what both begin with, as in TRL; it may stand beside them as text, too."""
+    conversations = [values[key] for key in _PREFERENCE]
+    if any(isinstance(value, str) for value in conversations):
+        if "prompt" not in values:
+            raise BadRecord("has no prompt, and chosen and rejected are not conversations that begin with one")
+        return values
+    chosen, rejected = conversations
+    shared = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    begun = chosen[:shared]
+    if "prompt" in values and values["prompt"] not in [message["content"] for message in begun]:
+        return values
+    if chosen == rejected:
+        raise BadRecord("chosen and rejected are the same: nothing is preferred")
+    if shared is None:
+        raise BadRecord(f"has no answer: {'chosen' if len(chosen) < len(rejected) else 'rejected'} is only a beginning")
+    if not begun:
+        raise BadRecord("has no prompt: chosen and rejected begin with different messages")
+    return {"prompt": begun, "chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
 def _check_preference(values: Mapping[str, Any]) -> None:
