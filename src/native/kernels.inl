@@ -90,7 +90,7 @@ constexpr int tile_tokens(int accumulators) {
 }
 
 // A decode step reads each weight once, from memory: ask for it this many bytes ahead.
-constexpr int kAhead = 2048;
+constexpr int kAhead = 3072;
 
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
 template <class Op, int R, int T>

@@ -17,6 +17,9 @@ constexpr int kTokenBlock = 252;
 // A batch this small is bound by reading weights: each thread reads one stretch of them, agreed beforehand.
 constexpr int kFewTokens = 24;
 
+// Of the weights that come next, what a thread asks for while it waits for the others: no more than its own cache keeps.
+constexpr size_t kAskedFor = 128 << 10;
+
 struct Product {
     const Matrix* matrix;
     Output output;
@@ -46,6 +49,9 @@ struct Model::Step {
     const std::function<bool()>& interrupted;
     Scratch& scratch;
     const int threads;
+    // Runs of one token each, and of a head one tile: who attends has placed just before what only that tile needs.
+    const bool placed_late = batch.runs == batch.tokens && batch.rows == batch.tokens &&
+                             config.num_attention_heads / config.num_key_value_heads <= kernel.attention_rows;
     std::atomic<bool> abandoned{false};
 
     void run(int thread);
@@ -55,15 +61,19 @@ private:
     struct Self {
         int thread;
         size_t phase = 0;
+        Ahead ahead{};
     };
 
     bool going(const Self& self) {
         if (self.thread == 0 && interrupted()) abandoned.store(true, std::memory_order_relaxed);
         return !abandoned.load(std::memory_order_relaxed);
     }
-    void meet() {
-        if (threads > 1) model.pool.barrier().wait();
+    void meet(Self& self) {
+        if (threads > 1) model.pool.barrier().wait(self.ahead);
     }
+
+    // Where a thread's stretch begins, for batches that are bound by reading weights.
+    int cut(int units, int thread) const { return (int)((int64_t)units * thread / threads); }
 
     // body(i) for i in [0, count), each done by one thread; whoever is free takes the next.
     template <class Body>
@@ -75,6 +85,8 @@ private:
     void embed(Self& self);
     template <class Row>
     void multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap);
+    void expect(Self& self, std::initializer_list<const Matrix*> next);
+    void place(int layer, int run, int token, int head);
     void position(Self& self, int layer);
     void attend(Self& self, int layer, const int32_t* wanted, int tokens);
 };
@@ -130,7 +142,7 @@ void Model::Step::run(int thread) {
     float *x = scratch.x.data, *h = scratch.h.data;
 
     embed(self);
-    meet();
+    meet(self);
     int tokens = batch.tokens;
     for (size_t index = 0; index < model.layers.size(); ++index) {
         const Layer& layer = model.layers[index];
@@ -145,9 +157,12 @@ void Model::Step::run(int thread) {
                                {&layer.k_proj, {scratch.k.data, (size_t)kvs, Then::store, kvs}},
                                {&layer.v_proj, {scratch.v.data, (size_t)kvs, Then::store, kvs}}};
         multiply(self, tokens, c, input_norm, qkv, 3, tap(taps.qkv, c));
-        meet();
-        position(self, index);
-        meet();
+        expect(self, {&layer.o_proj});
+        meet(self);
+        if (!placed_late) {
+            position(self, index);
+            meet(self);
+        }
 
         // Of the last layer nobody reads more than the rows that want logits.
         const int32_t* wanted = last ? batch.logits_rows : scratch.attend_tokens.data();
@@ -157,11 +172,12 @@ void Model::Step::run(int thread) {
         if (last && thread == 0)  // rows ascend: none is overwritten before it is moved
             for (int t = 0; t < tokens; ++t)
                 std::memmove(x + (size_t)t * c, x + (size_t)wanted[t] * c, c * sizeof(float));
-        meet();
+        meet(self);
         const Product o{&layer.o_proj, {x, (size_t)c, Then::add, c}};
         multiply(self, tokens, q, [&](int t, float*) { return scratch.attended.data + (size_t)t * q; }, &o, 1,
                  tap(taps.o, q));
-        meet();
+        expect(self, {&layer.gate_up_proj});
+        meet(self);
 
         const auto mlp_norm = [&](int t, float* out) {
             kernel.rmsnorm(x + (size_t)t * c, layer.post_attention_layernorm, config.rms_norm_eps, c, out);
@@ -169,10 +185,17 @@ void Model::Step::run(int thread) {
         };
         const Product gate_up{&layer.gate_up_proj, {h, (size_t)f, Then::swiglu, f}};
         multiply(self, tokens, c, mlp_norm, &gate_up, 1, tap(taps.gate_up, c));
-        meet();
+        expect(self, {&layer.down_proj});
+        meet(self);
         const Product down{&layer.down_proj, {x, (size_t)c, Then::add, c}};
         multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1, tap(taps.down, f));
-        meet();
+        if (last) {
+            expect(self, {&model.lm_head});
+        } else {
+            const Layer& next = model.layers[index + 1];
+            expect(self, {&next.q_proj, &next.k_proj, &next.v_proj});
+        }
+        meet(self);
     }
     if (tokens == 0) return;
     const auto norm = [&](int t, float* out) {
@@ -240,7 +263,7 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
         share(self, (tokens + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
             for (int t = i * kRowsAtOnce; t < std::min(tokens, (i + 1) * kRowsAtOnce); ++t) prepare(t);
         });
-        meet();
+        meet(self);
     }
 
     tokens *= parts;
@@ -261,11 +284,10 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
     if (tokens <= kFewTokens) {
         // SwiGLU needs a whole panel.
         const int unit = products[0].output.then == Then::swiglu ? 2 : 1, units = halves / unit;
-        const auto cut = [&](int thread) { return (int)((int64_t)units * thread / threads) * unit; };
         // In pieces of about a megabyte, so that a wish to stop is heard in time.
-        const int end = cut(self.thread + 1);
+        const int end = cut(units, self.thread + 1) * unit;
         const int piece = std::max<int>(2, (1 << 21) / products[0].matrix->panel_bytes * 2);
-        for (int begin = cut(self.thread); begin < end && going(self); begin += piece)
+        for (int begin = cut(units, self.thread) * unit; begin < end && going(self); begin += piece)
             range(begin, std::min(end, begin + piece), 0, tokens);
         return;
     }
@@ -276,10 +298,38 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
     });
 }
 
-// Rotates queries and keys, and stores keys and values: a unit is one head of the tokens of one run in one block.
-void Model::Step::position(Self& self, int layer) {
+// Which matrices are multiplied next, side by side: a thread that waits asks for the first of its own stretch of them.
+void Model::Step::expect(Self& self, std::initializer_list<const Matrix*> next) {
+    if (batch.tokens > kFewTokens) return;
+    int panels = 0;
+    for (const Matrix* m : next) panels += m->panels;
+    int begin = cut(2 * panels, self.thread) / 2;
+    for (const Matrix* m : next) {
+        if (begin < m->panels) {
+            const uint8_t* data = m->panel(begin);
+            self.ahead = {data, data + std::min(kAskedFor, (m->panels - begin) * m->panel_bytes)};
+            return;
+        }
+        begin -= m->panels;
+    }
+}
+
+// Rotates one token's queries and key of a head, and stores its key and value.
+void Model::Step::place(int layer, int run, int token, int head) {
     const int d = config.head_dim, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
-    const int group = heads / kv_heads;
+    const int group = heads / kv_heads, p = batch.positions[token];
+    const float *cos = model.cos + (size_t)p * (d / 2), *sin = model.sin + (size_t)p * (d / 2);
+    float* key = scratch.k.data + ((size_t)token * kv_heads + head) * d;
+    const float* value = scratch.v.data + ((size_t)token * kv_heads + head) * d;
+    const int32_t block = batch.blocks[batch.block_offsets[run] + p / kKVBlock];
+    kernel.rope(scratch.q.data + ((size_t)token * heads + (size_t)head * group) * d, group, d, cos, sin);
+    kernel.rope(key, 1, d, cos, sin);
+    kernel.store_kv(kv.layout, kv.at(layer, head) + block * kv.block_bytes(), p % kKVBlock, key, value);
+}
+
+// A unit is one head of the tokens of one run in one block.
+void Model::Step::position(Self& self, int layer) {
+    const int kv_heads = config.num_key_value_heads;
     int first = 0;  // block of the batch, numbered through its runs
     std::atomic<int>& ticket = scratch.tickets[self.phase++];
     const auto next = [&] { return ticket.fetch_add(1, std::memory_order_relaxed); };
@@ -287,18 +337,10 @@ void Model::Step::position(Self& self, int layer) {
     for (int n = 0; n < batch.runs; ++n) {
         const int begin = batch.offsets[n], end = batch.offsets[n + 1], start = batch.positions[begin];
         const int from = start / kKVBlock, to = (start + end - begin - 1) / kKVBlock + 1;
-        const int32_t* table = batch.blocks + batch.block_offsets[n];
         for (; mine < (first + to - from) * kv_heads && going(self); mine = next()) {
             const int block = from + mine / kv_heads - first, head = mine % kv_heads;
-            uint8_t* storage = kv.at(layer, head) + table[block] * kv.block_bytes();
-            for (int p = std::max(start, block * kKVBlock); p < std::min(start + end - begin, (block + 1) * kKVBlock); ++p) {
-                const size_t t = begin + p - start;
-                const float *cos = model.cos + (size_t)p * (d / 2), *sin = model.sin + (size_t)p * (d / 2);
-                float *key = scratch.k.data + (t * kv_heads + head) * d, *value = scratch.v.data + (t * kv_heads + head) * d;
-                kernel.rope(scratch.q.data + (t * heads + (size_t)head * group) * d, group, d, cos, sin);
-                kernel.rope(key, 1, d, cos, sin);
-                kernel.store_kv(kv.layout, storage, p % kKVBlock, key, value);
-            }
+            for (int p = std::max(start, block * kKVBlock); p < std::min(start + end - begin, (block + 1) * kKVBlock); ++p)
+                place(layer, n, begin + p - start, head);
         }
         first += to - from;
     }
@@ -319,6 +361,7 @@ void Model::Step::attend(Self& self, int layer, const int32_t* wanted, int token
         for (; mine < first + tiles * kv_heads && going(self); mine = next()) {
             // The longest rows first, so that the last units are short ones.
             const int tile = tiles - 1 - (mine - first) / kv_heads, head = (mine - first) % kv_heads;
+            if (placed_late) place(layer, run, wanted[begin], head);
             const float* q[kTileTokens];
             float* out[kTileTokens];
             int32_t limit[kTileTokens];

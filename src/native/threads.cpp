@@ -31,13 +31,14 @@ void pause() {
 #endif
 }
 
-// Waits until `value` is no longer `old`: spins first, then sleeps as one of `sleepers`.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::atomic<uint32_t>& sleepers, microseconds spin) {
+// Waits until `value` is no longer `old`: spins first, asking for what is ahead, then sleeps as one of `sleepers`.
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::atomic<uint32_t>& sleepers, microseconds spin,
+                Ahead& ahead) {
     const auto end = std::chrono::steady_clock::now() + spin;
     do {
         for (int i = 0; i < 32; ++i) {
             if (value.load(std::memory_order_acquire) != old) return;
-            pause();
+            if (!ahead.ask()) pause();
         }
     } while (std::chrono::steady_clock::now() < end);
     sleepers.fetch_add(1);
@@ -62,14 +63,14 @@ long process_id() {
 #endif
 }
 
-void Barrier::wait() {
+void Barrier::wait(Ahead& ahead) {
     if (threads_ == 1) return;
     const uint32_t phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
         arrived_.store(0, std::memory_order_relaxed);
         advance(phase_, sleepers_);
     } else {
-        wait_while(phase_, phase, sleepers_, kBarrierSpin);
+        wait_while(phase_, phase, sleepers_, kBarrierSpin, ahead);
     }
 }
 
@@ -88,7 +89,8 @@ struct ThreadPool::State {
 
     void work(int index) {
         for (uint32_t seen = 0;; ++seen) {
-            wait_while(step, seen, sleepers, kStepSpin);
+            Ahead nothing;
+            wait_while(step, seen, sleepers, kStepSpin, nothing);
             if (stopping) return;
             (*body)(index);
             done.wait();

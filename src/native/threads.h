@@ -13,11 +13,28 @@ int default_threads();
 // This process, so that the child of a fork can tell; 0 where there is no fork.
 long process_id();
 
+// Memory that a thread is about to read, and asks for while it has to wait, so that the memory itself need not.
+struct Ahead {
+    const uint8_t *next = nullptr, *end = nullptr;
+
+    // One cache line more, or false where all were asked for.
+    bool ask() {
+        if (next >= end) return false;
+        __builtin_prefetch(next, 0, 2);
+        next += 64;
+        return true;
+    }
+};
+
 // All threads arrive before any leaves. Spins briefly, then sleeps. Reusable at once.
 class Barrier {
 public:
     explicit Barrier(int threads) : threads_(threads) {}
-    void wait();
+    void wait(Ahead& ahead);
+    void wait() {
+        Ahead nothing;
+        wait(nothing);
+    }
 
 private:
     const int threads_;
