@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress, training, training_options, training_report
+from pronk.cli import console, options, processes, progress, training, training_options, training_report
 from pronk.errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ _text = options.together(
     click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
                  help="The line between two documents of TEXT."),
     click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out text of its own."),
-    click.option("--eval-share", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+    click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
                  metavar="X", help="Else: the share of TEXT, at its end, that is held out; 256 kB at most."),
     click.option("--vocab-size", type=_N, metavar="N", help="Tokens of the vocabulary.  [default: 512]"),
     options.tokenizer_option,
@@ -40,7 +42,7 @@ _shape = options.together(
                  help="Of keys and values.  [default: as many]"),
     click.option("--ctx", "--max-position-embeddings", "ctx_size", type=_N, default=256, show_default=True,
                  metavar="N", help="Tokens of a sequence, and the longest context."),
-    click.option("--lr", "--learning-rate", "rate", type=click.FloatRange(min=0, min_open=True), metavar="X",
+    click.option("--lr", "--learning-rate", "rate", type=options.Number(min=0, min_open=True), metavar="X",
                  help="Learning rate.  [default: by --hidden, 3e-3 for 128 and 4e-4 for 1024]"),
 )  # fmt: skip
 
@@ -103,26 +105,28 @@ def command(
     folder = training.folder_of(out)
     vocabulary: Tokenizer | int = _tokenizer(tokenizer) if tokenizer else vocab_size or 512
     settings, shape = _settings(text, tokenizer or f"{vocabulary} tokens", device, given)
-    with claimed(folder, resume=resume), training.memory_suffices(_LESS):
+    with processes.joined(device) as group, ExitStack() as held:
+        group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
+        held.enter_context(training.memory_suffices(_LESS))
         with progress.shown("reading", unit=_of_characters) as advance:
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
         files = huggingface_files(ready.tokenizer)
-        how: dict[str, Any] = {"device": device, "threads": threads}
-        run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, **how)
+        how: dict[str, Any] = {"device": group.device or device, "threads": threads}
+        run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)
         training.to_its_end(run, resume=resume, log_to=log_to)
-        report = training_report.of(run) | {"out": str(folder), "model_folder": str(folder / MODEL)}
-        parameters = sum(parameter.numel() for parameter in run.model.parameters())
+        if not group.first:
+            return
+        report = training_report.of(run) | {"model_folder": str(folder / MODEL)}
         del run  # what it kept best is read back, not what it ended with
-        said = _samples(folder / MODEL, ready, samples, **how)
-    losses = report["held_out_loss"]
-    report |= {
-        "parameters": parameters,
-        "vocabulary": ready.tokenizer.vocab_size,
-        "bits_a_byte": ready.bits_a_byte(losses["kept"]) if losses else None,
-        "samples": said,
-    }
-    console.write_json(report) if as_json else console.write(_as_text(report) + "\n")
+        losses = report["held_out_loss"]
+        report |= {
+            "parameters": sum(math.prod(tensor.shape) for tensor in ready.checkpoint.tensors.values()),
+            "vocabulary": ready.tokenizer.vocab_size,
+            "bits_a_byte": ready.bits_a_byte(losses["kept"]) if losses else None,
+            "samples": _samples(folder / MODEL, ready, samples, **how),
+        }
+        console.write_json(report) if as_json else console.write(_as_text(report) + "\n")
 
 
 command.params = [parameter for parameter in command.params if parameter.name not in _WITHOUT]
