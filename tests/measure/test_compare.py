@@ -15,12 +15,12 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, comparison, journal
-from pronk.measure.comparison import settle
+from pronk.measure import compare, journal, settling
 from pronk.measure.divergence import divergence
 from pronk.measure.perplexity import perplexity
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
+from pronk.measure.settling import settle
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import Worker, WorkerDied
 
@@ -196,8 +196,8 @@ def test_variants_that_do_not_fit_side_by_side_are_started_one_by_one(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled = settle(request_)
-    need = max(v.predicted.total(comparison._baseline(), 44) for v in settled.variants)
-    monkeypatch.setattr(comparison.system, "free_bytes", lambda: int(1.1 * need))
+    need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
+    monkeypatch.setattr(settling.system, "free_bytes", lambda: int(1.1 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together
     assert settled.reference is None
@@ -223,10 +223,10 @@ def test_variants_that_do_not_fit_side_by_side_are_started_one_by_one(
 def test_without_room_for_f32_the_original_is_the_reference(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     def predicted(checkpoint: Any, engine: str, options: Any) -> Any:
         size = 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000
-        return comparison.Prediction(size, 1, 1)
+        return settling.memory.Prediction(size, 1, 1)
 
-    monkeypatch.setattr(comparison.memory, "predict", predicted)
-    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(settling.memory, "predict", predicted)
+    monkeypatch.setattr(settling.system, "free_bytes", lambda: 3_000_000_000)
     settled = settle(request_)
     assert settled.reference is not None
     assert settled.reference.name == "bf16"
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_said_before_anything_begins(
 
 
 def test_a_model_too_large_for_memory(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(settling.system, "free_bytes", lambda: 1_000_000)
     with pytest.raises(PronkError, match=r"as bf16 needs .* of memory, and 1 MB are free; compare it in fewer bits"):
         settle(request_)
 
@@ -338,11 +338,11 @@ def test_a_report_does_not_say_whose_home_it_was_made_in(request_: Request, monk
 def test_a_gpu_is_asked_what_it_has(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     from pronk.torch_engine import device_memory
 
-    monkeypatch.setattr(comparison.engines, "has_gpu", lambda: True)
+    monkeypatch.setattr(settling.engines, "has_gpu", lambda: True)
     monkeypatch.setattr(device_memory, "free", lambda device: 123 if device == "cuda:1" else 0)
-    assert comparison._free("torch", replace(request_, loading={"device": "cuda:1"})) == 123
-    monkeypatch.setattr(comparison.system, "free_bytes", lambda: 77)
-    assert comparison._free("torch", replace(request_, loading={"device": "cpu"})) == 77
+    assert settling._free("torch", replace(request_, loading={"device": "cuda:1"})) == 123
+    monkeypatch.setattr(settling.system, "free_bytes", lambda: 77)
+    assert settling._free("torch", replace(request_, loading={"device": "cpu"})) == 77
 
 
 def test_a_request_survives_json(request_: Request) -> None:

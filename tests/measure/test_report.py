@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pronk.measure import plot_style, plots
+from pronk.measure import plot_style, plots, plots_outliers
 from pronk.measure.plot_style import Value
 from pronk.measure.report import reading, render, verdict, words
 from pronk.measure.report.document import Table
@@ -479,25 +479,25 @@ def test_outliers_are_drawn_so_that_none_is_lost() -> None:
 
     counts = np.zeros((4, 5000))
     counts[2, 4321] = 7
-    picture = plot_style.svg(plots.heat_map(counts, "columns over 6.0"))
+    picture = plot_style.svg(plots_outliers.heat_map(counts, "columns over 6.0"))
     assert ">4321<" in picture
     assert "columns over 6.0" in picture
-    figure = plots.heat_map(counts, "t")
+    figure = plots_outliers.heat_map(counts, "t")
     shown = figure.axes[0].images[0].get_array()
     assert shown is not None
     assert shown.count() == 1  # one cell is coloured, of fewer than 5000
     assert shown.max() == 7
-    assert "no column passed" in plot_style.svg(plots.heat_map(np.zeros((2, 3)), "none"))
+    assert "no column passed" in plot_style.svg(plots_outliers.heat_map(np.zeros((2, 3)), "none"))
 
 
 def test_a_sweep_names_its_knee() -> None:
     inf = float("inf")
     picture = plot_style.svg(
-        plots.sweep([0, 6, inf], [0.001, 0.002, 0.03], [{"median": 9, "min": 8, "max": 10}, 20, None], 6)
+        plots_outliers.sweep([0, 6, inf], [0.001, 0.002, 0.03], [{"median": 9, "min": 8, "max": 10}, 20, None], 6)
     )
     assert "knee: 6" in picture
     assert ">∞<" in picture
-    assert plots.sweep([0, 6], [None, None], [None, None]).axes
+    assert plots_outliers.sweep([0, 6], [None, None], [None, None]).axes
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise")
@@ -505,7 +505,7 @@ ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise")
 
 def test_rendering_imports_nothing_of_pronk_but_itself() -> None:
     room = Path(plots.__file__).parent
-    for path in (*sorted((room / "report").glob("*.py")), room / "plots.py", room / "plot_style.py", room / "noise.py"):
+    for path in (*sorted((room / "report").glob("*.py")), *room.glob("plot*.py"), room / "noise.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pronk"):
                 names = {f"{node.module}.{alias.name}" for alias in node.names}

@@ -9,11 +9,12 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 
 from pronk.measure import compare, techniques
-from pronk.measure.comparison import Comparison, settle
+from pronk.measure.comparison import Comparison
 from pronk.measure.machine import cores
+from pronk.measure.points import Point, points
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
-from pronk.measure.techniques import Point, points
+from pronk.measure.settling import settle
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_ways_of_one_setting_differ_in_one_thing(settled: Comparison) -> None:
 
 
 def test_without_torch_its_points_are_named_as_missing(settled: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(techniques, "find_spec", lambda name: None)
+    for module in ("points", "techniques"):
+        monkeypatch.setattr(f"pronk.measure.{module}.find_spec", lambda name: None)
     assert all(point.engine == "cpu" for point in points(settled))
     assert techniques.missing(settled) == [
         "flash against math attention: it needs the torch engine, which is not installed"

@@ -158,7 +158,7 @@ def _survey(
         found = outliers(llm, [window.ids for window in read], threshold, progress=advance)
 
     def figure() -> Figure:
-        from pronk.measure.plots import heat_map
+        from pronk.measure.plots_outliers import heat_map
 
         what, of = ("hidden states", 2 * found.tokens) if fed == "hidden" else (f"inputs of {fed}", found.tokens)
         return heat_map(found.counts(fed), f"{llm.name}: {what} over {threshold:g}, of {of} a cell")
@@ -189,13 +189,13 @@ def _sweep(
         )
 
     def figure() -> Figure:
-        from pronk.measure import plots
+        from pronk.measure import plots_outliers
 
         thresholds, klds, rates = (
             [point[name] for point in found["points"]] for name in ("threshold", "kld", "prefill_tok_s")
         )
         # Of prefill: decoding reads all weights for each token, whatever is computed apart.
-        return plots.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
+        return plots_outliers.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
 
     return {"engine": loading["engine"], "text": how["text"], **found}, figure
 

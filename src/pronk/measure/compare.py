@@ -16,12 +16,13 @@ from pronk import __version__
 from pronk.errors import BadFile, BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import techniques, texts
-from pronk.measure.comparison import Comparison, Variant, settle
+from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
 from pronk.measure.machine import cores, load, machine
 from pronk.measure.pace import Note, Pace
 from pronk.measure.request import Request
+from pronk.measure.settling import settle
 from pronk.measure.steps import cost, costs, step
 from pronk.measure.worker import Worker
 

@@ -131,6 +131,14 @@ def figure_of(
         figure.set_layout_engine("none")  # a second layout would move things a little
 
 
+def line(axis: Axes, name: str, points: Sequence[tuple[float, Value]], colour: str, marker: str) -> None:
+    """Points joined by a line, each with its error bar."""
+    for x, value in points:
+        axis.errorbar(x, value.value, yerr=reach(value), color=colour, capsize=3, linewidth=1)
+    xs, ys = [x for x, _ in points], [value.value for _, value in points]
+    axis.plot(xs, ys, color=colour, marker=marker, linewidth=2, label=name)
+
+
 def logarithmic(axis: Axis, *, between: Sequence[float] = ()) -> None:
     """Ticks in plain numbers, for mathematical notation would not survive as text: at powers of ten, and `between`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
