@@ -17,6 +17,7 @@ from pronk.errors import BadRequest
 Kind = Literal["adamw", "adamw8bit", "sgd"]
 BLOCK = 256  # numbers that share a scale in AdamW8bit
 _CODES = {"first": torch.int8, "second": torch.uint8}
+_SQUARE_ROOTS = {"first": 2, "second": 3}  # taken one after the other before a moment is coded
 _SMALL = 4096  # parameters with fewer numbers keep float32 moments: there is nothing to save
 
 
@@ -38,9 +39,10 @@ def make(model: nn.Module, kind: str, rate: float, decay: float, betas: tuple[fl
 class AdamW8bit(Optimizer):
     """AdamW (arXiv 1711.05101) whose moments are codes of 8 bits with a scale for each 256, as in arXiv 2110.02861.
 
-    A quarter of the memory: 2 bytes a parameter instead of 8. The first moment is coded with its sign, the second by
-    its fourth root, since it spans many orders of magnitude and what is small of it matters: steps are divided by its
-    square root.
+    A quarter of the memory: 2 bytes a parameter instead of 8. Both moments span orders of magnitude within 256 numbers,
+    and steps are their quotient, so that what is small of them matters as well: the first is coded by its fourth root,
+    with its sign, and the second by its eighth, which is the fourth of what steps are divided by. Coded as they are, or
+    by lower roots, small second moments become 0 where first moments do not, and steps leap.
     """
 
     def __init__(
@@ -69,15 +71,15 @@ class AdamW8bit(Optimizer):
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state["step"] = torch.tensor(0.0)  # as torch's own optimizers have it
-            for name in ("first", "second"):
-                _keep(state, name, torch.zeros_like(parameter, dtype=torch.float32), signed=name == "first")
+            for name in _CODES:
+                _keep(state, name, torch.zeros_like(parameter, dtype=torch.float32))
         state["step"] += 1
         first, second = _recall(state, "first", parameter), _recall(state, "second", parameter)
         grad = grad.float()
         first.lerp_(grad, 1 - beta1)
         second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        _keep(state, "first", first, signed=True)
-        _keep(state, "second", second, signed=False)
+        _keep(state, "first", first)
+        _keep(state, "second", second)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         step = int(state["step"])
         correction = (1 - beta2**step) ** 0.5
@@ -85,13 +87,17 @@ class AdamW8bit(Optimizer):
         parameter.addcdiv_(first, (second.sqrt() / correction).add_(group["eps"]), value=-rate)
 
 
-def _keep(state: dict[str, Any], name: str, values: Tensor, *, signed: bool) -> None:
+def _keep(state: dict[str, Any], name: str, values: Tensor) -> None:
     if values.numel() < _SMALL:
         state[name] = values
         return
-    flat = values.reshape(-1) if signed else values.reshape(-1).sqrt().sqrt()
-    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
-    scale = blocks.abs().amax(-1, keepdim=True) / (127 if signed else 255)
+    flat = values.reshape(-1)
+    roots = flat.abs()
+    for _ in range(_SQUARE_ROOTS[name]):
+        roots.sqrt_()
+    roots.copysign_(flat)
+    blocks = torch.nn.functional.pad(roots, (0, -len(roots) % BLOCK)).view(-1, BLOCK)
+    scale = blocks.abs().amax(-1, keepdim=True) / torch.iinfo(_CODES[name]).max
     codes = (blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)).round_()
     state[name] = codes.to(_CODES[name])
     state[name + "_scale"] = scale
@@ -102,5 +108,8 @@ def _recall(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
     stored: Tensor = state[name]
     if stored.dtype == torch.float32:
         return stored
-    values = (stored.float() * state[name + "_scale"]).view(-1)[: like.numel()]
-    return (values if stored.dtype == torch.int8 else values.square_().square_()).view(like.shape)
+    roots = (stored.float() * state[name + "_scale"]).view(-1)[: like.numel()]
+    values = roots.clone()
+    for _ in range(_SQUARE_ROOTS[name]):
+        values.square_()
+    return values.copysign_(roots).view(like.shape)
