@@ -16,6 +16,8 @@ import pronk
 from pronk import checkpoint
 from pronk.checkpoint import adapter
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.batch import Batch
+from pronk.engine.batch import Run as Rows
 
 Run = Callable[..., Result]
 IDS = [1, 50, 60, 70, 80, 90]
@@ -61,8 +63,30 @@ def test_merged(
 def test_the_receipt_as_text(run: Run, model: str, folder: str, tmp_path: Path) -> None:
     lines = run("merge", model, folder, str(tmp_path / "m")).stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'm'}: huggingface (f32), ")
+    assert lines[0].endswith(f"; merged into {model} (F32)")
     assert lines[1].startswith(f"mean KL divergence from {model} in f32 with {folder} applied: 0 ± 0; ")
     assert lines[1].endswith("is the same in 100.0% of 508 predictions")
+
+
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+def test_into_weights_that_it_was_trained_beside(run: Run, model: str, folder: str, tmp_path: Path, dtype: str) -> None:
+    """Codes and all: what answers is what learned (train/frozen.py), to rounding in float32."""
+    torch = pytest.importorskip("torch")
+    from pronk.torch_engine.backend import TorchBackend, load_model
+    from pronk.train import adapter as trained_adapter
+    from pronk.train import frozen
+
+    base = tmp_path / "base.gguf"
+    assert run("quantize", model, str(base), "--to", dtype).exit_code == 0
+    found = json.loads(run("merge", str(base), folder, str(tmp_path / "m.gguf"), "--json").stdout)
+    assert found["merged_into"] == checkpoint.open(base).quantization
+    opened, cpu = checkpoint.open(base), torch.device("cpu")
+    trained = load_model(opened, cpu, torch.float32, linear=frozen.linear(opened, None, cpu))
+    assert any(isinstance(module, frozen.FrozenLinear) for module in trained.modules())
+    trained_adapter.load(trained, Path(folder))
+    learned = TorchBackend(trained.eval()).forward(Batch.of([Rows(IDS, logits="all")]), None)
+    for answers in (pronk.load(tmp_path / "m.gguf"), pronk.load(base, adapter=folder, quantize="f32")):
+        np.testing.assert_allclose(answers.logits(IDS), learned, rtol=1e-4, atol=1e-4)
 
 
 def test_too_far_off_is_not_written(run: Run, model: str, folder: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ def command(
                 )
             receipt = _receipt(base, adapter, source, made, text, loading)
             receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}
+            receipt["merged_into"] = _types(source)
             found = receipt["divergence"]["mean"]
             if max_kld is not None and not found <= max_kld:
                 raise PronkError(
@@ -130,6 +132,13 @@ def _receipt(
     return {**found, "bytes": found["bytes"]["after"]}
 
 
+def _types(source: Checkpoint) -> str:
+    """What the weights are that an adapter is added to: an adapter fits best beside those it was trained beside."""
+    if source.quantization:
+        return source.quantization
+    return Counter(tensor.dtype for tensor in source.tensors.values()).most_common(1)[0][0]
+
+
 def _move(made: Path, destination: Path) -> None:
     """In one step, but for a folder that is replaced, which systems do in two."""
     if destination.is_dir():
@@ -150,7 +159,8 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     error = "" if found["standard_error"] is None else f" ± {found['standard_error']:.2g}"
     types = receipt["quantization"] or receipt["dtype"]
     return (
-        f"{receipt['dst']}: {receipt['format']} ({types}), {console.size(receipt['bytes'])}\n"
+        f"{receipt['dst']}: {receipt['format']} ({types}), {console.size(receipt['bytes'])}; "
+        f"merged into {receipt['base']} ({receipt['merged_into']})\n"
         f"mean KL divergence from {receipt['base']} in {receipt['reference']} with {receipt['adapter']} applied: "
         f"{found['mean']:.3g}{error}; "
         f"the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions"
