@@ -150,6 +150,22 @@ def test_where_memory_is_short_the_way_out_is_one_that_there_is(
         assert result.stderr.endswith(f" of memory, and 0 MB are free; {way_out}\n")
 
 
+def test_a_picture_that_cannot_be_written_takes_no_table_with_it(
+    run: Run, model: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def full(figure: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plot_style, "svg", full)
+    result = run("outliers", model, "--text", text, *COMMON, "--plot", str(tmp_path / "map.svg"))
+    assert result.exit_code == 1
+    assert "outlier features" in result.stdout
+    assert result.stderr == f"pronk: {tmp_path / 'map.svg'}: cannot be written: No space left on device\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
 def test_a_text_shorter_than_a_window(run: Run, model: str, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("Too short.")
     result = run("outliers", model, "--text", str(tmp_path / "short.txt"))

@@ -72,6 +72,14 @@ def test_the_text_is_read_as_pronk_perplexity_and_divergence_read_it(done: Done,
     assert quality["divergence"] == divergence(one, other, ids, ctx=512, count=1)
 
 
+def test_a_newline_at_its_end_is_no_part_of_a_text(request_: Request, tmp_path: Path) -> None:
+    """As for the other verbs."""
+    (tmp_path / "text").write_text("It rained. " * 60 + "\n")
+    assert list(settle(replace(request_, text=str(tmp_path / "text"))).ids) == [
+        b + 3 for b in encoded("It rained. " * 60)
+    ]
+
+
 def test_it_begins_with_the_token_that_texts_begin_with(request_: Request, tmp_path: Path) -> None:
     """And prompts, which are pieces of it, have that once."""
     folder = save_tiny_chat_model(tmp_path / "tiny")

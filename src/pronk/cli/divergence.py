@@ -115,7 +115,7 @@ def _verdict(found: Mapping[str, Any]) -> str:
     beside_both, beside_own = standing(difference, [floor, own]), standing(difference, [own])
     if beside_both != "above":
         return {"unknown": "unknown", "unclear": "unclear", "within": "same"}[beside_both]
-    return {"unclear": "unclear", "within": "noisy"}.get(beside_own, "different")
+    return {"unclear": "noisy or different", "within": "noisy"}.get(beside_own, "different")
 
 
 _IN_WORDS = {
@@ -123,6 +123,9 @@ _IN_WORDS = {
     "(a longer text, --windows, or a smaller --ctx).",
     "unclear": "Whether that is more than noise this text is too short to tell: the standard error reaches over the "
     "border, 3 times the noise floor. More windows tell (--windows 0, or a longer text).",
+    "noisy or different": "B differs from A; whether by more than from itself when its sums round otherwise this text "
+    "is too short to tell: the standard error reaches over the border, 3 times B's noise floor. More windows tell "
+    "(--windows 0, or a longer text).",
     "same": "A and B cannot be told apart: B lies about as near to A as A to itself (under 3 times the noise floor).",
     "noisy": "B differs from A, by about as much as from itself when its sums round otherwise (under 3 times its own "
     "noise floor): what is lost is lost to rounding on the way, not to that of the weights.",

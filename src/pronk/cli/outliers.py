@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,12 +123,12 @@ def command(
     else:
         with short_of_memory("a sweep is measured from f32: choose a smaller model"):
             result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
-    if plot:
-        _save(figure(), plot)
     if as_json:
         console.write_json(_with_infinity(result))
     else:
         console.write((outlier_tables.survey if sweep is None else outlier_tables.sweep)(result) + "\n")
+    if plot:  # last: what was measured is not to be lost with a disk that is full
+        _save(figure(), plot)
 
 
 def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
@@ -211,8 +212,11 @@ def _save(figure: Figure, path: Path) -> None:
         else:
             figure.savefig(beside, format="png", dpi=150)
         beside.replace(path)
+    except OSError as error:
+        raise PronkError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _with_infinity(value: Any) -> Any:

@@ -81,8 +81,8 @@ def check_writable(folder: Path, *, replace: bool, name: str = NAME) -> None:
         place = place.parent
     try:
         if not place.is_dir():
-            raise NotADirectoryError(None, "is no folder", str(place))
+            raise NotADirectoryError(None, f"{place}: is no folder")
         with tempfile.TemporaryFile(dir=place):
             pass
-    except OSError as error:
-        raise BadRequest(f"{folder}: a report cannot be written there: {os_problem(error)}") from None
+    except OSError as error:  # which names a file that nobody knows of
+        raise BadRequest(f"{folder}: a report cannot be written there: {error.strerror or error}") from None

@@ -152,8 +152,9 @@ def _tokenizer(request: Request, opened: Checkpoint) -> Tokenizer:
 
 
 def _read(name: str) -> str:
+    """Less one newline at its end, as the other verbs read a text."""
     try:
-        return Path(name).read_text(encoding="utf-8-sig")
+        return Path(name).read_text(encoding="utf-8-sig").removesuffix("\n")
     except OSError as error:
         raise BadRequest(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
