@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -214,47 +215,54 @@ def test_refused_by_all(came: dict[str, Any], name: str, says: str) -> None:
 
 @pytest.mark.slow
 def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> None:
-    """The other one ends at once, with one line, and the run goes on from its newest checkpoint when it is told to."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "pronk",
-        "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"), "--out", "run", "--full", "--samples", "0",
-        "--accumulate", "2", "--save-every", "2", "--device", "cpu", "--max-steps",
-    ]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
-    with subprocess.Popen(
-        [*command, "100000"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as begun:
-        newest = tmp_path / "run" / "checkpoints" / "step-000002"
-        while not newest.exists() and begun.poll() is None:
-            time.sleep(0.05)
+    """The other one ends at once, with one line; the run goes on when it is told to, and stops when it is told to."""
+    with _torchrun(root, tmp_path) as begun:
+        _wait(begun, lambda: len(_lines(tmp_path / "run")) > 4)
         os.kill(_last_process(begun.pid), signal.SIGKILL)
         out, err = begun.communicate(timeout=60)
     assert (begun.returncode, out) == (1, "")
-    said = [line for line in err.splitlines() if line.startswith("pronk:")]
-    assert said == [
+    assert [line for line in err.splitlines() if line.startswith("pronk:")] == [
         "pronk: another process of this run has ended, or did not answer; go on with the same command and --resume"
     ]
     assert err.count("step 0 of 100000: held-out loss") == 1  # the first process speaks alone
-    with subprocess.Popen(
-        [*command, "100000", "--resume"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as again:
-        lines = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) + 2
-        while len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) < lines and again.poll() is None:
-            time.sleep(0.05)
+    with _torchrun(root, tmp_path, "--resume") as again:
+        before = len(_lines(tmp_path / "run"))
+        _wait(again, lambda: len(_lines(tmp_path / "run")) > before)
         again.terminate()
         out, err = again.communicate(timeout=60)
     assert out == ""
-    stopped = [line for line in err.splitlines() if line.startswith("stopped after step")]
-    assert len(stopped) == 1
-    step = int(stopped[0].split()[3])
+    (stopped,) = (line for line in err.splitlines() if line.startswith("stopped after step"))
+    step = int(stopped.split()[3])
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").exists()
-    steps = [line["step"] for line in metrics(tmp_path / "run") if "loss" in line]
-    assert steps == list(range(1, step + 1))
+    assert [line["step"] for line in metrics(tmp_path / "run") if "loss" in line] == list(range(1, step + 1))
+
+
+@contextmanager
+def _torchrun(root: Path, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Two processes of `pronk finetune`, which would never end."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "pronk",
+        "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"), "--out", "run", "--full", "--samples", "0",
+        "--accumulate", "2", "--save-every", "2", "--device", "cpu", "--max-steps", "100000", *options,
+    ]  # fmt: skip
+    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.terminate()
+        started.communicate()
+
+
+def _wait(process: subprocess.Popen[str], until: Callable[[], bool]) -> None:
+    while not until():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def _lines(run: Path) -> list[str]:
+    file = run / "metrics.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _last_process(launcher: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +20,8 @@ class Failure(click.ClickException):
         super().__init__(" ".join(str(message).split()))
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pronk: {self.message}", err=True)
+        if not _said_elsewhere():
+            click.echo(f"pronk: {self.message}", err=True)
 
 
 class Misuse(Failure):
@@ -37,7 +40,15 @@ class Misuse(Failure):
 
     def show(self, file: Any = None) -> None:
         super().show(file)
-        click.echo(f"Try '{self.where} --help'.", err=True)
+        if not _said_elsewhere():
+            click.echo(f"Try '{self.where} --help'.", err=True)
+
+
+def _said_elsewhere() -> bool:
+    """Whether torchrun started processes that all fail alike, for they have not met yet, and this is not the first."""
+    distributed = sys.modules.get("torch.distributed")
+    met = distributed is not None and distributed.is_initialized()
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0" and not met
 
 
 @contextmanager

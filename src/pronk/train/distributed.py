@@ -193,13 +193,11 @@ def _device(name: str | None) -> str:
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
         raise BadRequest(f"device {name!r}: torchrun gives each process its own; ask for cpu or cuda")
-    local = int(os.environ["LOCAL_RANK"])
-    if name == "cuda" and local >= torch.cuda.device_count():
+    if name == "cuda" and (here := int(os.environ["LOCAL_WORLD_SIZE"])) > (devices := torch.cuda.device_count()):
         raise BadRequest(
-            f"torchrun started a process number {local + 1} here, and torch sees {torch.cuda.device_count()} CUDA "
-            "devices; start as many processes as there are devices"
+            f"torchrun started {here} processes here, and torch sees {devices} CUDA devices; start as many"
         )
-    return name if name == "cpu" else f"cuda:{local}"
+    return name if name == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}"
 
 
 def _says_it() -> bool:
