@@ -241,7 +241,7 @@ def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> N
 def _torchrun(root: Path, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Two processes of `pronk finetune`, which would never end."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "pronk",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk",
         "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"), "--out", "run", "--full", "--samples", "0",
         "--accumulate", "2", "--save-every", "2", "--device", "cpu", "--max-steps", "100000", *options,
     ]  # fmt: skip
