@@ -12,6 +12,7 @@ import click
 
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, tokenizer_for
+from pronk.cli.failures import short_of_memory
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.write import Format
     from pronk.llm import LLM
+
+
+_ELSEWHERE = "its receipt takes BASE in 16 bits at least: merge it on a larger machine"
 
 
 @options.verb(
@@ -127,7 +131,7 @@ def _receipt(
         with progress.shown("reading DST") as advance:
             return pronk.load(made, engine="cpu", progress=advance)
 
-    with progress.shown("measuring", unit=progress.of_tokens) as advance:
+    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(_ELSEWHERE):
         found = receipt(source, before, after, text, advance)
     return {**found, "bytes": found["bytes"]["after"]}
 
