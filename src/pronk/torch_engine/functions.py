@@ -21,6 +21,11 @@ def compute_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
+def wide(x: Tensor) -> Tensor:
+    """In at least 32 bits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias. x [T, K], weight [N, K] -> [T, N].
 
@@ -73,7 +78,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    h = x.float()
+    h = wide(x)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)  # [T, 1]
     return weight * (h * scale).to(x.dtype), scale
 
@@ -89,9 +94,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        h = x.float() * scale  # what the weight was multiplied with
+        h = wide(x) * scale  # what the weight was multiplied with
         of_weight = (grad * h).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        of_h = grad * weight.float()
+        of_h = grad * wide(weight)
         along = (of_h * h).mean(-1, keepdim=True)  # the part of the gradient that only changes the length of x
         of_x = of_h.sub_(h.mul_(along)).mul_(scale).to(x.dtype) if ctx.needs_input_grad[0] else None
         return of_x, of_weight, None
@@ -125,7 +130,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.float().chunk(2, dim=-1)
+    a, b = wide(x).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 

@@ -14,16 +14,17 @@ from torch import Tensor
 
 
 def drop(x: Tensor, share: float) -> Tensor:
-    """Which elements of x to drop, each with probability `share`: on CPUs indices [D], elsewhere a mask like x."""
+    """Which elements of x to drop, each with probability `share`: on CPUs indices [D], elsewhere a mask like x.
+
+    D depends on x's size alone: indices that fall behind x's end are its number of elements. That D are too few to
+    reach the end happens once in a thousand million times; the rest is then kept.
+    """
     if x.device.type != "cpu":
         return torch.rand_like(x, dtype=torch.float32) < share
-    count, rate = x.numel(), -math.log1p(-share)
-    expected = count * share
-    found = torch.empty(0, dtype=torch.int64)
-    while not len(found) or found[-1] < count:  # once, but for one time in a thousand million
-        kept = torch.empty(int(expected + 6 * expected**0.5) + 8).exponential_(rate).long()  # before each that is not
-        found = torch.cat((found, (kept + 1).cumsum(0) + (found[-1] if len(found) else -1)))
-    return found[found < count]
+    expected = x.numel() * share
+    enough = int(expected + 6 * expected**0.5) + 8
+    kept = torch.empty(enough, dtype=torch.float32).exponential_(-math.log1p(-share)).long()  # before each that is not
+    return kept.add_(1).cumsum(0).sub_(1).clamp_(max=x.numel())
 
 
 def without(x: Tensor, dropped: Tensor | None) -> Tensor:
@@ -32,4 +33,6 @@ def without(x: Tensor, dropped: Tensor | None) -> Tensor:
         return x
     if dropped.dtype == torch.bool:
         return x.masked_fill(dropped, 0)
-    return x.flatten().index_fill(0, dropped, 0).view_as(x)
+    out = x.new_empty(x.numel() + 1)  # one more, for indices behind the end
+    out[:-1].view(x.shape).copy_(x)
+    return out.index_fill_(0, dropped, 0)[:-1].view(x.shape)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
+from pronk.train import lora
 from pronk.train.batches import Batches
 from pronk.train.distributed import Group
 from pronk.train.objective import Imitation, Objective
@@ -107,6 +108,8 @@ class Loop:
         self.accumulate, self.clip, self.precision, self.names = accumulate, clip, precision, names
         self.position = Position()
         self.device = model.model.embed_tokens.weight.device
+        if precision in _TYPES and self.group.size == 1:  # several gather them in that type
+            lora.narrow(model, _TYPES[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "f16")
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
 

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
+from pronk.torch_engine.model import Llama
 from pronk.train.dropout import drop, without
 
 
@@ -93,6 +94,20 @@ def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None
             size = (linear.out_features, linear.in_features)
             where = device or next(iter([*linear.parameters(), *linear.buffers()])).device
             setattr(model.get_submodule(owner), leaf, LoraLinear(linear, size, config, where))
+
+
+def narrow(model: Llama, kind: torch.dtype) -> None:
+    """Keep frozen matrices in the 16-bit type that products are computed in: autocast would cast them for each.
+
+    What blocks add to, and norms, stay in 32 bits.
+    """
+    embedding = model.model.embed_tokens
+    if not embedding.weight.requires_grad and embedding.weight.dtype != kind:
+        embedding.register_forward_hook(lambda module, ids, rows: rows.float())
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.requires_grad:
+            module.weight = nn.Parameter(module.weight.to(kind), requires_grad=False)
+    model.tie_weights()
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
