@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, masks, processes, progress, training_progress, training_report
+from pronk.cli import console, masks, processes, progress, training_plan, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
 from pronk.errors import NoTokenizer, PronkError, one_line, short
 
@@ -43,6 +43,7 @@ def perform(
     threads: int | None,
     resume: bool,
     show_batch: bool,
+    plan: bool,
     samples: int,
     log_to: tuple[str, ...],
     tokenizer: str | None,
@@ -52,14 +53,20 @@ def perform(
     from pronk.train.data import prepare
     from pronk.train.folder import MODEL, claimed
 
-    folder = None if show_batch else folder_of(out)
+    if show_batch and plan:
+        raise click.UsageError("--show-batch and --plan print different things; give one of them")
+    folder = None if show_batch or plan else folder_of(out)
     with processes.joined(device) as group, ExitStack() as held:
         checkpoint = open_source(settings.model, tokenizer, None)
         codec = tokenizer_of(checkpoint)
         if codec is None:
             raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
         if folder is None:
-            masks.show(prepare(settings, codec, checkpoint.config.max_position_embeddings), settings, codec)
+            data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
+            if plan:
+                training_plan.show(checkpoint, data, settings, group.device or device, as_json=as_json)
+            else:
+                masks.show(data, settings, codec)
             return
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(memory_suffices())
@@ -166,7 +173,8 @@ def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:
 
     if resume:
         run.resume()
-    logs = Logs(log_to, run.folder, asdict(run.settings), run.loop.position.step, console.note)
+    wanted = log_to if run.group.first else ()
+    logs = Logs(wanted, run.folder, asdict(run.settings), run.loop.position.step, console.note)
     with closing(logs) as run.listener, _stopping() as stop:
         if training_progress.train(run, stop):
             return

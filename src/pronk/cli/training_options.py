@@ -56,6 +56,7 @@ data = options.together(
     click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
                  metavar="X", help="Else: the share of --data that is held out."),
     click.option("--show-batch", is_flag=True, help="Print the first micro-batches, what is learned marked, and stop."),
+    click.option("--plan", is_flag=True, help="Print what memory it will take, and whether that is free, and stop."),
 )  # fmt: skip
 imitation = options.together(
     click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
@@ -71,7 +72,7 @@ lora = options.together(
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
     click.option("--quantize", type=click.Choice(["auto", "f32", "int8", "llm-int8", "q8", "q4"]), metavar="FORMAT",
-                 help="Keep frozen weights as f32, int8, llm-int8, q8 or q4.  [default: auto, as the file has them]"),
+                 help="Keep frozen weights in int8, llm-int8, q8, q4, or auto: as the file has them.  [default: f32]"),
 )  # fmt: skip
 steps = options.together(
     click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
@@ -126,7 +127,7 @@ course = options.together(
 )  # fmt: skip
 
 # Of all these, what a run is not made of: how it is done and shown.
-HOW = ("out", "device", "threads", "resume", "show_batch", "samples", "log_to", "tokenizer", "as_json")
+HOW = ("out", "device", "threads", "resume", "show_batch", "plan", "samples", "log_to", "tokenizer", "as_json")
 
 
 def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings, dict[str, Any]]:

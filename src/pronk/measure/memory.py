@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import heap
+from pronk.cpu_engine.memory import held as held
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.generation import peak_rss_mb
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
 
-_STATUS = Path("/proc/self/status")
 _FIRST_BLOCKS = 4  # that a PrefixCache begins with
 _PASS = 512  # tokens of the passes that a scheduler makes
 _TORCH_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -74,14 +74,6 @@ def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Predic
     # On a CPU, pages of the file that have been read stay mapped until the model is loaded.
     file = sum(tensor.nbytes for tensor in checkpoint.tensors.values()) if on_cpu else 0
     return Prediction(loaded, kv, file + _PASS * widest * width)
-
-
-def held() -> int | None:
-    """What this process holds now (VmRSS); None where the system does not say."""
-    if not _STATUS.exists():
-        return None
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) * 1024
 
 
 def peak() -> int | None:

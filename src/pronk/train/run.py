@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pronk.checkpoint import write
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
-from pronk.cpu_engine import memory
 from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -30,6 +29,7 @@ from pronk.train.distributed import Group, Whole
 from pronk.train.dpo import Preferences
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
+from pronk.train.memory import plan
 from pronk.train.objective import Imitation
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
@@ -70,9 +70,7 @@ class Run:
         if group.size > 1 and settings.optimizer == "adamw8bit":
             raise BadRequest("adamw8bit's codes are not cut among processes; take adamw, or one process")
         where = pick_device(group.device or device)
-        if where.type == "cpu":
-            needed = _least_memory(checkpoint, settings) * group.here // group.size
-            group.lead(lambda _: memory.check(needed, f"{checkpoint.path}: training it", _way_out(settings)))
+        group.lead(lambda _: plan(checkpoint, settings, data.train, where).check(group.here, group.size))
         self.model = self._load(where, progress)
         recompute(self.model, settings.recompute)
         group.seed(settings.seed)
@@ -225,20 +223,6 @@ class Run:
     @cached_property
     def _origin(self) -> str:
         return digest(self.checkpoint)
-
-
-def _least_memory(checkpoint: Checkpoint, settings: Settings) -> int:
-    """Bytes: weights as they are kept, and of what is trained gradients and moments; activations come on top."""
-    if settings.lora:
-        return codes.nbytes(checkpoint, settings.quantize)
-    weights = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
-    return (4 + 4 + {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)) * weights
-
-
-def _way_out(settings: Settings) -> str:
-    if settings.lora:
-        return "choose a smaller model, or keep its weights in fewer bits (--quantize q4)"
-    return "choose a smaller model, or train LoRA alone (without --full)"
 
 
 def trained(checkpoint: Checkpoint, model: Llama, whole: Whole = lambda weight: weight) -> Checkpoint:

@@ -1,0 +1,72 @@
+"""What a run will take of memory, shown before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pronk.cli import console
+from pronk.cli.console import size
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.train.data import Data
+    from pronk.train.memory import Plan
+    from pronk.train.settings import Settings
+
+_WORDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "logits": "logits",
+}
+
+
+def show(checkpoint: Checkpoint, data: Data, settings: Settings, device: str | None, *, as_json: bool) -> None:
+    from pronk.torch_engine.backend import pick_device
+    from pronk.train.memory import plan
+
+    found = plan(checkpoint, settings, data.train, pick_device(device))
+    if as_json:
+        console.write_json(_as_json(found))
+    else:
+        console.write(_as_text(found, settings) + "\n")
+
+
+def _as_json(found: Plan) -> dict[str, Any]:
+    return {**asdict(found), "total": found.total, "fits": found.fits}
+
+
+def _as_text(found: Plan, settings: Settings) -> str:
+    rows: list[tuple[str, ...]] = [("", "by itself", "at the peak")]
+    rows += [(word, size(found.most[kind]), size(found.at_peak[kind])) for kind, word in _WORDS.items()]
+    rows += [(word, "", size(nbytes)) for word, nbytes in _besides(found) if nbytes]
+    rows.append(("in all", "", size(found.total)))
+    if found.free is not None:
+        rows.append(("free", "", size(found.held + found.free)))
+    answer = {True: "It fits.", False: "It does not fit.", None: "How much is free is not known."}[found.fits]
+    if found.total > found.in_a_step:
+        answer += " Most is taken while weights are read."
+    method = "LoRA" if settings.lora else "all weights"
+    return "\n".join(
+        [
+            console.table(rows, right=(1, 2)),
+            "",
+            f"{answer} Trained: {method}, {found.trained / found.weights:.2%} of {found.weights / 1e6:,.1f} million "
+            f"parameters, {settings.precision} on {found.device}, {settings.optimizer}{_recomputed(settings)}.",
+            f"The largest micro-batch has {found.tokens} tokens; {settings.accumulate} make a step.",
+        ]
+    )
+
+
+def _besides(found: Plan) -> Sequence[tuple[str, int]]:
+    return ("scratch, holes", found.scratch), ("process, torch", found.process)
+
+
+def _recomputed(settings: Settings) -> str:
+    if not settings.recompute:
+        return ""
+    every = "every block" if settings.recompute == 1 else f"one block in {settings.recompute}"
+    return f", activations of {every} computed again"

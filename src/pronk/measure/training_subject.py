@@ -1,0 +1,131 @@
+"""What a worker does to measure one setting of training: foretell it, load, take steps, and take one under a ledger.
+
+Plain JSON in, plain JSON out; `python -m pronk.measure.training_subject` is the worker's end (see worker.py). Where
+memory runs out, the answer says so: {"out_of_memory": what was said}.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pronk.measure import memory
+from pronk.measure.worker import serve
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.train.run import Run
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "bad_alloc")
+
+
+def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(method)
+    def guarded(*given: Any, **named: Any) -> dict[str, Any]:
+        try:
+            return method(*given, **named)
+        except (MemoryError, OSError, RuntimeError) as error:
+            said = str(error)
+            if not isinstance(error, MemoryError) and not any(sign in said for sign in _NO_MEMORY):
+                raise
+            return {"out_of_memory": said.strip().splitlines()[0] if said.strip() else "memory ran out"}
+
+    return guarded
+
+
+class TrainingSubject:
+    progress: Progress | None = None
+
+    @_may_run_out
+    def plan(
+        self,
+        model: str,
+        settings: dict[str, Any],
+        lora: dict[str, Any] | None,
+        examples: Sequence[tuple[list[int], list[bool]]],
+        device: str | None,
+    ) -> dict[str, Any]:
+        """train.memory's. `settings`: fields of train.settings.Settings; `examples`: token ids, what is learned."""
+        import numpy as np
+
+        from pronk import checkpoint
+        from pronk.checkpoint import hub
+        from pronk.checkpoint.adapter import LoraConfig
+        from pronk.torch_engine.backend import pick_device
+        from pronk.train.data import Data
+        from pronk.train.examples import Example, Pair
+        from pronk.train.memory import plan
+        from pronk.train.settings import Settings
+
+        every: list[Example | Pair] = [
+            Example(np.array(ids, np.int32), np.array(learned, np.bool_)) for ids, learned in examples
+        ]
+        self._data = Data(every, [], [str(number) for number in range(len(every))], [], 0, 0, {})
+        self._settings = Settings(model, "", lora=LoraConfig(**lora) if lora else None, **settings)
+        self._checkpoint = checkpoint.open(hub.resolve(model, progress=False))
+        self._device = pick_device(device)
+        found = plan(self._checkpoint, self._settings, every, self._device)
+        return {**asdict(found), "total": found.total, "fits": found.fits}
+
+    @_may_run_out
+    def load(self, threads: int | None) -> dict[str, Any]:
+        """Nothing of it is ever written."""
+        import torch
+
+        from pronk.train.run import Run
+
+        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self.progress}
+        self._run: Run = Run(self._checkpoint, self._data, self._settings, Path(), **how)
+        return {
+            "trained_share": self._run.trained_share,
+            "device": str(self._run.loop.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+    @_may_run_out
+    def steps(self, count: int) -> dict[str, Any]:
+        """Of each step: seconds, tokens read, loss; and the peak of memory since the process began."""
+        taken = []
+        for number in range(count):
+            taken.append(self._run.loop.step())
+            if self.progress:
+                self.progress("", number + 1, count)
+        return {
+            "seconds": [step.seconds for step in taken],
+            "tokens": [step.tokens for step in taken],
+            "loss": [step.loss for step in taken],
+            "peak_bytes": self._peak(),
+        }
+
+    @_may_run_out
+    def account(self) -> dict[str, Any]:
+        """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from pronk.train.ledger import KINDS, Ledger
+
+        loop, vocabulary = self._run.loop, self._checkpoint.config.vocab_size
+        with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
+            loop.step()
+        with FlopCounterMode(display=False) as counted:  # apart, for it holds on to what the ledger would count
+            step = loop.step()
+        return {
+            "bytes": {kind: ledger.most[kind] for kind in KINDS},
+            "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
+            "flops": counted.get_total_flops(),
+            "tokens": step.tokens,
+        }
+
+    def _peak(self) -> int | None:
+        from pronk.torch_engine import device_memory
+
+        on_gpu = device_memory.peak(str(self._run.loop.device))
+        return memory.peak() if on_gpu is None else on_gpu
+
+
+if __name__ == "__main__":
+    serve(TrainingSubject())

@@ -1,0 +1,174 @@
+"""Memory of a run, foretold: its step is rehearsed on tensors that have a shape and a type, but no bytes.
+
+What is rehearsed is the run's own step (loop.py) over the largest micro-batch that it will see, with its optimizer,
+precision, recomputation and frozen codes: there is no second description of what training keeps, which could be wrong.
+No weight is read. What is counted, and how, is in ledger.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, islice
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.cpu_engine import memory
+from pronk.torch_engine import device_memory
+from pronk.torch_engine.model import Llama
+from pronk.train import codes, frozen, lora, optimizers
+from pronk.train.batches import Batches
+from pronk.train.dpo import Preferences
+from pronk.train.frozen import FrozenLinear
+from pronk.train.ledger import KINDS, Ledger
+from pronk.train.loop import Loop
+from pronk.train.recompute import recompute
+from pronk.train.schedule import Schedule
+from pronk.train.settings import Settings
+
+# Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
+LIBRARIES = 25 << 20  # what torch loads and keeps from its first step on
+SCRATCH = 0.15  # of what comes and goes in a step: what products take for themselves, and holes between tensors
+_LOOKED_AT = 100_000  # micro-batches, to find the largest
+
+_LESS = (
+    "choose a smaller model, or what takes less: --recompute 1, a smaller --batch-size, --pack or --max-length, "
+    "--precision bf16, LoRA alone (without --full) with weights in fewer bits (--quantize q4), --optimizer adamw8bit; "
+    "--plan says how much"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes, of the process; on a GPU, of what torch holds there."""
+
+    name: str  # of the checkpoint
+    device: str
+    trained: int  # parameters
+    weights: int  # parameters in all
+    tokens: int  # of the largest micro-batch
+    process: int  # what there is besides tensors: Python, torch, the data
+    loading: int  # tensors, at most, while weights are read
+    most: Mapping[str, int]  # in a step, of each of ledger.KINDS by itself
+    at_peak: Mapping[str, int]  # of each, when there is most of all together
+    scratch: int  # what operations take for themselves, and holes between tensors
+    held: int  # what the process holds already
+    free: int | None  # besides
+
+    @property
+    def in_a_step(self) -> int:
+        return self.process + sum(self.at_peak.values()) + self.scratch
+
+    @property
+    def total(self) -> int:
+        return max(self.process + self.loading, self.in_a_step)
+
+    @property
+    def fits(self) -> bool | None:
+        """None where nobody knows what is free."""
+        return None if self.free is None else self.total <= self.held + self.free
+
+    def check(self, here: int = 1, size: int = 1) -> None:
+        """Raise PronkError where it does not fit, `here` of the `size` processes of a run being on this machine: these
+        cut among them what lasts."""
+        lasting = sum(self.at_peak[kind] for kind in ("parameters", "gradients", "optimizer"))
+        needed = (self.total - lasting + lasting // size) * (here if self.held else 1) - self.held
+        if self.free is not None and needed > self.free:
+            memory.check(needed, f"{self.name}: training it", _LESS, free=self.free)
+
+
+def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], device: torch.device) -> Plan:
+    """Of training on `examples`, as Data has them."""
+    on_cpu = device.type == "cpu"
+    batch = largest(settings, examples)
+    with FakeTensorMode():
+        loop = _loop(checkpoint, settings, batch, device)
+        trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        loop.optimizer.step()  # which makes its state
+        if settings.accumulate == 1:  # else there are those of earlier micro-batches
+            loop.optimizer.zero_grad()
+        with _Rehearsal(loop.model, loop.optimizer, checkpoint.config.vocab_size) as ledger:
+            loop.step()
+        weights = frozen.count(loop.model)
+    held = (memory.held() or 0) if on_cpu else 0  # with what the rehearsal loaded: the run needs it, too
+    free = memory.free_bytes() if on_cpu else device_memory.free(str(device))
+    passing = ledger.at_peak["activations"] + ledger.at_peak["logits"]
+    widest = 4 * max(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return Plan(
+        name=str(checkpoint.path),
+        device=str(device),
+        trained=sum(parameter.numel() for parameter in trained),
+        weights=weights,
+        tokens=sum(map(len, batch)),
+        process=held + LIBRARIES if on_cpu else 0,
+        loading=ledger.most["parameters"] + widest,
+        most={kind: ledger.most[kind] for kind in KINDS},
+        at_peak={kind: ledger.at_peak[kind] for kind in KINDS},
+        scratch=widest + round(SCRATCH * passing) if on_cpu else 0,
+        held=held,
+        free=free,
+    )
+
+
+def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
+    """The examples of the micro-batch with the most tokens of all that the run will see."""
+    lengths = [len(example) for example in examples]
+    batches = Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
+    seen = islice(_of_run(settings, batches), _LOOKED_AT)
+    chosen = max(seen, key=lambda indices: sum(lengths[i] for i in indices))
+    return [examples[i] for i in chosen]
+
+
+def _of_run(settings: Settings, batches: Batches) -> Iterator[list[int]]:
+    """Its micro-batches, to the last."""
+    first = batches.epoch(0)
+    steps = settings.max_steps or max(1, round(settings.epochs * len(first) / settings.accumulate))
+    every = chain(first, chain.from_iterable(batches.epoch(number) for number in count(1)))
+    return islice(every, steps * settings.accumulate)
+
+
+def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device) -> Loop:
+    """A run's loop (run.py), with one micro-batch a step."""
+    with device:
+        model = Llama(checkpoint.config)
+        if settings.lora:
+            _freeze(model, checkpoint, settings.quantize)
+            lora.add(model, settings.lora)
+    recompute(model, settings.recompute)
+    return Loop(
+        model,
+        batch,
+        Batches([len(example) for example in batch], len(batch)),
+        optimizers.make(model, settings.optimizer, settings.rate, settings.decay),
+        Schedule(settings.rate, 1),
+        objective=Preferences(settings.preference) if settings.preference else None,
+        clip=settings.clip,
+        precision=settings.precision,
+    )
+
+
+def _freeze(model: Llama, checkpoint: Checkpoint, wish: str | None) -> None:
+    """Codes in the place of weights, as frozen.linear puts them there when it reads them."""
+    for name, tensor in checkpoint.tensors.items():
+        if format := codes.format_of(tensor, wish):
+            owner = name.removesuffix(".weight")
+            plain = cast(nn.Linear, model.get_submodule(owner))
+            model.set_submodule(owner, FrozenLinear(codes.empty(tensor, format), plain.bias))
+
+
+class _Rehearsal(Ledger):
+    """Numbers that would be read off a tensor are 1: a step looks at losses and norms, and does not depend on them."""
+
+    def __torch_dispatch__(
+        self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        return super().__torch_dispatch__(operation, types, args, kwargs)

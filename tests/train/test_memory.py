@@ -1,0 +1,125 @@
+"""Memory foretold without weights, held against what a ledger sees of the same step, and against the process itself."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from formats import save_huggingface
+from tiny import in_memory, random_weights, tiny_config
+
+from pronk.checkpoint.adapter import LoraConfig
+from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.measure.worker import Worker
+from pronk.train import memory
+from pronk.train.batches import Batches
+from pronk.train.data import Data
+from pronk.train.examples import Example
+from pronk.train.ledger import KINDS, Ledger
+from pronk.train.run import Run
+from pronk.train.settings import Settings
+
+CPU = torch.device("cpu")
+CONFIG = tiny_config(
+    hidden_size=128, intermediate_size=384, num_hidden_layers=4, vocab_size=500, tie_word_embeddings=True
+)
+LORA = LoraConfig(rank=8, dropout=0.1)
+
+
+def examples(count: int = 2, tokens: int = 65) -> list[Example]:
+    rng = np.random.default_rng(0)
+    learned = np.arange(tokens) > 20
+    return [Example(rng.integers(0, 500, tokens).astype(np.int32), learned) for _ in range(count)]
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings("memory", "", **{"lora": None, "max_steps": 9, "accumulate": 2, **changes})
+
+
+def never_read() -> Checkpoint:
+    """A checkpoint whose tensors have shapes and no numbers."""
+    opened = in_memory(CONFIG, random_weights(CONFIG))
+
+    def read() -> Any:
+        raise AssertionError("a plan reads no weights")
+
+    tensors = {name: LazyTensor(name, of.shape, "F32", of.nbytes, read) for name, of in opened.tensors.items()}
+    return replace(opened, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"accumulate": 1},
+        {"recompute": 1},
+        {"precision": "bf16", "recompute": 2},
+        {"lora": LORA},
+        {"lora": LORA, "precision": "bf16"},
+        {"lora": LORA, "quantize": "q4"},
+        {"lora": LORA, "quantize": "int8", "recompute": 1},
+        {"optimizer": "adamw8bit", "batch_size": 2},
+        {"optimizer": "sgd"},
+    ],
+    ids=str,
+)
+def test_what_is_foretold_is_what_a_ledger_sees_of_the_step(changes: dict[str, Any], tmp_path: Path) -> None:
+    chosen, data = settings(**changes), examples()
+    foretold = memory.plan(never_read(), chosen, data, CPU)
+    run = Run(
+        in_memory(CONFIG, random_weights(CONFIG)), Data(list(data), [], ["", ""], [], 0, 0, {}), chosen, tmp_path,
+        device="cpu",
+    )  # fmt: skip
+    run.loop.step()  # after which there is an optimizer's state
+    with Ledger(run.model, run.loop.optimizer, CONFIG.vocab_size) as seen:
+        run.loop.step()
+    for kind in KINDS:
+        assert foretold.most[kind] == pytest.approx(seen.most[kind], rel=0.02, abs=20_000), kind
+    assert sum(foretold.at_peak.values()) == pytest.approx(seen.at_peak.total(), rel=0.02)
+
+
+def test_the_largest_micro_batch_of_those_that_the_run_sees() -> None:
+    every = [Example(np.zeros(n, np.int32), np.ones(n, np.bool_)) for n in range(10, 60)]
+    assert [len(one) for one in memory.largest(settings(max_steps=None, epochs=1.0), every)] == [59]
+    two = memory.largest(settings(max_steps=1, accumulate=2), every)
+    order = Batches([len(one) for one in every]).epoch(0)[:2]
+    assert len(two[0]) == max(len(every[i]) for [i] in order) < 59
+    pairs = memory.largest(settings(max_steps=None, epochs=40.0, batch_size=2), every)
+    assert 110 < sum(map(len, pairs)) <= 58 + 59
+
+
+# Of one process each: switches that change what there is at the peak.
+MEASURED: dict[str, dict[str, Any]] = {
+    "full": {"lora": None, "settings": {"accumulate": 1}},
+    "LoRA, recomputed": {"lora": {"rank": 16}, "settings": {"recompute": 1, "quantize": "f32"}},
+    "LoRA over q4, bf16": {"lora": {"rank": 16}, "settings": {"precision": "bf16", "quantize": "q4"}},
+    "full, 8 bits, accumulated": {"lora": None, "settings": {"accumulate": 2, "optimizer": "adamw8bit"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: str, tmp_path: Path) -> None:
+    """With 29 million parameters, so that most of it is not the process's own."""
+    config = tiny_config(
+        hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,
+        head_dim=64, vocab_size=16_000, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = tmp_path / "model"
+    save_huggingface(model, config, random_weights(config))
+    ids = np.random.default_rng(1).integers(3, 16_000, 513).tolist()
+    given = {"lora": None, "rate": 1e-5, "max_steps": 9, **MEASURED[name]["settings"]}
+    given.pop("lora")
+    with Worker(name, (sys.executable, "-m", "pronk.measure.training_subject")) as worker:
+        foretold = worker.call(
+            "plan", model=str(model), settings=given, lora=MEASURED[name]["lora"],
+            examples=[(ids, [False] + [True] * 512)], device="cpu",
+        )  # fmt: skip
+        worker.call("load", threads=1)
+        measured = worker.call("steps", count=2)
+    assert foretold["total"] == pytest.approx(measured["peak_bytes"], rel=0.15)
