@@ -167,29 +167,27 @@ def test_texts_that_are_too_short(tmp_path: Path, text: str, changes: dict[str, 
         prepare(settings(tmp_path / "text.txt"), SHAPE, changes.get("vocabulary", 265))
 
 
-def test_memory_is_asked_for_before_a_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 16 bytes a parameter; recomputed activations and 8-bit moments need less."""
-    weights = sum(math.prod(shape) for shape in SHAPE.config(360).tensor_shapes().values())
-    free = 0
-    monkeypatch.setattr("pronk.train.documents.memory.check", lambda *_: None)
-
-    def check(need: int, what: str, way_out: str) -> None:
-        nonlocal free
-        free = need
-
-    monkeypatch.setattr("pronk.train.pretrain.memory.check", check)
-    needs = []
-    for changes in ({}, {"recompute": 1}, {"recompute": 1, "optimizer": "adamw8bit"}):
-        prepare(settings(**changes), SHAPE, 360)
-        needs.append(free)
-    assert needs[0] > needs[1] > needs[2] > 10 * weights
-    assert needs[1] - needs[2] == 6 * weights
+    config = SHAPE.config(360)
+    weights = sum(math.prod(shape) for shape in config.tensor_shapes().values())
+    needs: list[int] = []
+    monkeypatch.setattr("pronk.train.pretrain.memory.check", lambda need, *_: needs.append(need))
+    for changes in ({}, {"recompute": 2}, {"recompute": 1}, {"recompute": 1, "optimizer": "adamw8bit"}):
+        pretrain.check_memory(config, settings(**{"pack": 1000, **changes}))
+    a_block, an_input = 4 * 1000 * (11 * 32 + 5 * 96), 4 * 1000 * 32
+    assert needs == [
+        16 * weights + 2 * a_block,
+        16 * weights + 2 * a_block + an_input,
+        16 * weights + a_block + 2 * an_input,
+        10 * weights + a_block + 2 * an_input,
+    ]
 
 
 def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 2 << 20)
     with pytest.raises(PronkError, match=r"a model of 0\.0 million parameters in training needs .* make it smaller"):
-        prepare(settings(pack=64 * 49), SHAPE, 360)
+        pretrain.check_memory(SHAPE.config(360), settings(pack=64 * 49))
 
 
 # -- a run --

@@ -70,6 +70,7 @@ def test_texts_without_spaces_and_with_what_the_library_reserves() -> None:
     [
         ("abc abc", 512, "the text is too short for a vocabulary of 512 tokens; it supports 269"),
         (TEXT, 270, r"the text's characters alone take a vocabulary of 3\d\d tokens; 270 are too few"),
+        (TEXT, 300_001, "a vocabulary of 300001 tokens is too large; 300000 are allowed"),
         (TEXT, 258, "a vocabulary of 258 tokens is too small"),
         ("\n\n", 300, "no vocabulary can be made of the text"),
     ],

@@ -96,6 +96,7 @@ def command(
 
     engines.import_torch()
     from pronk.tokenizer.export import huggingface_files
+    from pronk.torch_engine.backend import pick_device
     from pronk.train import pretrain
     from pronk.train.folder import MODEL, claimed
     from pronk.train.run import Run
@@ -111,6 +112,8 @@ def command(
         with progress.shown("reading", unit=_of_characters) as advance:
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
+        if group.size == 1 and pick_device(device).type == "cpu":
+            pretrain.check_memory(ready.checkpoint.config, settings)
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": group.device or device, "threads": threads}
         run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)

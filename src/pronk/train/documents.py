@@ -24,7 +24,7 @@ from pronk.train.examples import Example
 SEPARATOR = "<|endoftext|>"  # GPT-2's, and TinyStories'
 _RECORDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _FEW = 10  # documents: of fewer, the one in which the held-out share begins is cut
-_BYTES = 40  # of memory for each byte of a text: itself, its tokens and sequences (measured: 25 to 35)
+_BYTES = 16  # of memory for each byte of a text: itself, its tokens and sequences (measured: 15 to 17)
 _STRETCH = 1 << 20  # characters encoded at once
 
 

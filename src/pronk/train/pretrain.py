@@ -24,8 +24,8 @@ from pronk.train.documents import Sequences
 from pronk.train.settings import Settings
 
 SPREAD = 0.02  # of weights at first: GPT-2's, and the initializer_range of LlamaConfig
-HELD_OUT = 1 << 18  # characters, at most, where no share is asked for: a look at them is to take seconds
-_OF_BLOCK = 14, 5  # floats that a block keeps for each token: times the hidden size, and the intermediate one
+HELD_OUT = 1 << 18  # characters, whatever the share: a look at them is to take seconds
+_OF_BLOCK = 11, 5  # numbers that a block keeps for each token (measured): times the hidden and intermediate sizes
 _LOOKS = 10  # at held-out text, of a whole run
 _MULTIPLE = 32  # of intermediate_size: blocks of GGUF's and llama2.c's 8-bit types are to fit in
 
@@ -136,7 +136,6 @@ def prepare(
     try:
         codec = vocabulary.train(texts, tokenizer) if isinstance(tokenizer, int) else tokenizer
         config = replace(shape.config(codec.vocab_size), bos_token_id=codec.bos_id, eos_token_ids=codec.eos_ids)
-        _check_memory(config, settings)
         train = documents.sequences(texts, codec, shape.ctx_size, settings.data, progress)
         held = documents.sequences(held_out, codec, shape.ctx_size, settings.eval_data or settings.data)
     except BadRequest as error:
@@ -153,15 +152,19 @@ def prepare(
     return Ready(settings, codec, initial(config, settings.seed), data, train, held)
 
 
-def _check_memory(config: ModelConfig, settings: Settings) -> None:
-    """Weights, gradients and moments, and the activations of a micro-batch, as far as they go. Raises PronkError."""
+def check_memory(config: ModelConfig, settings: Settings) -> None:
+    """The least that a CPU must have: for weights, gradients, moments and a micro-batch's activations.
+
+    Raises PronkError where it is not free.
+    """
     weights = sum(int(np.prod(shape)) for shape in config.tensor_shapes().values())
     moments = {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)
     block = _OF_BLOCK[0] * config.hidden_size + _OF_BLOCK[1] * config.intermediate_size
-    kept = config.num_hidden_layers * (config.hidden_size if settings.recompute == 1 else block)
-    activations = 4 * (settings.pack or 1) * (kept + block)
+    forgotten = -(-config.num_hidden_layers // settings.recompute) if settings.recompute else 0
+    kept = (config.num_hidden_layers - forgotten + bool(forgotten)) * block + forgotten * config.hidden_size
+    width = 4 if settings.precision == "f32" else 2
     memory.check(
-        weights * (4 + 4 + moments) + activations,
+        weights * (4 + 4 + moments) + width * (settings.pack or 1) * kept,
         f"a model of {weights / 1e6:.1f} million parameters in training",
         "make it smaller (--hidden, --layers, --vocab-size), or read less at once (--batch-size, --recompute 1)",
     )

@@ -18,6 +18,7 @@ import sentencepiece
 from pronk.errors import BadRequest
 from pronk.tokenizer import spm_file
 from pronk.tokenizer.spm import SPACE, SpmTokenizer
+from pronk.vocabulary import MAX_VOCABULARY
 
 LEAST = 3 + 256  # tokens that are there before any text is read
 SEEN = 16 << 20  # characters that a vocabulary is learned from: of longer texts, stretches from all over
@@ -31,6 +32,8 @@ _TOO_SMALL = re.compile(r"required_chars\. \d+ vs (\d+)")
 
 def train(texts: Sequence[str], size: int) -> SpmTokenizer:
     """`size` tokens. The same texts give the same tokens. Raises BadRequest where they do not support so many."""
+    if size > MAX_VOCABULARY:
+        raise BadRequest(f"a vocabulary of {size} tokens is too large; {MAX_VOCABULARY} are allowed")
     if size < LEAST:
         raise BadRequest(f"a vocabulary of {size} tokens is too small: the 256 bytes alone take {LEAST} with the rest")
     written = BytesIO()
