@@ -81,7 +81,7 @@ def test_into_weights_that_it_was_trained_beside(run: Run, model: str, folder: s
     found = json.loads(run("merge", str(base), folder, str(tmp_path / "m.gguf"), "--json").stdout)
     assert found["merged_into"] == checkpoint.open(base).quantization
     opened, cpu = checkpoint.open(base), torch.device("cpu")
-    trained = load_model(opened, cpu, torch.float32, linear=frozen.linear(opened, None, cpu))
+    trained = load_model(opened, cpu, torch.float32, linear=frozen.linear(opened, "auto", cpu))
     assert any(isinstance(module, frozen.FrozenLinear) for module in trained.modules())
     trained_adapter.load(trained, Path(folder))
     learned = TorchBackend(trained.eval()).forward(Batch.of([Rows(IDS, logits="all")]), None)

@@ -142,7 +142,7 @@ def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
     blocks[2, 34:36] = (0x00, 0x7C)  # infinity
     broken = replace(checkpoint.tensors[name], read_blocks=lambda: blocks)
     with pytest.raises(BadFile, match=r"up_proj\.weight.*infinity or NaN"):
-        loaded(replace(checkpoint, tensors={**checkpoint.tensors, name: broken}), None)
+        loaded(replace(checkpoint, tensors={**checkpoint.tensors, name: broken}), "auto")
 
 
 def test_formats_that_there_are_not() -> None:

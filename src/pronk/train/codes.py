@@ -71,12 +71,12 @@ def check(wish: str | None) -> None:
 def format_of(tensor: LazyTensor, wish: str | None) -> str | None:
     """What a weight is kept in while it is frozen: "int8", "llm-int8", "q8", "q4", or None for float32.
 
-    `wish` "auto", or None: codes of the file stay what they are where a format here holds them. Only matrices of blocks
-    are kept in codes.
+    `wish` "auto": codes of the file stay what they are where a format here holds them. Only matrices of blocks are kept
+    in codes, and none where nothing is wished.
     """
-    if wish == "f32" or not tensor.name.startswith("model.layers.") or len(tensor.shape) != 2:
+    if wish in (None, "f32") or not tensor.name.startswith("model.layers.") or len(tensor.shape) != 2:
         return None
-    return _HELD.get(tensor.dtype) if wish in (None, "auto") else wish
+    return _HELD.get(tensor.dtype) if wish == "auto" else wish
 
 
 def nbytes(checkpoint: Checkpoint, wish: str | None) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.torch_engine.functions import compute_type
+from pronk.torch_engine.functions import compute_type, product
 from pronk.train import codes
 from pronk.train.codes import Codes
 
@@ -59,7 +59,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Codes, dtype: torch.dtype) -> Tensor:
         ctx.weight, ctx.like = weight, x.dtype
         given = x.to(dtype)
-        parts = [given @ weight.floats(rows).to(dtype).T for rows in weight.pieces()]
+        parts = [product(given, weight.floats(rows).to(dtype).t()) for rows in weight.pieces()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Product(torch.autograd.Function):
         weight: Codes = ctx.weight
         found = torch.zeros(len(grad), weight.columns, dtype=torch.float32, device=grad.device)
         for rows in weight.pieces():
-            found += grad[:, rows] @ weight.floats(rows).to(grad.dtype)
+            found += product(grad[:, rows].contiguous(), weight.floats(rows).to(grad.dtype))
         return found.to(ctx.like), None, None
 
 

@@ -44,7 +44,7 @@ class Settings:
     eval_data: str | None = None
     eval_share: float = 0.1  # of the data, held out where there is no eval_data
     lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
-    quantize: str | None = None  # what LoRA's frozen weights are kept in (codes.Wish); None: as the file has them
+    quantize: str | None = None  # what LoRA's frozen weights are kept in (codes.Wish); None: f32
     epochs: float = 3.0
     max_steps: int | None = None
     batch_size: int = 1
