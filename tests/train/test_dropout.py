@@ -15,8 +15,8 @@ def test_each_element_is_dropped_as_often_as_it_should(share: float) -> None:
     dropped = torch.stack([(without(x, drop(x, share)) == 0).float() for _ in range(rounds)]).view(rounds, -1)
     deviation = (share * (1 - share)) ** 0.5
     assert abs(float(dropped.mean()) - share) <= 5 * deviation / dropped.numel() ** 0.5
-    # Each place by itself, the first and the last among them: the largest of 1000 deviations is under 5 sigma.
-    assert float((dropped.mean(0) - share).abs().max()) <= 5.5 * deviation / rounds**0.5
+    if share * rounds >= 20:  # enough to be nearly normal: of 1000 places, the first and the last too, none is far off
+        assert float((dropped.mean(0) - share).abs().max()) <= 5.5 * deviation / rounds**0.5
     neighbours = (dropped[:, 1:] * dropped[:, :-1]).mean()  # independent: share squared of them are both dropped
     assert abs(float(neighbours) - share**2) <= 6 * share / dropped.numel() ** 0.5
 

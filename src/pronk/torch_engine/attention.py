@@ -94,4 +94,4 @@ class _Causal(torch.autograd.Function):
 
 def _to_heads(x: Tensor, heads: int) -> Tensor:
     """[N, K, S, D] -> [N, H, S, D]: each K serves H / K query heads."""
-    return x.repeat_interleave(heads // x.shape[1], dim=1)
+    return x.unsqueeze(2).expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)

@@ -23,8 +23,8 @@ def drop(x: Tensor, share: float) -> Tensor:
         return torch.rand_like(x, dtype=torch.float32) < share
     expected = x.numel() * share
     enough = int(expected + 6 * expected**0.5) + 8
-    kept = torch.empty(enough, dtype=torch.float32).exponential_(-math.log1p(-share)).long()  # before each that is not
-    return kept.add_(1).cumsum(0).sub_(1).clamp_(max=x.numel())
+    kept = torch.rand(enough, dtype=torch.float32).neg_().log1p_().div_(math.log1p(-share))  # before each that is not
+    return kept.long().add_(1).cumsum(0).sub_(1).clamp_(max=x.numel())
 
 
 def without(x: Tensor, dropped: Tensor | None) -> Tensor:
