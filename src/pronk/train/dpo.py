@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train import lora
 from pronk.train.batches import MicroBatch
 from pronk.train.examples import Pair
 from pronk.train.loss import log_likelihoods
-from pronk.train.objective import compute_type
 from pronk.train.settings import Preference
 
 
