@@ -27,6 +27,7 @@ from pronk.train.dpo import Preferences
 from pronk.train.frozen import FrozenLinear
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
+from pronk.train.objective import Imitation, Objective
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
@@ -86,8 +87,12 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
     """Of training on `examples`, as Data has them."""
     on_cpu = device.type == "cpu"
     batch = largest(settings, examples)
+    objective = Preferences(settings.preference) if settings.preference else Imitation()
     with FakeTensorMode():
-        loop = _loop(checkpoint, settings, batch, device)
+        loop = _loop(checkpoint, settings, batch, device, objective)
+        if isinstance(objective, Preferences):  # whose reference was asked before the first step, or with the others
+            with loop.autocast():
+                objective.reference.ask(loop.model, batch)
         trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
@@ -134,7 +139,9 @@ def _of_run(settings: Settings, batches: Batches) -> Iterator[list[int]]:
     return islice(every, steps * settings.accumulate)
 
 
-def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device) -> Loop:
+def _loop(
+    checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device, objective: Objective
+) -> Loop:
     """A run's loop (run.py), with one micro-batch a step."""
     with device:
         model = Llama(checkpoint.config)
@@ -148,7 +155,7 @@ def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], devi
         Batches([len(example) for example in batch], len(batch)),
         optimizers.make(model, settings.optimizer, settings.rate, settings.decay),
         Schedule(settings.rate, 1),
-        objective=Preferences(settings.preference) if settings.preference else None,
+        objective=objective,
         clip=settings.clip,
         precision=settings.precision,
     )
