@@ -1,56 +1,15 @@
 // Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
 // waited for without the GIL, which who holds them may need.
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
 #include <numeric>
-#include <stdexcept>
 
-#include "model.h"
-#include "module.h"
+#include "module_batch.h"
 
 namespace pronk {
 
 namespace {
-
-constexpr int kMostTokens = 1 << 24;
-
-// In the child of a fork what another thread of the parent had locked stays so for ever: that is refused, not waited for.
-class Mutex {
-public:
-    void lock() {
-        if (!mutex_.try_lock()) {
-            const long holder = holder_;
-            if (holder && holder != process_id())
-                throw std::runtime_error("the model was at work when this process was forked off: load it again here");
-            mutex_.lock();
-        }
-        holder_ = process_id();
-    }
-    bool try_lock() {
-        if (!mutex_.try_lock()) return false;
-        holder_ = process_id();
-        return true;
-    }
-    void unlock() {
-        holder_ = 0;
-        mutex_.unlock();
-    }
-
-private:
-    std::mutex mutex_;
-    std::atomic<long> holder_{0};  // 0: nobody
-};
-
-struct PyKV {
-    PyKV(const Config& config, int layers, KVType type, int64_t num_blocks)
-        : layers(layers), heads(config.num_key_value_heads), kv(config, layers, type, num_blocks) {}
-
-    const int layers, heads;
-    KV kv;
-    Mutex mutex;
-};
 
 // A pass gives up when a Python signal handler raises: Ctrl-C. Asked often, and looks only now and then.
 class Interrupted {
@@ -66,70 +25,6 @@ public:
 private:
     std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
     bool raised_ = false;
-};
-
-// engine/batch.py's Batch, copied; block tables one after the other.
-struct BatchArrays {
-    std::vector<int32_t> token_ids, positions, offsets, blocks, block_offsets, logits_rows;
-
-    Batch view() const {
-        Batch batch;
-        batch.tokens = static_cast<int>(token_ids.size());
-        batch.runs = static_cast<int>(offsets.size()) - 1;
-        batch.rows = static_cast<int>(logits_rows.size());
-        batch.token_ids = token_ids.data(), batch.positions = positions.data(), batch.offsets = offsets.data();
-        batch.blocks = blocks.data(), batch.block_offsets = block_offsets.data();
-        batch.logits_rows = logits_rows.data();
-        return batch;
-    }
-
-    void check(const Model& model, const PyKV& kv) const {
-        const int64_t tokens = token_ids.size();
-        check_range("the number of tokens", tokens, 1, kMostTokens);
-        if (positions.size() != token_ids.size())
-            refuse("there are ", positions.size(), " positions for ", tokens, " tokens");
-        check_offsets("offsets", offsets, tokens, 1);
-        check_offsets("block_offsets", block_offsets, blocks.size(), 0);
-        if (block_offsets.size() != offsets.size())
-            refuse("there are ", block_offsets.size() - 1, " block tables for ", offsets.size() - 1, " runs");
-        for (const int32_t id : token_ids)
-            if (id < 0 || id >= model.config.vocab_size)
-                refuse("token id ", id, " is not in a vocabulary of ", model.config.vocab_size);
-        for (size_t i = 0; i < logits_rows.size(); ++i)
-            if (logits_rows[i] < (i ? logits_rows[i - 1] + 1 : 0) || logits_rows[i] >= tokens)
-                refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);
-        std::vector<bool> written(kv.kv.num_blocks());
-        for (size_t n = 0; n + 1 < offsets.size(); ++n) check_run(n, model, kv, written);
-    }
-
-private:
-    static void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_t end, int32_t least) {
-        if (offsets.size() < 2 || offsets.front() != 0 || offsets.back() != end)
-            refuse(what, " must begin with 0 and end with ", end);
-        for (size_t i = 1; i < offsets.size(); ++i)
-            if (offsets[i] < offsets[i - 1] || offsets[i] - offsets[i - 1] < least) refuse(what, " must ascend");
-    }
-
-    void check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const {
-        const int32_t begin = offsets[n], end = offsets[n + 1], start = positions[begin];
-        const int32_t* table = blocks.data() + block_offsets[n];
-        const int64_t last = static_cast<int64_t>(start) + end - begin - 1, have = block_offsets[n + 1] - block_offsets[n];
-        if (start < 0 || last >= model.rope_positions)
-            refuse("run ", n, ": positions ", start, " to ", last, " are not within ", model.rope_positions);
-        for (int32_t i = begin; i < end; ++i)
-            if (positions[i] != start + i - begin) refuse("run ", n, ": positions must be consecutive");
-        if (last / kKVBlock >= have)
-            refuse("run ", n, ": ", last + 1, " positions do not fit in ", have, " blocks of ", kKVBlock);
-        for (int64_t i = 0; i <= last / kKVBlock; ++i)
-            if (table[i] < 0 || table[i] >= kv.kv.num_blocks())
-                refuse("run ", n, ": there is no block ", table[i], " among ", kv.kv.num_blocks());
-        for (int64_t i = start / kKVBlock; i <= last / kKVBlock; ++i) {
-            if (written[table[i]]) refuse("block ", table[i], " is written twice in one batch");
-            written[table[i]] = true;
-        }
-        if (kv.layers != static_cast<int>(model.layers.size()) && start != 0)
-            refuse("run ", n, ": keys of one layer remember nothing; a run must start at position 0, not ", start);
-    }
 };
 
 class PyModel {
@@ -155,11 +50,13 @@ public:
     }
 
     bool pack(const std::string& role, int layer, const RawRows& raw, const std::string& source, int64_t first) {
+        const Unlocked lock(mutex);
         const Slot slot = allocated(role, layer);
         return pronk::pack(*slot.matrix, slot.part, raw, source, first, model.pool);
     }
 
     void unpack(const std::string& role, int layer, int64_t first, const FloatsOut& out) {
+        const Unlocked lock(mutex);
         const Slot slot = allocated(role, layer);
         pronk::unpack(*slot.matrix, slot.part, first, out, model.pool);
     }
@@ -260,19 +157,6 @@ private:
         }
         if (!done) nb::raise_python_error();
     }
-
-    // Waits without the GIL, and holds on with it.
-    class Unlocked {
-    public:
-        explicit Unlocked(Mutex& mutex) : mutex_(mutex) {
-            const nb::gil_scoped_release released;
-            mutex_.lock();
-        }
-        ~Unlocked() { mutex_.unlock(); }
-
-    private:
-        Mutex& mutex_;
-    };
 
     struct Slot {
         Matrix* matrix;

@@ -35,6 +35,23 @@ int32_t parting(const float* x, int size, int n, int32_t largest) {
     return low;
 }
 
+// Those of `mask`, one after the other; gives how many. Up to 16 places are written.
+template <class Of>
+PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+    if constexpr (requires { Of::compress; }) {
+        return Of::compress(mask, x, k, to_x, to_k);
+    } else {
+        float xs[16];
+        int32_t ks[16];
+        Of::store(xs, x), Of::store_int(ks, k);
+        int n = 0;
+        for (; mask; mask &= mask - 1, ++n) to_x[n] = xs[__builtin_ctz(mask)], to_k[n] = ks[__builtin_ctz(mask)];
+        return n;
+    }
+}
+
+constexpr int32_t kCounting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // As `quantize`, with zeros for outliers, which are added to the list.
 float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* out, int32_t* sum) {
     float* found_x = rows.found_x;
@@ -65,12 +82,12 @@ float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* o
             const F v = load_part(from + i, end - i);
             rest = S::max_int(rest, S::magnitude(S::under(v, S::set_int(least))));
             if (const uint32_t found = S::at_least(S::magnitude(v), S::set_int(least)))
-                n += S::append(found, v, place(i), found_x + n, found_k + n);
+                n += append<S>(found, v, place(i), found_x + n, found_k + n);
         }
         count = n;
         return S::maximum_int(rest);
     };
-    int32_t rest = list(x, size, [](int i) { return S::add_int(S::set_int(i), S::counting()); });
+    int32_t rest = list(x, size, [](int i) { return S::add_int(S::set_int(i), S::load_int(kCounting)); });
     if (!sure) {
         const int32_t nth = parting(found_x, count, rows.rule.count, largest);
         least = nth < least ? least : nth < over ? nth : over;

@@ -51,12 +51,11 @@ struct Simd {
     PRONK_INLINE void store_int(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
     PRONK_INLINE I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
     // Those of `mask`, one after the other; gives how many. 16 places are written.
-    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
+    PRONK_INLINE int compress(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
         _mm512_storeu_ps(to_x, _mm512_maskz_compress_ps((__mmask16)mask, x));
         _mm512_storeu_si512(to_k, _mm512_maskz_compress_epi32((__mmask16)mask, k));
         return __builtin_popcount(mask);
     }
-    PRONK_INLINE I counting() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
     PRONK_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
     PRONK_INLINE int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
     PRONK_INLINE void store_int8(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(x)); }

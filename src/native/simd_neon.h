@@ -86,19 +86,6 @@ struct Simd {
         for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.v[i]);
     }
     PRONK_INLINE I load_int(const int32_t* p) { return each_int([=](int i) { return vld1q_s32(p + 4 * i); }); }
-    // Those of `mask`, one after the other; gives how many. Up to 16 places are written.
-    PRONK_INLINE int append(uint32_t mask, F x, I k, float* to_x, int32_t* to_k) {
-        float xs[16];
-        int32_t ks[16];
-        store(xs, x), store_int(ks, k);
-        int n = 0;
-        for (; mask; mask &= mask - 1, ++n) to_x[n] = xs[__builtin_ctz(mask)], to_k[n] = ks[__builtin_ctz(mask)];
-        return n;
-    }
-    PRONK_INLINE I counting() {
-        static constexpr int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        return load_int(numbers);
-    }
     PRONK_INLINE I add_int(I a, I b) { return each_int([&](int i) { return vaddq_s32(a.v[i], b.v[i]); }); }
     PRONK_INLINE int32_t sum_int(I x) {
         return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));

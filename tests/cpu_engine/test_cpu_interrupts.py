@@ -1,4 +1,4 @@
-"""After Ctrl-C nothing of a pass is computed any more, not even what each layer takes beside its products."""
+"""Signals during a pass: after Ctrl-C nothing of it is computed any more, and a handler cannot start another."""
 
 from __future__ import annotations
 
@@ -43,3 +43,46 @@ def test_an_interrupted_pass_does_not_go_through_its_layers() -> None:
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     assert float(found.stdout) < 0.2
+
+
+# The handler asks the model that it interrupts for another pass, in the way named by the second argument.
+CALLED_AGAIN = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+from tiny import in_memory, random_weights, tiny_config
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+from pronk.errors import PronkError
+
+config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=2, isa="portable")
+kv = backend.new_kv(64, 64)
+called = {
+    "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
+    "farther": lambda: backend.forward(Batch.of([Run([1] * 8000)]), None),
+    "resize": lambda: kv.resize(80),
+    "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
+}[sys.argv[2]]
+
+def handler(signum, frame):
+    try:
+        called()
+    except PronkError as error:
+        print(error)
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+backend.forward(Batch.of([Run([1] * 2000, 0, range(64))]), kv)
+called()
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("call", ["forward", "farther", "resize", "dequantized"])
+def test_a_handler_that_calls_the_model_it_interrupts_is_refused(call: str) -> None:
+    command = [sys.executable, "-c", CALLED_AGAIN, str(Path(__file__).parents[1]), call]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused, done = found.stdout.splitlines()
+    assert "signal handler" in refused, found.stderr
+    assert done == "done"

@@ -33,6 +33,7 @@ sys.path.insert(0, sys.argv[1])
 from tiny import in_memory, random_weights, tiny_config
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
+from pronk.errors import PronkError
 
 config = tiny_config(hidden_size=512, num_hidden_layers=4)
 backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=2, isa="portable")
@@ -50,7 +51,7 @@ child = os.fork()
 if child == 0:
     try:
         backend.forward(Batch.of([Run([1])]), None)
-    except RuntimeError as error:
+    except PronkError as error:
         os._exit(7 if "forked" in str(error) else 1)
     os._exit(0)
 over.set()

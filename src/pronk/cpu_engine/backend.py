@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from threading import Lock
+from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,10 @@ class CpuBackend:
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
         out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
-        self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
+        try:
+            self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
+        except RuntimeError as error:  # called where waiting for the pass under way would never end
+            raise PronkError(f"{error}") from None
         return out
 
     def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
@@ -133,7 +136,10 @@ class CpuBackend:
             name: np.empty((config.num_hidden_layers, tokens, k), np.float32) for name, k in widths.items()
         }
         head = np.empty((1, tokens, config.hidden_size), np.float32)
-        self.model.activations(**self._arguments(batch, kv), **taps, head=head)
+        try:
+            self.model.activations(**self._arguments(batch, kv), **taps, head=head)
+        except RuntimeError as error:
+            raise PronkError(f"{error}") from None
         inputs = {(layer, name): of[layer] for layer in range(config.num_hidden_layers) for name, of in taps.items()}
         return {**inputs, (-1, "head"): head[0]}
 
@@ -160,7 +166,10 @@ class CpuBackend:
     def _unpack(self, name: str) -> NDArray[np.float32]:
         role, layer, _ = weights.place(name)
         out = np.empty(self._checkpoint.tensors[name].shape, np.float32)
-        self.model.unpack(role, layer, 0, out)
+        try:
+            self.model.unpack(role, layer, 0, out)
+        except RuntimeError as error:
+            raise PronkError(f"{error}") from None
         return out
 
 
@@ -169,14 +178,18 @@ class Rope:
 
     def __init__(self, model: _native.Model, config: ModelConfig, ctx_size: int) -> None:
         self._model, self._inv_freq, self._reached = model, inverse_frequencies(config, ctx_size), 0
-        self._lock = Lock()  # calls from several threads must not replace a table by a shorter one
+        # Calls from several threads must not replace a table by a shorter one, nor may that of a signal handler, which
+        # must not wait for the call that it interrupts.
+        self._lock = RLock()
 
     def reach(self, position: int) -> None:
         with self._lock:
             if position >= self._reached:
                 reached = max(256, 2 * self._reached, position + 1)
-                self._model.set_rope(*cos_sin(self._inv_freq, 0, reached))
-                self._reached = reached
+                tables = cos_sin(self._inv_freq, 0, reached)
+                if reached > self._reached:
+                    self._model.set_rope(*tables)
+                    self._reached = reached
 
 
 def load_native() -> ModuleType:

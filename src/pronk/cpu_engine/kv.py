@@ -43,3 +43,5 @@ def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
         yield
     except MemoryError:
         raise PronkError(f"memory ran out for {what}; {way_out}") from None
+    except RuntimeError as error:  # while a pass is under way that cannot be waited for
+        raise PronkError(f"{error}") from None
