@@ -77,13 +77,25 @@ def vs_bitsandbytes(results: dict[str, Any]) -> str:
     return harness.table(header, rows) + "\n\n" + _divergences(results["quality"])
 
 
+def vs_peft(results: dict[str, Any]) -> str:
+    """Speed and memory, and how far apart the losses are that they come with."""
+    rows = []
+    for case, measured in results["measured"].items():
+        rates, memory, apart = measured["tok_s"], measured["peak_rss_mb"], measured["loss_difference"]
+        less = f"{memory['pronk'] / memory['PEFT'] - 1:+.0%}"
+        cells = (_rate(rates["pronk"]), _rate(rates["PEFT"]), _ratio(measured["ratio"]))
+        rows.append([case, *cells, f"{memory['pronk']:.0f} / {memory['PEFT']:.0f}", less, f"{apart['mean']:.1g}"])
+    header = ("tokens/s (medians)", "pronk", "PEFT", "ratio", "peak memory, MB", "", "mean losses apart by")
+    return harness.table(header, rows)
+
+
 def quality(results: dict[str, Any]) -> str:
     return _divergences(results["measured"])
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     function.__name__: function
-    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, quality)
+    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, quality)
 }
 
 

@@ -68,6 +68,42 @@ def test_speed_beside_bitsandbytes_stands_with_what_it_costs(bench: Any) -> None
         assert "reference" not in text
 
 
+def test_training_beside_peft_stands_with_its_losses(bench: Any) -> None:
+    rates = {
+        "pronk": {"median": 284.2, "min": 265.0, "max": 303.4},
+        "PEFT": {"median": 122.2, "min": 119.9, "max": 124},
+    }
+    memory = {"pronk": 2436.0, "PEFT": 9642.0}
+    measured = {
+        "tok_s": rates, "ratio": {"median": 2.33, "min": 2.13, "max": 2.53}, "peak_rss_mb": memory,
+        "peak_while_training_mb": memory, "loss_difference": {"worst": 0.0003, "mean": 0.0001},
+    }  # fmt: skip
+    results = {"measured": {"f32 8x1": measured}}
+    table = bench("table").vs_peft(results)
+    assert (
+        "| f32 8x1            |   284 |  122 | 2.33 (2.13 to 2.53) |     2436 / 9642 | -75% |               0.0001 |"
+        in table
+    )
+    assert "-75%" in bench("vs_peft").report(results)
+
+
+class FakeTrainer:
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.steps = seconds, 0
+
+    def train(self, steps: int) -> dict[str, Any]:
+        self.steps += steps
+        return {"seconds": self.seconds, "losses": [2.0] * steps, "grad_norms": [1.0] * steps}
+
+
+def test_tokens_of_training_are_those_of_the_steps_that_were_taken(bench: Any) -> None:
+    side, found = FakeTrainer(2.0), []
+    run = bench("vs_peft")._rate_of(side, [10, 20, 30, 40], 2, found)
+    assert [run(), run()] == [15.0, 35.0]
+    assert side.steps == 4
+    assert [loss for one in found for loss in one["losses"]] == [2.0] * 4
+
+
 def test_nobody_always_goes_first(bench: Any) -> None:
     turns: list[str] = []
     sides = {name: (lambda name=name: turns.append(name) or float(len(turns))) for name in "AB"}
