@@ -174,7 +174,7 @@ def test_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     needs: list[int] = []
     monkeypatch.setattr("pronk.train.pretrain.memory.check", lambda need, *_: needs.append(need))
     for changes in ({}, {"recompute": 2}, {"recompute": 1}, {"recompute": 1, "optimizer": "adamw8bit"}):
-        pretrain.check_memory(config, settings(**{"pack": 1000, **changes}))
+        pretrain.check_memory(config, settings(**{"pack": 9000, **changes}), tokens=1000)
     a_block, an_input = 4 * 1000 * (11 * 32 + 5 * 96), 4 * 1000 * 32
     assert needs == [
         16 * weights + 2 * a_block,
@@ -187,7 +187,7 @@ def test_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 2 << 20)
     with pytest.raises(PronkError, match=r"a model of 0\.0 million parameters in training needs .* make it smaller"):
-        pretrain.check_memory(SHAPE.config(360), settings(pack=64 * 49))
+        pretrain.check_memory(SHAPE.config(360), settings(pack=64 * 49), tokens=10_000)
 
 
 # -- a run --

@@ -113,7 +113,7 @@ def command(
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
         if group.size == 1 and pick_device(device).type == "cpu":
-            pretrain.check_memory(ready.checkpoint.config, settings)
+            pretrain.check_memory(ready.checkpoint.config, settings, ready.train.tokens)
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": group.device or device, "threads": threads}
         run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)

@@ -152,10 +152,10 @@ def prepare(
     return Ready(settings, codec, initial(config, settings.seed), data, train, held)
 
 
-def check_memory(config: ModelConfig, settings: Settings) -> None:
+def check_memory(config: ModelConfig, settings: Settings, tokens: int) -> None:
     """The least that a CPU must have: for weights, gradients, moments and a micro-batch's activations.
 
-    Raises PronkError where it is not free.
+    `tokens`: of the whole text. Raises PronkError where it is not free.
     """
     weights = sum(int(np.prod(shape)) for shape in config.tensor_shapes().values())
     moments = {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)
@@ -164,7 +164,7 @@ def check_memory(config: ModelConfig, settings: Settings) -> None:
     kept = (config.num_hidden_layers - forgotten + bool(forgotten)) * block + forgotten * config.hidden_size
     width = 4 if settings.precision == "f32" else 2
     memory.check(
-        weights * (4 + 4 + moments) + width * (settings.pack or 1) * kept,
+        weights * (4 + 4 + moments) + width * min(settings.pack or 1, tokens) * kept,
         f"a model of {weights / 1e6:.1f} million parameters in training",
         "make it smaller (--hidden, --layers, --vocab-size), or read less at once (--batch-size, --recompute 1)",
     )
