@@ -1,0 +1,199 @@
+#include "step.h"
+
+#include <cstring>
+
+namespace pronk {
+
+namespace {
+
+// Tokens that one thread multiplies before it asks for the next panel: their activations stay in its second-level cache.
+constexpr int kTokenBlock = 252;
+
+// A batch this small is bound by reading weights: each thread reads one stretch of them, agreed beforehand.
+constexpr int kFewTokens = 24;
+
+// Of the weights that come next, what a thread asks for while it waits for the others: no more than its own cache keeps.
+constexpr size_t kAskedFor = 128 << 10;
+
+}  // namespace
+
+void Model::Step::run(int thread) {
+    Self self{thread};
+    const int c = config.hidden_size, f = config.intermediate_size;
+    const int q = config.num_attention_heads * config.head_dim, kvs = config.num_key_value_heads * config.head_dim;
+    float *x = scratch.x.data, *h = scratch.h.data;
+
+    embed(self);
+    meet(self);
+    int tokens = batch.tokens;
+    for (size_t index = 0; index < model.layers.size(); ++index) {
+        const Layer& layer = model.layers[index];
+        const bool last = index + 1 == model.layers.size();
+        const auto tap = [&](float* all, int cols) { return all ? all + index * batch.tokens * cols : nullptr; };
+
+        const auto input_norm = [&](int t, float* out) {
+            kernel.rmsnorm(x + (size_t)t * c, layer.input_layernorm, config.rms_norm_eps, c, out);
+            return out;
+        };
+        const Product qkv[] = {{&layer.q_proj, {scratch.q.data, (size_t)q, Then::store, q}},
+                               {&layer.k_proj, {scratch.k.data, (size_t)kvs, Then::store, kvs}},
+                               {&layer.v_proj, {scratch.v.data, (size_t)kvs, Then::store, kvs}}};
+        multiply(self, tokens, c, input_norm, qkv, 3, tap(taps.qkv, c));
+        expect(self, {&layer.o_proj});
+        meet(self);
+        if (!placed_late) {
+            position(self, index);
+            meet(self);
+        }
+
+        // Of the last layer nobody reads more than the rows that want logits.
+        const int32_t* wanted = last ? batch.logits_rows : scratch.attend_tokens.data();
+        if (last) tokens = batch.rows;
+        if (tokens == 0) break;
+        attend(self, index, wanted, tokens);
+        if (last && thread == 0)  // rows ascend: none is overwritten before it is moved
+            for (int t = 0; t < tokens; ++t)
+                std::memmove(x + (size_t)t * c, x + (size_t)wanted[t] * c, c * sizeof(float));
+        meet(self);
+        const Product o{&layer.o_proj, {x, (size_t)c, Then::add, c}};
+        multiply(self, tokens, q, [&](int t, float*) { return scratch.attended.data + (size_t)t * q; }, &o, 1,
+                 tap(taps.o, q));
+        expect(self, {&layer.gate_up_proj});
+        meet(self);
+
+        const auto mlp_norm = [&](int t, float* out) {
+            kernel.rmsnorm(x + (size_t)t * c, layer.post_attention_layernorm, config.rms_norm_eps, c, out);
+            return out;
+        };
+        const Product gate_up{&layer.gate_up_proj, {h, (size_t)f, Then::swiglu, f}};
+        multiply(self, tokens, c, mlp_norm, &gate_up, 1, tap(taps.gate_up, c));
+        expect(self, {&layer.down_proj});
+        meet(self);
+        const Product down{&layer.down_proj, {x, (size_t)c, Then::add, c}};
+        multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1, tap(taps.down, f));
+        if (last) {
+            expect(self, {&model.lm_head});
+        } else {
+            const Layer& next = model.layers[index + 1];
+            expect(self, {&next.q_proj, &next.k_proj, &next.v_proj});
+        }
+        meet(self);
+    }
+    if (tokens == 0) return;
+    const auto norm = [&](int t, float* out) {
+        kernel.rmsnorm(x + (size_t)t * c, model.norm, config.rms_norm_eps, c, out);
+        return out;
+    };
+    // What rounding takes from the head's activations goes straight into the logits (a fifth of q8's divergence came from
+    // there), and few rows want any: they are multiplied in two parts, the second being what rounding left of the first.
+    const Then then = form_of(model.lm_head.format) == Form::f32 ? Then::store : Then::pairs;
+    const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, then, config.vocab_size}};
+    multiply(self, tokens, c, norm, &head, logits ? 1 : 0, taps.head);
+}
+
+void Model::Step::embed(Self& self) {
+    const int c = config.hidden_size;
+    share(self, batch.tokens, [&](int t) {
+        float* row = scratch.x.data + (size_t)t * c;
+        unpack_row(model.embed_tokens, batch.token_ids[t], row);
+        if (model.embedding_noise == 0) return;
+        uint64_t state = 0x9e3779b97f4a7c15u * (uint64_t)(batch.token_ids[t] + 1);
+        for (int i = 0; i < c; ++i) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            row[i] *= 1 + (state >> 63 ? model.embedding_noise : -model.embedding_noise);
+        }
+    });
+}
+
+// Products of several matrices with the same rows: row(t, buffer) gives `cols` floats, in `buffer` or elsewhere. They are
+// copied to `tap` where there is one.
+template <class Row>
+void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap) {
+    const int parts = products[0].output.then == Then::pairs ? 2 : 1;
+    float* buffer = scratch.normed[self.thread].data;
+    RowsBuffer* buffers = tokens == 1 ? scratch.own[self.thread].get() : scratch.shared;
+    Rows rows[kForms];
+    bool wanted[kForms] = {};
+    int halves = 0;
+    for (int i = 0; i < count; ++i) {
+        const Matrix& m = *products[i].matrix;
+        const int form = (int)form_of(m.format);
+        if (!wanted[form]) rows[form] = buffers[form].rows((Form)form, cols, model.outlier_rule);
+        wanted[form] = true, halves += 2 * m.panels;
+    }
+    if (Rows& shared = rows[(int)Form::llm_int8]; tokens > 1 && wanted[(int)Form::llm_int8]) {
+        // All threads fill one list; each chooses what goes there in memory of its own.
+        const Rows mine = scratch.own[self.thread][(int)Form::llm_int8].rows(Form::llm_int8, cols, model.outlier_rule);
+        shared.outliers_used = &scratch.tickets[self.phase++];
+        shared.found_x = mine.found_x, shared.found_k = mine.found_k;
+    }
+    const auto prepare = [&](int t) {
+        const float* x = row(t, buffer);
+        if (tap && (tokens > 1 || self.thread == 0)) std::memcpy(tap + (size_t)t * cols, x, cols * sizeof(float));
+        for (int form = 0; form < kForms; ++form)
+            if (wanted[form]) {
+                kernel.convert(x, cols, rows[form], t * parts);
+                if (parts == 1) continue;
+                rest_of(rows[form], t * parts, x, cols, buffer);
+                kernel.convert(buffer, cols, rows[form], t * parts + 1);
+            }
+    };
+    if (tokens == 1) {
+        prepare(0);  // by each thread for itself: sooner done than waited for
+    } else {
+        constexpr int kRowsAtOnce = 4;
+        share(self, (tokens + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
+            for (int t = i * kRowsAtOnce; t < std::min(tokens, (i + 1) * kRowsAtOnce); ++t) prepare(t);
+        });
+        meet(self);
+    }
+
+    tokens *= parts;
+
+    // Half panels are numbered through all the matrices.
+    const auto range = [&](int begin, int end, int token, int few) {
+        for (int i = 0; i < count && begin < end; ++i) {
+            const Matrix& m = *products[i].matrix;
+            const int own = 2 * m.panels, stop = std::min(end, own);
+            if (begin < stop) {
+                Output out = products[i].output;
+                out.data += token / parts * out.stride;
+                kernel.matmul(m, rows[(int)form_of(m.format)].at(token), few, begin, stop, out);
+            }
+            begin = std::max(0, begin - own), end -= own;
+        }
+    };
+    if (tokens <= kFewTokens) {
+        // SwiGLU needs a whole panel.
+        const int unit = products[0].output.then == Then::swiglu ? 2 : 1, units = halves / unit;
+        // In pieces of about a megabyte, so that a wish to stop is heard in time.
+        const int end = cut(units, self.thread + 1) * unit;
+        const int piece = std::max<int>(2, (1 << 21) / products[0].matrix->panel_bytes * 2);
+        for (int begin = cut(units, self.thread) * unit; begin < end && going(self); begin += piece)
+            range(begin, std::min(end, begin + piece), 0, tokens);
+        return;
+    }
+    const int panels = halves / 2, blocks = (tokens + kTokenBlock - 1) / kTokenBlock;
+    share(self, panels * blocks, [&](int i) {
+        const int token = i / panels * kTokenBlock, panel = i % panels;
+        range(2 * panel, 2 * panel + 2, token, std::min(kTokenBlock, tokens - token));
+    });
+}
+
+// Which matrices are multiplied next, side by side: a thread that waits asks for the first of its own stretch of them.
+void Model::Step::expect(Self& self, std::initializer_list<const Matrix*> next) {
+    if (batch.tokens > kFewTokens) return;
+    int panels = 0;
+    for (const Matrix* m : next) panels += m->panels;
+    int begin = cut(2 * panels, self.thread) / 2;
+    for (const Matrix* m : next) {
+        if (begin < m->panels) {
+            const uint8_t* data = m->panel(begin);
+            self.ahead = {data, data + std::min(kAskedFor, (m->panels - begin) * m->panel_bytes)};
+            return;
+        }
+        begin -= m->panels;
+    }
+}
+
+}  // namespace pronk
