@@ -29,6 +29,8 @@ from pronk import checkpoint
 from pronk.checkpoint import safetensors
 from pronk.train.distributed import Group
 
+pytestmark = pytest.mark.timeout(900)  # two processes that wait for each other are slow on a busy machine
+
 LORA = {"rank": 4, "alpha": 8}
 SAME = 1e-5  # sums are taken in another order, and no more
 
@@ -116,7 +118,11 @@ def came(root: Path, settings: Callable[..., dict[str, Any]]) -> dict[str, list[
         )
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=240) for process in started]
+    try:
+        told = [process.communicate(timeout=800) for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert [process.returncode for process in started] == [0, 0], told
     lines = [[json.loads(line) for line in out.splitlines()] for out, _ in told]
     found: dict[str, list[dict[str, Any]]] = {}
