@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pronk.cli import console, options, progress
+from pronk.cli import compare_training, console, options, progress
 from pronk.errors import PronkError
 
 
@@ -41,6 +41,12 @@ _options = options.together(
                   help="Text to measure quality on.  [default: prose that comes with pronk]"),
     click.option("--techniques", is_flag=True,
                   help="Measure switches, on and off: KV cache, flash attention, quantization, prefix reuse and more."),
+    click.option("--training", is_flag=True,
+                 help="Instead: measure training: all weights or LoRA, f32 or bf16, recomputed, accumulated."),
+    click.option("--data", type=options.NAME, metavar="FILE",
+                 help="--training: records, as for finetune.  [default: prose that comes with pronk]"),
+    click.option("--tokens", type=click.IntRange(min=8), metavar="N",
+                 help="--training: tokens of an example.  [default: 256]"),
     click.option("--resume", is_flag=True, help="Go on with the report in FOLDER: nothing is measured twice."),
     click.option("--overwrite", is_flag=True, help="Replace the report in FOLDER."),
 )  # fmt: skip
@@ -53,8 +59,10 @@ Examples:
   pronk compare ./Llama-2-7b --to llm-int8 --against f16 --rounds 3
   pronk compare --resume --out report            go on after Ctrl-C
   pronk compare --techniques                     each switch on and off, of the default model
+  pronk compare --training smollm2:135m          what techniques of training cost and buy
 
-Writes REPORT.md, report.html and report.json to FOLDER, and prints the first table. The report says on
+Writes REPORT.md, report.html and report.json to FOLDER (--training: TRAINING.md, training.svg and
+training.json), and prints the first table. The report says on
 what machine, model, text and lengths it was measured: run it where nothing else runs."""
 )
 @click.argument("model", type=options.NAME, required=False)
@@ -75,9 +83,21 @@ def command(
     decode_tokens: int | None,
     windows: int | None,
     text: str | None,
+    training: bool,
+    data: str | None,
+    tokens: int | None,
     **loading: Any,
 ) -> None:
     """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
+    if training:
+        others = {"to": to, "against": against, "techniques": techniques, "prefill": prefill, "windows": windows}
+        others |= {"decode_tokens": decode_tokens, "text": text, **loading, "threads": None, "device": None}
+        asked = {"model": model, "data": data, "tokens": tokens, "rounds": rounds}
+        asked |= {name: loading[name] for name in ("threads", "device")}
+        compare_training.perform(asked, others, out, resume=resume, overwrite=overwrite, as_json=as_json)
+        return
+    if data is not None or tokens is not None:
+        raise click.UsageError("--data and --tokens are for --training; give that, or leave them out")
     from pronk.measure import compare, plot_style, report
     from pronk.measure.request import Request
     from pronk.paths import expanded

@@ -1,0 +1,146 @@
+"""training.json rendered: TRAINING.md and training.svg. Reads the JSON and nothing else of pronk but how plots look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pronk.measure import plot_style
+from pronk.measure.plot_style import PALETTE
+
+NAME = "training.json"
+PAGE, PLOT = "TRAINING.md", "training.svg"
+_COLUMNS = (
+    ("parameters", "parameters"), ("activations", "activations"), ("gradients", "gradients"),
+    ("optimizer", "optimizer state"), ("peak", "peak memory"), ("compute", "compute a token"), ("time", "time a token"),
+)  # fmt: skip
+_STACKED = (("parameters", PALETTE[0]), ("optimizer", PALETTE[1]), ("gradients", PALETTE[2]),
+            ("activations", PALETTE[5]), ("logits", PALETTE[3]))  # fmt: skip
+_NONE = "—"
+
+
+def render(folder: Path) -> str:
+    """Write the page, and the plot where matplotlib is installed; gives the tables as text. Raises ValueError."""
+    path = folder / NAME
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        arrows, points = _arrows(report), _points(report)
+        page = _page(report, arrows, points)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise ValueError(f"{path}: is damaged; pronk compare --training --overwrite measures anew") from None
+    if plot_style.available() and (picture := plot(report)):
+        _write(folder / PLOT, picture)
+        page += f"\n![Peak memory and time of a step in each setting]({PLOT})\n"
+    _write(folder / PAGE, page)
+    return _plain(arrows) + "\n\n" + _plain(points)
+
+
+def _page(report: Mapping[str, Any], arrows: Sequence[Sequence[str]], points: Sequence[Sequence[str]]) -> str:
+    machine, settings = report["machine"], report["settings"]
+    lengths = sorted(set(report["lengths"]))
+    tokens = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    data = settings["data"] or "the text that comes with pronk"
+    unfinished = "" if report["finished"] else "**Unfinished:** not everything is measured yet.\n\n"
+    return (
+        f"# What techniques of training cost and buy: {report['model']['name']}\n\n{unfinished}"
+        f"{machine['cpu']}, {machine['threads']} threads of {machine['cores']} cores, on {machine['device']}; torch "
+        f"{machine['torch']}, pronk {report['pronk']}, load {machine['load']} when it began. Examples of {tokens} "
+        f"tokens of {data}; LoRA of rank {settings['rank']} on all linear layers; AdamW. {settings['rounds']} rounds "
+        f"in turns, each setting in a process of its own: one step to warm up, {report['timed_steps']} timed. Made "
+        f"{report['made'][:10]} by `{report['command']}`.\n\n"
+        "## Each technique by itself\n\n"
+        "↑ more, ↓ less, = the same within 2% (times: where the rounds overlap), and how many times what there was "
+        "without it. Memory is the most that live tensors of each kind took in a step, gradients on their way counted "
+        "as activations; peak memory is the process's; compute is the operations of matrix products.\n\n"
+        f"{_markdown(arrows)}\n\n## All settings\n\n"
+        "Seconds are medians of a step, with the least and the most of the rounds; the loss is that of the first and "
+        "of the last step, all on the same examples. 8 x 1: eight micro-batches of one example a step.\n\n"
+        f"{_markdown(points)}\n"
+    )
+
+
+def _arrows(report: Mapping[str, Any]) -> list[list[str]]:
+    rows = [["Technique", *(title for _, title in _COLUMNS)]]
+    for technique in report["techniques"]:
+        changes = technique["changes"]
+        cells = [_NONE if changes is None else _cell(changes[key]) for key, _ in _COLUMNS]
+        rows.append([technique["name"], *cells])
+    return rows
+
+
+def _cell(change: Mapping[str, Any]) -> str:
+    times = change["times"]
+    return change["arrow"] if times is None or change["arrow"] == "=" else f"{change['arrow']} {times:.2f}×"
+
+
+def _points(report: Mapping[str, Any]) -> list[list[str]]:
+    rows = [["Setting", "peak, MB", "foretold", "s a step", "tokens/s", "trained", "loss"]]
+    for point in report["points"]:
+        planned = point.get("planned_bytes")
+        if said := point.get("out_of_memory"):
+            foretold = f"{planned / 1e6:,.0f} MB" if planned else _NONE
+            rows.append([point["name"], f"out of memory: {said}", foretold, *[_NONE] * 4])
+            continue
+        peak, seconds = point["peak_bytes"]["median"], point["seconds"]
+        rows.append(
+            [
+                point["name"],
+                f"{peak / 1e6:,.0f}",
+                f"{planned / peak - 1:+.0%}" if planned and peak else _NONE,
+                f"{seconds['median']:.2f} ({seconds['min']:.2f} to {seconds['max']:.2f})",
+                f"{point['tok_s']:.0f}",
+                f"{point['trained_share']:.2%}",
+                f"{point['loss']['first']:.4f}, {point['loss']['last']:.4f}",
+            ]
+        )
+    return rows
+
+
+def plot(report: Mapping[str, Any]) -> str | None:
+    """Bars a setting: what the peak is made of, and the time of a token. An SVG."""
+    points = [point for point in report["points"] if "at_peak" in point]
+    if not points:
+        return None
+    with plot_style.figure_of(9.0, 1.3 + 0.3 * len(points), 1, 2, sharey=True) as (figure, (memory, time)):
+        rows = range(len(points))
+        left = [0.0] * len(points)
+        for kind, colour in _STACKED:
+            sizes = [point["at_peak"][kind] / 1e9 for point in points]
+            memory.barh(rows, sizes, left=left, color=colour, height=0.62, label=kind)
+            left = [at + size for at, size in zip(left, sizes, strict=True)]
+        peaks = [point["peak_bytes"]["median"] / 1e9 for point in points]
+        memory.plot(
+            peaks, rows, "|", color=plot_style.INK, markersize=11, markeredgewidth=1.6, label="process, measured"
+        )
+        memory.set_title("Memory of tensors at the peak, GB")
+        seconds = [1e3 * point["seconds"]["median"] / point["tokens"] for point in points]
+        time.barh(rows, seconds, color=plot_style.ORIGINAL, height=0.62)
+        for row, value in zip(rows, seconds, strict=True):
+            time.annotate(plot_style.short(value), (value, row), (4, 0), textcoords="offset points", va="center")
+        time.set_title("Time, ms a token")
+        time.margins(x=0.15)
+        memory.set_yticks(list(rows), [point["name"] for point in points])
+        memory.invert_yaxis()
+        figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return plot_style.svg(figure)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _write(path: Path, content: str) -> None:
+    """Beside its place first: nobody ever finds half of it."""
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(content, encoding="utf-8", newline="\n")
+    beside.replace(path)
