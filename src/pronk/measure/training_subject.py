@@ -7,6 +7,7 @@ memory runs out, the answer says so: {"out_of_memory": what was said}.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -73,12 +74,11 @@ class TrainingSubject:
     @_may_run_out
     def load(self, threads: int | None) -> dict[str, Any]:
         """Nothing of it is ever written."""
-        import torch
-
         from pronk.train.run import Run
 
         how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self.progress}
         self._run: Run = Run(self._checkpoint, self._data, self._settings, Path(), **how)
+        torch = sys.modules["torch"]
         return {
             "trained_share": self._run.trained_share,
             "device": str(self._run.loop.device),
@@ -104,19 +104,16 @@ class TrainingSubject:
     @_may_run_out
     def account(self) -> dict[str, Any]:
         """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        from pronk.train.ledger import KINDS, Ledger
+        from pronk.train.ledger import KINDS, Ledger, operations
 
         loop, vocabulary = self._run.loop, self._checkpoint.config.vocab_size
         with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
             loop.step()
-        with FlopCounterMode(display=False) as counted:  # apart, for it holds on to what the ledger would count
-            step = loop.step()
+        flops, step = operations(loop.step)  # apart, for counting holds on to what the ledger would see go
         return {
             "bytes": {kind: ledger.most[kind] for kind in KINDS},
             "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
-            "flops": counted.get_total_flops(),
+            "flops": flops,
             "tokens": step.tokens,
         }
 

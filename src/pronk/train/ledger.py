@@ -7,16 +7,20 @@ itself while it runs it does not see.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+T = TypeVar("T")
 
 # parameters: and buffers. optimizer: its state, and what an update takes. logits: rows as wide as the vocabulary, with
 # their gradients. activations: all else, whether it is kept for the backward pass or lives for one operation.
@@ -110,3 +114,16 @@ class Ledger(TorchDispatchMode):
 
     def _end_update(self, *_: Any) -> None:
         self._new = "activations"
+
+
+def operations(work: Callable[[], T]) -> tuple[int, T]:
+    """Of the matrix products in `work`, a multiplication and an addition being two; and what it gives."""
+    packed = {torch.ops.mkldnn._linear_pointwise: _of_linear} if torch.backends.mkldnn.is_available() else {}
+    with FlopCounterMode(display=False, custom_mapping=packed) as counted:
+        found = work()
+    return counted.get_total_flops(), found
+
+
+def _of_linear(x: Sequence[int], weight: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of x [..., K] and weight [N, K], by their shapes."""
+    return 2 * math.prod(x) * weight[0]
