@@ -113,7 +113,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
         weights=weights,
         tokens=sum(map(len, batch)),
         process=held + LIBRARIES if on_cpu else 0,
-        loading=ledger.most["parameters"] + widest,
+        loading=codes.nbytes(checkpoint, settings.quantize if settings.lora else "f32") + widest,  # before lora.narrow
         most={kind: ledger.most[kind] for kind in KINDS},
         at_peak={kind: ledger.at_peak[kind] for kind in KINDS},
         scratch=widest + round(SCRATCH * passing) if on_cpu else 0,
