@@ -300,7 +300,7 @@ print(int((peak_rss_mb() - before) * 1e6))
 def test_the_peak_of_a_process_falls(tmp_path: Path) -> None:
     """To the codes, a tensor on its way and a few pieces, while weights are loaded and while they are multiplied."""
     config = tiny_config(
-        hidden_size=768, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12, head_dim=64
+        hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, head_dim=64
     )
     draw = np.random.default_rng(0)
     weights = {n: draw.standard_normal(s, np.float32) * 0.01 for n, s in config.tensor_shapes().items()}

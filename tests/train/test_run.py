@@ -361,6 +361,29 @@ def test_half_written_work_of_a_dead_run_is_taken_away(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
+def test_a_run_that_died_before_its_first_checkpoint_does_not_block_its_folder(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Run, "save", lambda _: 1 / 0)
+        make(settings(model, data), folder).train()
+    (folder / "tensorboard").mkdir()
+    assert [line["step"] for line in read_metrics(folder)] == [0]
+    with claimed(folder, resume=False):
+        assert not read_metrics(folder)  # of step 0 there would be two lines
+    (folder / METRICS).write_text('{"step": 0}\n{"step": 1}\n')  # one that began, and lost its checkpoints
+    with pytest.raises(BadRequest, match=r"holds 'metrics\.jsonl'"), claimed(folder, resume=False):
+        pass
+
+
+def test_what_looks_half_written_is_left_alone_where_no_run_was(tmp_path: Path) -> None:
+    (tmp_path / ".adapter-drawings").mkdir()
+    with pytest.raises(BadRequest), claimed(tmp_path, resume=False):
+        pass
+    assert (tmp_path / ".adapter-drawings").is_dir()
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PronkError, match="is no folder; make it first"), claimed(tmp_path / "no" / "run", resume=False):
@@ -377,7 +400,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         ({"precision": "f8"}, "precision must be one of"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"epochs": 0.0}, "epochs must be more than 0"),
-        ({"epochs": float("nan")}, "epochs must be more than 0"),
+        ({"epochs": float("nan")}, "epochs must be a number"),
     ],
 )
 def test_settings_out_of_range(model: Path, data: Path, change: dict[str, Any], message: str) -> None:
