@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pronk.train import state
 
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
 _LOCK = ".lock"
+_LOGS = {"tensorboard", "wandb"}  # logs.py's folders
 
 
 @contextmanager
@@ -43,6 +44,9 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
     try:
         _clean(folder)
         held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+        if not resume and _never_began(folder, held):
+            (folder / METRICS).unlink()
+            held = []
         if not resume and state.checkpoints(folder / CHECKPOINTS):
             raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
         if not resume and held:
@@ -60,12 +64,20 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
 
 
 def _clean(folder: Path) -> None:
-    """Take away what a run that was killed had half written."""
-    for pattern in (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.*.part"):
+    """Take away what a run that was killed had half written; elsewhere such names may be somebody's."""
+    if not ((folder / METRICS).exists() or (folder / CHECKPOINTS).exists()):
+        return
+    halves = (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
+    for pattern in halves:
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     with suppress(OSError):  # died before its first checkpoint
         (folder / CHECKPOINTS).rmdir()
+
+
+def _never_began(folder: Path, held: Sequence[str]) -> bool:
+    """Whether a run died here before its first checkpoint, after its first look at held-out data."""
+    return {*held} - _LOGS == {METRICS} and all(line["step"] == 0 for line in read_metrics(folder))
 
 
 def write_metrics(folder: Path, line: dict[str, Any]) -> None:
