@@ -365,9 +365,10 @@ def test_a_run_that_died_before_its_first_checkpoint_does_not_block_its_folder(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Run, "save", lambda _: 1 / 0)
-        make(settings(model, data), folder).train()
+    run = make(settings(model, data), folder)
+    monkeypatch.setattr(run, "save", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.train()
     (folder / "tensorboard").mkdir()
     assert [line["step"] for line in read_metrics(folder)] == [0]
     with claimed(folder, resume=False):

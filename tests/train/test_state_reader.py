@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pronk.torch_engine.backend import load_module
 from pronk.train import optimizers, state
 from pronk.train.batches import Batches
 from pronk.train.examples import Example
+from pronk.train.folder import read_metrics
 from pronk.train.loop import Loop
 from pronk.train.schedule import Schedule
 
@@ -83,14 +85,54 @@ def no_parts(folder: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("harm", [escape, escape_in_bytes, huge, not_a_checkpoint, cut, no_parts])
+def escape_in_parts(folder: Path) -> None:
+    """Where torch, reading with weights_only, would tell whoever asks to read without."""
+    (file,) = folder.glob("*.distcp")
+    file.write_bytes(pickle.dumps(Escape(folder / "proof")).ljust(1 << 16, b"\0"))
+
+
+@pytest.mark.parametrize("harm", [escape, escape_in_bytes, escape_in_parts, huge, not_a_checkpoint, cut, no_parts])
 def test_refused_in_one_line(whole: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     folder = tmp_path / "step-000001"
     shutil.copytree(whole, folder)
     harm(folder)
+    with pytest.raises(BadFile, match=r"no checkpoint of this run: [\w/]") as caught:
+        state.load(make(), folder, {})
+    assert "weights_only" not in str(caught.value)
+    assert not (folder / "proof").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "x"},
+        {"step": -1},
+        {"step": 2},  # of a folder that was renamed
+        {"at": 99},
+        {"at": -3},
+        {"epoch": 1.5},
+        {"waited": None},
+        {"best": "x"},
+        {"losses": [None] * 20},
+        {"losses": "abc"},
+        {"more": 1},
+    ],
+)
+def test_a_damaged_position_is_refused_in_one_line(whole: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "step-000001"
+    shutil.copytree(whole, folder)
+    path = folder / "position.json"
+    raw = json.loads(path.read_text())
+    raw["position"] |= change
+    path.write_text(json.dumps(raw))
     with pytest.raises(BadFile, match=r"no checkpoint of this run: \w"):
         state.load(make(), folder, {})
-    assert not (folder / "proof").exists()
+
+
+@pytest.mark.parametrize("line", [b"5", b"{}", b'{"step": "x"}', b"\xff\xfe", b"[" * 100_000, b'{"step": 2'])
+def test_metrics_end_where_they_are_damaged(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    assert read_metrics(tmp_path) == [{"step": 1}]
 
 
 def test_the_escape_would_have_worked(tmp_path: Path) -> None:

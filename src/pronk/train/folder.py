@@ -89,14 +89,17 @@ def write_metrics(folder: Path, line: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, but for a last one that the run died over."""
+    """The lines of a run's metrics, up to one that is none: a last one that the run died over, or a damaged one."""
     path = folder / METRICS
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for raw in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or type(line.get("step")) is not int:
+            break
+        found.append(line)
     return found
 
 

@@ -108,7 +108,7 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
                 "another folder"
             )
     try:
-        loop.position = Position(**raw["position"])
+        loop.position = _position(raw["position"], loop, checkpoint)
         loop.scaler.load_state_dict(raw["scaler"])
         reader = Reader(checkpoint)
         stored = reader.tensors()
@@ -123,6 +123,23 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
         raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
     except CheckpointException as error:
         raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
+
+
+def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
+    """Raises ValueError or TypeError where it is none, or of another step than its folder."""
+    position = Position(**raw)
+    numbers = position.step, position.epoch, position.at, position.waited
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("its position is no number of steps")
+    if position.at > len(loop.batches.epoch(position.epoch)):
+        raise ValueError(f"an epoch has no micro-batch {position.at}")
+    if not isinstance(position.losses, list):
+        raise ValueError("its losses are no list")
+    if not all(type(loss) in (int, float) for loss in (*position.losses, position.best or 0)):
+        raise ValueError("a loss of it is no number")
+    if (match := _NAME.fullmatch(checkpoint.name)) and int(match[1]) != position.step:
+        raise ValueError(f"it is of step {position.step}, which is not what it is called")
+    return position
 
 
 def _tensors(loop: Loop) -> dict[str, Tensor]:
@@ -178,6 +195,8 @@ def _problem(error: BaseException) -> str:
     error = _cause(error)
     if isinstance(error, OSError):
         return os_problem(error)
+    if "weights_only" in str(error):  # torch goes on to say how to let a file run code
+        return "a file of it is damaged, or holds more than tensors"
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
