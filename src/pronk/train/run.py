@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pronk.checkpoint import write
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
-from pronk.errors import BadRequest, PronkError, os_problem
+from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, optimizers, sharding, state
@@ -66,11 +66,12 @@ class Run:
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
-        group.agree(self._fingerprint(), "settings or data")
         if group.size > 1 and settings.optimizer == "adamw8bit":
             raise BadRequest("adamw8bit's codes are not cut among processes; take adamw, or one process")
         where = pick_device(group.device or device)
+        # Before the fingerprint, for which a new model's weights are drawn.
         group.lead(lambda _: plan(checkpoint, settings, data.train, where).check(group.here, group.size))
+        group.agree(self._fingerprint(), "settings or data")
         self.model = self._load(where, progress)
         recompute(self.model, settings.recompute)
         group.seed(settings.seed)
@@ -93,6 +94,7 @@ class Run:
             group=group,
         )
         self.resumed_from: Path | None = None
+        self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
         # One process can switch LoRA off at any time; several must not do so at different times.
         if isinstance(objective, Preferences) and (group.size > 1 or not settings.lora):
@@ -116,8 +118,15 @@ class Run:
         found = state.checkpoints(self.folder / CHECKPOINTS)
         if not found:
             raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
-        state.load(self.loop, found[-1], self._fingerprint())
+        try:
+            state.load(self.loop, found[-1], self._fingerprint())
+        except BadFile as error:
+            if len(found) < 2:
+                raise
+            way = f"without {found[-1].name}, --resume goes on from {found[-2].name}"
+            raise BadFile(error.path, f"{error.problem}; {way}", field=error.field, offset=error.offset) from None
         self.resumed_from = found[-1]
+        self._saved = self.loop.position.step
         self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
 
     def train(
@@ -155,8 +164,11 @@ class Run:
             self.write()
         return True
 
-    def save(self) -> Path:
-        return state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint())
+    def save(self) -> None:
+        """A checkpoint, unless there is one of this step: whoever dies while it is replaced would have none."""
+        if self._saved != self.loop.position.step:
+            state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint())
+            self._saved = self.loop.position.step
 
     def write(self) -> None:
         """What has been trained, as it is now, into the folder."""

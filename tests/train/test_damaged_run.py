@@ -1,0 +1,69 @@
+"""Runs whose files are damaged, or that meet what is no number: told in one line, and nothing lost by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folder import save_tiny_chat_model
+
+from pronk import checkpoint, tokenizer
+from pronk.errors import BadFile
+from pronk.train import state
+from pronk.train.data import prepare
+from pronk.train.folder import CHECKPOINTS
+from pronk.train.run import Run
+from pronk.train.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    pairs = [{"prompt": f"{n} and one is", "completion": f" {n + 1}."} for n in range(10)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in pairs))
+    return path
+
+
+def make(model: Path, data: Path, folder: Path, **changes: Any) -> Run:
+    chosen = Settings(str(model), str(data), **{"max_steps": 4, "eval_every": 2, "save_every": 2} | changes)
+    opened = checkpoint.open(chosen.model)
+    assert opened.tokenizer
+    ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
+    folder.mkdir(exist_ok=True)
+    return Run(opened, ready, chosen, folder, device="cpu")
+
+
+def test_no_checkpoint_is_written_over_by_its_like(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes in a step which is saved anyway; and a run that is stopped as soon as it is resumed."""
+    written = []
+    save = state.save
+
+    def noted(*arguments: Any) -> Path:
+        written.append(save(*arguments).name)
+        return tmp_path
+
+    monkeypatch.setattr(state, "save", noted)
+    first = make(model, data, tmp_path / "run")
+    assert not first.train(stop=lambda: first.loop.position.step == 2)
+    again = make(model, data, tmp_path / "run")
+    again.resume()
+    assert not again.train(stop=lambda: True)
+    assert written == ["step-000000", "step-000002"]
+
+
+def test_a_damaged_checkpoint_names_the_one_before(model: Path, data: Path, tmp_path: Path) -> None:
+    make(model, data, tmp_path / "run").train()
+    newest = state.checkpoints(tmp_path / "run" / CHECKPOINTS)[-1]
+    (newest / "position.json").unlink()
+    again = make(model, data, tmp_path / "run")
+    with pytest.raises(BadFile, match="is absent; without step-000004, --resume goes on from step-000002"):
+        again.resume()
