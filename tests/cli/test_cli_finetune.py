@@ -327,7 +327,7 @@ def test_memory_that_does_not_suffice(finetune: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("pronk.train.loop.Loop.step", step)
     result = finetune()
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith("pronk: out of memory; --recompute 1")
+    assert result.stderr.splitlines()[-1].startswith("pronk: out of memory; what takes less: --recompute 1")
 
 
 def test_without_torch(model: str, data: str, tmp_path: Path) -> None:

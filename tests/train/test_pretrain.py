@@ -18,7 +18,7 @@ from tiny import random_weights
 import pronk
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint import write
-from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.errors import BadFile, BadRequest
 from pronk.generation import Generation
 from pronk.tokenizer.export import huggingface_files
 from pronk.train import pretrain
@@ -165,29 +165,6 @@ def test_texts_that_are_too_short(tmp_path: Path, text: str, changes: dict[str, 
     (tmp_path / "text.txt").write_text(text)
     with pytest.raises(BadFile, match=message):
         prepare(settings(tmp_path / "text.txt"), SHAPE, changes.get("vocabulary", 265))
-
-
-def test_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At least 16 bytes a parameter; recomputed activations and 8-bit moments need less."""
-    config = SHAPE.config(360)
-    weights = sum(math.prod(shape) for shape in config.tensor_shapes().values())
-    needs: list[int] = []
-    monkeypatch.setattr("pronk.train.pretrain.memory.check", lambda need, *_: needs.append(need))
-    for changes in ({}, {"recompute": 2}, {"recompute": 1}, {"recompute": 1, "optimizer": "adamw8bit"}):
-        pretrain.check_memory(config, settings(**{"pack": 9000, **changes}), tokens=1000)
-    a_block, an_input = 4 * 1000 * (11 * 32 + 5 * 96), 4 * 1000 * 32
-    assert needs == [
-        16 * weights + 2 * a_block,
-        16 * weights + 2 * a_block + an_input,
-        16 * weights + a_block + 2 * an_input,
-        10 * weights + a_block + 2 * an_input,
-    ]
-
-
-def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 2 << 20)
-    with pytest.raises(PronkError, match=r"a model of 0\.0 million parameters in training needs .* make it smaller"):
-        pretrain.check_memory(SHAPE.config(360), settings(pack=64 * 49), tokens=10_000)
 
 
 # -- a run --

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _N = click.IntRange(min=1)
 _PROMPT = 12  # tokens of held-out text that a sample goes on from
-_LESS = "--recompute 1, a smaller --batch-size, --hidden or --ctx, --precision bf16 and --optimizer adamw8bit"
+_LESS = (
+    "a smaller model (--hidden, --layers, --vocab-size), --recompute 1, a smaller --batch-size or --ctx, "
+    "--precision bf16, --optimizer adamw8bit"
+)
 
 _text = options.together(
     click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
@@ -96,7 +99,6 @@ def command(
 
     engines.import_torch()
     from pronk.tokenizer.export import huggingface_files
-    from pronk.torch_engine.backend import pick_device
     from pronk.train import pretrain
     from pronk.train.folder import MODEL, claimed
     from pronk.train.run import Run
@@ -112,8 +114,6 @@ def command(
         with progress.shown("reading", unit=_of_characters) as advance:
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
-        if group.size == 1 and pick_device(device).type == "cpu":
-            pretrain.check_memory(ready.checkpoint.config, settings, ready.train.tokens)
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": group.device or device, "threads": threads}
         run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)

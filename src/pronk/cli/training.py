@@ -17,7 +17,7 @@ import click
 
 from pronk.cli import console, masks, processes, progress, training_plan, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
-from pronk.errors import NoTokenizer, PronkError, one_line, short
+from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, short
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from pronk.train.settings import Settings
 
 SAMPLE_TOKENS = 64
-_LESS = (
-    "--recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA instead of --full and "
-    "--optimizer adamw8bit"
-)
 
 
 def perform(
@@ -215,12 +211,20 @@ def _stopping() -> Iterator[_Stop]:
 
 
 @contextmanager
-def memory_suffices(way_out: str = _LESS) -> Iterator[None]:
-    """Raises PronkError where it does not: torch says so in several ways."""
+def memory_suffices(less: str | None = None) -> Iterator[None]:
+    """Raises PronkError where it does not: torch says so in several ways. `less`: what takes less, where a verb has
+    other options than those of fine-tuning."""
     try:
         yield
+    except NotEnoughMemory as error:
+        if less is None:
+            raise
+        raise PronkError(f"{error.problem}; what takes less: {less}") from None
     except (MemoryError, RuntimeError) as error:
         said = str(error)
         if not isinstance(error, MemoryError) and "out of memory" not in said and "can't allocate memory" not in said:
             raise
-        raise PronkError(f"out of memory; {way_out} take less (a run that has begun goes on with --resume)") from None
+        from pronk.train.memory import LESS
+
+        way_out = f"what takes less: {less or LESS} (a run that has begun goes on with --resume)"
+        raise PronkError(f"out of memory; {way_out}") from None

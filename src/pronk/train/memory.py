@@ -37,10 +37,10 @@ LIBRARIES = 25 << 20  # what torch loads and keeps from its first step on
 SCRATCH = 0.15  # of what comes and goes in a step: what products take for themselves, and holes between tensors
 _LOOKED_AT = 100_000  # micro-batches, to find the largest
 
-_LESS = (
-    "choose a smaller model, or what takes less: --recompute 1, a smaller --batch-size, --pack or --max-length, "
-    "--precision bf16, LoRA alone (without --full) with weights in fewer bits (--quantize q4), --optimizer adamw8bit; "
-    "--plan says how much"
+# What takes less, of the options of fine-tuning.
+LESS = (
+    "--recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA alone (without --full) with "
+    "weights in fewer bits (--quantize q4), --optimizer adamw8bit"
 )
 
 
@@ -75,12 +75,13 @@ class Plan:
         return None if self.free is None else self.total <= self.held + self.free
 
     def check(self, here: int = 1, size: int = 1) -> None:
-        """Raise PronkError where it does not fit, `here` of the `size` processes of a run being on this machine: these
-        cut among them what lasts."""
+        """Raise NotEnoughMemory where it does not fit. `here` of the `size` processes of a run are on this
+        machine; all cut among them what lasts."""
         lasting = sum(self.at_peak[kind] for kind in ("parameters", "gradients", "optimizer"))
         needed = (self.total - lasting + lasting // size) * (here if self.held else 1) - self.held
         if self.free is not None and needed > self.free:
-            memory.check(needed, f"{self.name}: training it", _LESS, free=self.free)
+            way_out = f"choose a smaller model, or what takes less: {LESS}; --plan says how much"
+            memory.check(needed, f"{self.name}: training it", way_out, free=self.free)
 
 
 def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], device: torch.device) -> Plan:

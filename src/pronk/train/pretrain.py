@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
-from pronk.cpu_engine import memory
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train import documents, vocabulary
@@ -25,7 +24,6 @@ from pronk.train.settings import Settings
 
 SPREAD = 0.02  # of weights at first: GPT-2's, and the initializer_range of LlamaConfig
 HELD_OUT = 1 << 18  # characters, whatever the share: a look at them is to take seconds
-_OF_BLOCK = 11, 5  # numbers that a block keeps for each token (measured): times the hidden and intermediate sizes
 _LOOKS = 10  # at held-out text, of a whole run
 _MULTIPLE = 32  # of intermediate_size: blocks of GGUF's and llama2.c's 8-bit types are to fit in
 
@@ -150,21 +148,3 @@ def prepare(
         steps = settings.max_steps or settings.epochs * len(batches_of(data, settings).epoch(0)) / settings.accumulate
         settings = replace(settings, eval_every=max(1, round(steps / _LOOKS)))
     return Ready(settings, codec, initial(config, settings.seed), data, train, held)
-
-
-def check_memory(config: ModelConfig, settings: Settings, tokens: int) -> None:
-    """The least that a CPU must have: for weights, gradients, moments and a micro-batch's activations.
-
-    `tokens`: of the whole text. Raises PronkError where it is not free.
-    """
-    weights = sum(int(np.prod(shape)) for shape in config.tensor_shapes().values())
-    moments = {"adamw": 8, "adamw8bit": 2, "sgd": 4}.get(settings.optimizer, 0)
-    block = _OF_BLOCK[0] * config.hidden_size + _OF_BLOCK[1] * config.intermediate_size
-    forgotten = -(-config.num_hidden_layers // settings.recompute) if settings.recompute else 0
-    kept = (config.num_hidden_layers - forgotten + bool(forgotten)) * block + forgotten * config.hidden_size
-    width = 4 if settings.precision == "f32" else 2
-    memory.check(
-        weights * (4 + 4 + moments) + width * min(settings.pack or 1, tokens) * kept,
-        f"a model of {weights / 1e6:.1f} million parameters in training",
-        "make it smaller (--hidden, --layers, --vocab-size), or read less at once (--batch-size, --recompute 1)",
-    )
