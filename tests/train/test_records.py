@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,8 @@ def test_a_bad_record_names_its_line_or_is_counted(tmp_path: Path, raw: object, 
         (b'{"text": "a"}\n\n{"text": 1}', "line 3: text must be text"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"text\na\nb,c\n", "line 3: has another number of fields"),
+        (b'prompt,completion\n"a"x,b\n', "line 2: is neither JSON, Parquet nor well-formed CSV"),
+        (b"prompt,completion,prompt\na,b,c\n", "has the column 'prompt' more than once"),
         (b"just words\nand more\n", "has the keys .*'just words'"),
         (b"[" * 100_000, "is not JSON"),
     ],
@@ -126,6 +129,20 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, problem: str)
     with pytest.raises(BadFile, match=problem) as caught:
         records.read(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_text_in_csv(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("text\n" + "x" * 200_000 + "\n")  # csv takes 131,072 characters unless it is told otherwise
+    (record,) = records.read(path).items
+    assert len(record.values["text"]) == 200_000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="is a pipe or a device"):
+        records.read(tmp_path / "pipe")
 
 
 @given(content=st.binary(max_size=200) | st.text(alphabet='{}[]",:\ntex1', max_size=200).map(str.encode))

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -179,6 +180,8 @@ def _raw(source: str | Path) -> Iterator[tuple[str, Any]]:
             return
         if path.is_dir():
             raise BadFile(path, "is a folder; give the path of a file: JSON lines, JSON, CSV or Parquet")
+        if not path.is_file():
+            raise BadFile(path, "is a pipe or a device, and it is read more than once; write it to a file first")
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         if start[:4] == b"PAR1":
@@ -222,7 +225,9 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         delimiter = "\t" if "\t" in file.readline() else ","
         file.seek(0)
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        limit = csv.field_size_limit(sys.maxsize >> 32)  # characters of a text; 131,072 else
         try:
+            _check_columns(path, reader.fieldnames or ())
             for record in reader:
                 if None in record or None in record.values():
                     problem = f"has another number of fields than the header's {len(reader.fieldnames or ())}"
@@ -230,7 +235,15 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"line {reader.line_num}", record
         except csv.Error as error:
             problem = f"is neither JSON, Parquet nor well-formed CSV: {error}"
-            raise BadFile(path, problem, field=f"line {reader.line_num}") from None
+            raise BadFile(path, problem, field=f"line {reader.reader.line_num}") from None
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    """Of two columns of a name one would be lost."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise BadFile(path, f"has the column {short(twice[0])} more than once; rename or drop one")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -240,7 +253,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise PronkError(f"{path}: reading Parquet needs pyarrow; install it with: pip install 'pronk[data]'") from None
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        file = parquet.ParquetFile(path)
+        _check_columns(path, file.schema_arrow.names)
+        for batch in file.iter_batches():
             for record in batch.to_pylist():
                 number += 1
                 yield f"record {number}", record
