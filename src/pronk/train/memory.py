@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pronk.checkpoint.tensors import Checkpoint
@@ -24,7 +23,6 @@ from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora, optimizers
 from pronk.train.batches import Batches
 from pronk.train.dpo import Preferences
-from pronk.train.frozen import FrozenLinear
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
 from pronk.train.objective import Imitation, Objective
@@ -147,7 +145,7 @@ def _loop(
     with device:
         model = Llama(checkpoint.config)
         if settings.lora:
-            _freeze(model, checkpoint, settings.quantize)
+            frozen.outline(model, checkpoint, settings.quantize)
             lora.add(model, settings.lora)
     recompute(model, settings.recompute)
     return Loop(
@@ -160,15 +158,6 @@ def _loop(
         clip=settings.clip,
         precision=settings.precision,
     )
-
-
-def _freeze(model: Llama, checkpoint: Checkpoint, wish: str | None) -> None:
-    """Codes in the place of weights, as frozen.linear puts them there when it reads them."""
-    for name, tensor in checkpoint.tensors.items():
-        if format := codes.format_of(tensor, wish):
-            owner = name.removesuffix(".weight")
-            plain = cast(nn.Linear, model.get_submodule(owner))
-            model.set_submodule(owner, FrozenLinear(codes.empty(tensor, format), plain.bias))
 
 
 class _Rehearsal(Ledger):
