@@ -48,7 +48,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(model: str, tmp_pat
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    text, said = process.communicate(timeout=60)
+    text, said = process.communicate(timeout=250)
     assert process.returncode == 130
     assert text == ""
     assert f"go on with: pronk compare --resume --out '{out}'" in said

@@ -187,7 +187,7 @@ def test_ctrl_c_while_generating(start: Start, fake_pronk: list[str]) -> None:
     assert process.stdout is not None
     assert process.stdout.read(6) == "word0 "  # streaming: it arrives long before the end
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out.startswith("word1 ") or out == "\n"
     assert out.endswith("\n")
@@ -199,7 +199,7 @@ def test_ctrl_c_while_loading(start: Start, fake_pronk: list[str]) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "\n")
 
 
@@ -211,7 +211,7 @@ def test_ctrl_c_while_reading_standard_input(start: Start, fake_pronk: list[str]
     assert process.stdout is not None
     assert process.stdout.read(6) == "word0 "
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 130
 
 
@@ -231,7 +231,7 @@ def test_a_second_ctrl_c_ends_even_what_swallows_the_first(start: Start, tmp_pat
     for _ in range(2):
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 130
+    assert process.wait(timeout=60) == 130
     process.communicate()
 
 
@@ -242,7 +242,7 @@ def test_a_reader_that_leaves_is_no_error(start: Start, fake_pronk: list[str]) -
     assert process.stderr is not None
     assert process.stdout.read(6) == "word0 "
     process.stdout.close()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     assert process.stderr.read() == ""
 
 

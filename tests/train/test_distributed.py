@@ -225,7 +225,7 @@ def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> N
     with _torchrun(root, tmp_path) as begun:
         _wait(begun, lambda: len(_lines(tmp_path / "run")) > 4)
         os.kill(_last_process(begun.pid), signal.SIGKILL)
-        out, err = begun.communicate(timeout=60)
+        out, err = begun.communicate(timeout=600)
     assert (begun.returncode, out) == (1, "")
     assert [line for line in err.splitlines() if line.startswith("pronk:")] == [
         "pronk: another process of this run has ended, or did not answer; go on with the same command and --resume"
@@ -235,7 +235,7 @@ def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> N
         before = len(_lines(tmp_path / "run"))
         _wait(again, lambda: len(_lines(tmp_path / "run")) > before)
         again.terminate()
-        out, err = again.communicate(timeout=60)
+        out, err = again.communicate(timeout=600)
     assert out == ""
     (stopped,) = (line for line in err.splitlines() if line.startswith("stopped after step"))
     step = int(stopped.split()[3])
