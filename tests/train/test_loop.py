@@ -157,6 +157,14 @@ def test_a_loss_that_is_no_number_names_the_records(folder: Path, examples: list
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_held_out_loss_that_is_no_number_is_not_the_best_so_far(folder: Path, examples: list[Example]) -> None:
+    loop = make(load(folder), examples)
+    with torch.no_grad():
+        loop.model.lm_head.weight.fill_(math.nan)
+    with pytest.raises(Broken, match="after step 0: the held-out loss is not a number"):
+        loop.evaluate(examples)
+
+
 def test_a_leap_stops(folder: Path, examples: list[Example]) -> None:
     loop = make(load(folder), examples, steps=50, rate=1e-6)
     while loop.position.step < 20:

@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pronk.errors import BadRequest, PronkError, os_problem, short
+from pronk.strict_json import finite
 from pronk.train import state
 
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
@@ -83,7 +84,7 @@ def _never_began(folder: Path, held: Sequence[str]) -> bool:
 def write_metrics(folder: Path, line: dict[str, Any]) -> None:
     try:
         with (folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(finite(line)) + "\n")  # a gradient in f16 may be infinite
     except OSError as error:
         raise PronkError(f"{folder / METRICS}: cannot be written: {os_problem(error)}") from None
 

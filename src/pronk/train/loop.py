@@ -172,6 +172,11 @@ class Loop:
         self.group.rest(self.model)
         total, seen = self._summed(total, seen)
         (weight,) = map(int, self.group.sum(weight))
+        if not math.isfinite(total):  # which no later one would be better than
+            raise Broken(
+                f"after step {self.position.step}: the held-out loss is not a number; train with a smaller learning "
+                "rate, or look at MODEL and the data"
+            )
         return Evaluation(total / weight, _means(seen, weight))
 
     def improved(self, held_out: float) -> bool:
