@@ -67,3 +67,8 @@ def test_a_damaged_checkpoint_names_the_one_before(model: Path, data: Path, tmp_
     again = make(model, data, tmp_path / "run")
     with pytest.raises(BadFile, match="is absent; without step-000004, --resume goes on from step-000002"):
         again.resume()
+
+
+def test_a_share_that_leaves_nothing_to_train_on(model: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="has 10 examples, and all would be held out; give a smaller --eval-share"):
+        make(model, data, tmp_path / "run", eval_share=0.99)

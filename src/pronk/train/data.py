@@ -52,6 +52,10 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
         held_out = [example for i, example in enumerate(examples) if i in chosen]
         names = [name for i, name in enumerate(names) if i not in chosen]
         examples = [example for i, example in enumerate(examples) if i not in chosen]
+        if not examples:
+            raise BadFile(
+                settings.data, f"has {count} examples, and all would be held out; give a smaller --eval-share"
+            )
     skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
     unused = sum((one.unused for one in found), Counter[str]())
     return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
