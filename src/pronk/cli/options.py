@@ -49,8 +49,10 @@ def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
 class Number(click.FloatRange):
     """Within its bounds, and finite: click lets NaN pass any bound. `infinite`: infinity will do as well."""
 
-    def __init__(self, *bounds: float, infinite: bool = False, **more: Any) -> None:
-        super().__init__(*bounds, **more)
+    def __init__(
+        self, min: float | None = None, max: float | None = None, *, infinite: bool = False, **more: Any
+    ) -> None:
+        super().__init__(min, max, **more)
         self.infinite = infinite
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
