@@ -1,4 +1,4 @@
-"""`pronk report`: a comparison's report.json rendered again, after an upgrade or with plots."""
+"""`pronk report`: what a comparison measured rendered again, after an upgrade or with plots."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ Examples:
   pronk report report/
   pip install 'pronk[report]' && pronk report report/      the same, with plots
 
-Reads FOLDER/report.json, which `pronk compare` wrote; measures nothing. Writes REPORT.md, report.html
-and plots beside it, and prints the first table."""
+Reads FOLDER/report.json, which `pronk compare` wrote, and training.json of `pronk compare --training`; measures
+nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.svg, beside it, and prints the tables that
+`pronk compare` prints."""
 )
 @click.argument("folder", type=options.NAME)
 def command(folder: str) -> None:
     """Render the report of a comparison again."""
     from pronk.errors import BadRequest
-    from pronk.measure import plot_style
-    from pronk.measure.report import NO_PLOTS, render
+    from pronk.measure import plot_style, training_report
+    from pronk.measure.report import NAME, NO_PLOTS, render
     from pronk.paths import expanded
 
+    given = expanded(folder)
+    place = given.parent if given.name == training_report.NAME else given
+    of_training = (place / training_report.NAME).is_file()
+    tables = []
     try:
-        table = render(expanded(folder))
+        if not of_training or (place / NAME).is_file():
+            tables.append(render(place))
+        if of_training:
+            tables.append(training_report.render(place))
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    console.write(table + "\n")
+    console.write("\n\n".join(tables) + "\n")
     if not plot_style.available():
         console.note(NO_PLOTS)

@@ -1,4 +1,4 @@
-"""training.json rendered: TRAINING.md and training.svg. Reads the JSON and nothing else of pronk but how plots look."""
+"""training.json rendered: TRAINING.md and training.svg. Reads the JSON and nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from pronk.measure import plot_style
 from pronk.measure.plot_style import PALETTE
+from pronk.measure.report import write
 
 NAME = "training.json"
 PAGE, PLOT = "TRAINING.md", "training.svg"
@@ -33,9 +34,9 @@ def render(folder: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise ValueError(f"{path}: is damaged; pronk compare --training --overwrite measures anew") from None
     if plot_style.available() and (picture := plot(report)):
-        _write(folder / PLOT, picture)
+        write(folder / PLOT, picture)
         page += f"\n![Peak memory and time of a step in each setting]({PLOT})\n"
-    _write(folder / PAGE, page)
+    write(folder / PAGE, page)
     return _plain(arrows) + "\n\n" + _plain(points)
 
 
@@ -137,10 +138,3 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 def _plain(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _write(path: Path, content: str) -> None:
-    """Beside its place first: nobody ever finds half of it."""
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(content, encoding="utf-8", newline="\n")
-    beside.replace(path)

@@ -47,7 +47,7 @@ def render(folder: Path | str) -> str:
     files["report.html"] = html.page(page, inline, note)
     files["REPORT.md"] = markdown.page(page, note)
     for name, content in files.items():
-        _write(folder / name, content)
+        write(folder / name, content)
     return terminal.first_table(page)
 
 
@@ -69,7 +69,7 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def _write(path: Path, content: str) -> None:
+def write(path: Path, content: str) -> None:
     """Beside its place first: nobody ever finds half of it."""
     path.parent.mkdir(exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
