@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tiny_folder import save_tiny_chat_model
 
+from pronk.cli import group
 from pronk.errors import BadRequest
 from pronk.measure import training, training_report
-from pronk.measure.training import BATCH, PLAIN, TECHNIQUES, Request, Setting, begin, measure
+from pronk.measure.training import begin, measure
+from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,23 @@ def test_arrows_are_of_what_was_measured(model: str, tmp_path: Path, monkeypatch
     assert {own for _, own, _ in TECHNIQUES} | {PLAIN, BATCH} <= {
         Setting(*[point[name] for name in Setting.__dataclass_fields__]) for point in report["points"]
     }
+
+
+def test_rendered_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `pronk report`, of the folder or its file; damage is told in a line."""
+    run(model, tmp_path, monkeypatch)
+    page = tmp_path / training_report.PAGE
+    before = page.read_bytes()
+    for given in (tmp_path, tmp_path / training.NAME):
+        page.unlink()
+        done = CliRunner().invoke(group, ["report", str(given)])
+        assert (done.exit_code, page.read_bytes()) == (0, before)
+        assert done.stdout.startswith("Technique ")
+    (tmp_path / training.NAME).write_text("{}")
+    done = CliRunner().invoke(group, ["report", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "training.json: is damaged" in done.stderr
+    assert page.read_bytes() == before
 
 
 def test_memory_that_runs_out_is_a_result(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

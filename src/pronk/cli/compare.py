@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from pronk.cli import compare_training, console, options, progress
-from pronk.errors import PronkError
+from pronk.cli import compare_training, console, measuring, options
 
 
 def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -62,8 +61,8 @@ Examples:
   pronk compare --training smollm2:135m          what techniques of training cost and buy
 
 Writes REPORT.md, report.html and report.json to FOLDER (--training: TRAINING.md, training.svg and
-training.json), and prints the first table. The report says on
-what machine, model, text and lengths it was measured: run it where nothing else runs."""
+training.json), and prints the first table. The report says on what machine, model, text and
+lengths it was measured: run it where nothing else runs."""
 )
 @click.argument("model", type=options.NAME, required=False)
 @_options
@@ -115,24 +114,9 @@ def command(
     comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=arguments)
     for line in [*compare.about(comparison), *compare.warnings()]:
         console.note(line)
-    work = _Work()
-    with progress.shown("measuring", work.amount) as show:
-
-        def advance(what: str, done: int, total: int) -> None:
-            work.now = what
-            show("", done, total)
-
-        def note(line: str) -> None:
-            show("", 1, 1)  # clears the line that the bar stands in
-            console.note(line)
-
-        try:
-            found = compare.compare(comparison, journal, progress=advance, note=note)
-            table = report.render(folder)
-        except (KeyboardInterrupt, PronkError) as error:
-            show("", 1, 1)
-            _say_how_to_go_on(journal.steps and journal.path, out, interrupted=isinstance(error, KeyboardInterrupt))
-            raise
+    with measuring.shown(journal, "pronk", "compare", "--resume", "--out", out) as (advance, note):
+        found = compare.compare(comparison, journal, progress=advance, note=note)
+        table = report.render(folder)
     console.note(f"written to {out}: REPORT.md, report.html, report.json")
     if not plot_style.available():
         console.note(report.NO_PLOTS)
@@ -140,17 +124,3 @@ def command(
         console.write_json(found)
     else:
         console.write(table + "\n")
-
-
-class _Work:
-    now = ""
-
-    def amount(self, done: int, total: int) -> str:
-        return f"{100 * done // total}%, {self.now}"
-
-
-def _say_how_to_go_on(path: Any, out: str, *, interrupted: bool) -> None:
-    if path:
-        why = "interrupted" if interrupted else "stopped by an error"
-        command = shlex.join(["pronk", "compare", "--resume", "--out", out])
-        console.note(f"\n{why}; what is finished is in {path}; go on with: {command}")

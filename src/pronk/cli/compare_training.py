@@ -9,25 +9,25 @@ from typing import Any
 
 import click
 
-from pronk.cli import console, progress
-from pronk.errors import PronkError
+from pronk.cli import console, measuring
 
 
 def perform(
     asked: Mapping[str, Any], others: Mapping[str, Any], out: str, *, resume: bool, overwrite: bool, as_json: bool
 ) -> None:
-    """`asked`: of measure.training.Request. `others`: options that mean nothing here, and are refused where given."""
+    """`asked`: of training_grid.Request. `others`: options that mean nothing here, and are refused where given."""
     if given := next((name for name, value in others.items() if value not in (None, (), False)), None):
         raise click.UsageError(f"--{given.replace('_', '-')} says nothing about training; leave it or --training out")
     if resume and overwrite:
         raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
     from pronk import engines
-    from pronk.measure import compare, training, training_report
+    from pronk.measure import compare, plot_style, report, training, training_report
+    from pronk.measure.training_grid import Request
     from pronk.paths import expanded
 
     engines.import_torch()
     folder, command = expanded(out), shlex.join(["pronk", *sys.argv[1:]])
-    request = training.Request(**asked)
+    request = Request(**asked)
     grid, journal = training.begin(request, folder, resume=resume, overwrite=overwrite, command=command)
     console.note(
         f"{grid.request.model}: {len(grid.settings)} settings, {grid.request.rounds} rounds in turns, examples of up "
@@ -35,31 +35,11 @@ def perform(
     )
     for line in compare.warnings():
         console.note(line)
-    now = ""
-
-    def amount(done: int, total: int) -> str:
-        return f"{100 * done // total}%, {now}"
-
-    with progress.shown("measuring", amount) as show:
-
-        def advance(what: str, done: int, total: int) -> None:
-            nonlocal now
-            now = what
-            show("", done, total)
-
-        def note(line: str) -> None:
-            show("", 1, 1)  # clears the line that the bar stands in
-            console.note(line)
-
-        try:
-            found = training.measure(grid, journal, progress=advance, note=note)
-            tables = training_report.render(folder)
-        except (KeyboardInterrupt, PronkError) as error:
-            show("", 1, 1)
-            if journal.steps:
-                why = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
-                again = shlex.join(["pronk", "compare", "--training", "--resume", "--out", out])
-                console.note(f"\n{why}; what is finished is in {journal.path}; go on with: {again}")
-            raise
-    console.note(f"written to {out}: {training_report.PAGE}, {training_report.PLOT}, {training.NAME}")
+    with measuring.shown(journal, "pronk", "compare", "--training", "--resume", "--out", out) as (advance, note):
+        found = training.measure(grid, journal, progress=advance, note=note)
+        tables = training_report.render(folder)
+    written = [training_report.PAGE, *[training_report.PLOT] * plot_style.available(), training.NAME]
+    console.note(f"written to {out}: {', '.join(written)}")
+    if not plot_style.available():
+        console.note(report.NO_PLOTS)
     console.write_json(found) if as_json else console.write(tables + "\n")

@@ -1,6 +1,5 @@
-"""What each technique of training costs and buys: a grid of settings, measured, into training.json.
+"""What each technique of training costs and buys: a grid of settings (training_grid.py), measured, into training.json.
 
-The grid: all weights or LoRA, float32 or bfloat16, activations kept or recomputed, one micro-batch a step or eight.
 Each setting runs in a process of its own, whose peak is its memory, in rounds that take turns (A B C, then C B A). How
 much tensors of each kind take, and how many operations a step has, is counted in steps of their own (train/ledger.py),
 outside of what is timed. Where memory does not suffice, that is what was found.
@@ -8,108 +7,32 @@ outside of what is timed. Where memory does not suffice, that is what was found.
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk import __version__, checkpoint, strict_json
-from pronk.checkpoint import hub
-from pronk.errors import BadFile, BadRequest, NoTokenizer
+from pronk import __version__, strict_json
+from pronk.errors import BadFile, BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.journal import Journal
 from pronk.measure.machine import machine
 from pronk.measure.pace import Note, Pace
-from pronk.measure.windows import evaluation_text
+from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint, Progress
+    from pronk.checkpoint.tensors import Progress
 
 NAME = "training.json"
 SCHEMA = 1
 WORKER = (sys.executable, "-m", "pronk.measure.training_subject")
-EXAMPLES = 8  # of a step with accumulation, or of the batch that it stands for
-WARM_UP, TIMED = 1, 2  # steps of a process
 SAME = 0.02  # by how much a figure may differ and still be called the same
 _RATES = {True: 2e-4, False: 2e-5}  # LoRA, full: those of pronk finetune
-_START = 12.0  # what starting, loading and one step under a ledger cost, in micro-batches
 KINDS = ("parameters", "activations", "gradients", "optimizer")
-
-
-@dataclass(frozen=True)
-class Setting:
-    lora: bool = False
-    precision: str = "f32"
-    recompute: bool = False
-    accumulate: int = 1
-    batch_size: int = 1
-
-    @property
-    def name(self) -> str:
-        parts = ["LoRA" if self.lora else "full", self.precision, "recomputed" if self.recompute else "kept"]
-        return ", ".join([*parts, f"{self.accumulate} x {self.batch_size}"])
-
-    @property
-    def micro_batches(self) -> int:
-        return self.accumulate * self.batch_size
-
-
-PLAIN = Setting()
-BATCH = Setting(batch_size=EXAMPLES)  # what accumulation stands for
-# Each technique alone, against what it changes.
-TECHNIQUES = (
-    ("Activation checkpointing", Setting(recompute=True), PLAIN),
-    ("Mixed precision (bf16)", Setting(precision="bf16"), PLAIN),
-    ("LoRA", Setting(lora=True), PLAIN),
-    (f"Accumulation, {EXAMPLES} x 1 for 1 x {EXAMPLES}", Setting(accumulate=EXAMPLES), BATCH),
-    ("All of them", Setting(True, "bf16", True, EXAMPLES), BATCH),
-)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for. None: not said; the default holds, or what was begun with."""
-
-    model: str | None = None
-    data: str | None = None  # a file of records
-    tokens: int | None = None  # of an example
-    rounds: int | None = None
-    rank: int | None = None
-    threads: int | None = None
-    device: str | None = None
-
-
-DEFAULTS = Request(model=hub.DEFAULT_MODEL, tokens=256, rounds=3, rank=16)
-
-
-@dataclass(frozen=True)
-class Grid:
-    request: Request  # settled
-    checkpoint: Checkpoint
-    examples: Sequence[tuple[list[int], list[bool]]]  # token ids, what is learned
-
-    @property
-    def settings(self) -> list[Setting]:
-        axes = product((False, True), ("f32", "bf16"), (False, True), (1, EXAMPLES))
-        return [*(Setting(lora, precision, again, count) for lora, precision, again, count in axes), BATCH]
-
-    def steps(self) -> Iterator[tuple[str, Setting, int]]:
-        for number in range(self.request.rounds or 1):
-            for setting in self.settings if number % 2 == 0 else reversed(self.settings):
-                yield f"{setting.name} {number + 1}", setting, number
-
-    def costs(self) -> dict[str, float]:
-        return {name: _START + (WARM_UP + TIMED) * setting.micro_batches for name, setting, _ in self.steps()}
-
-    def asked(self) -> dict[str, Any]:
-        text = " ".join(str(part) for example in self.examples for part in example)
-        return {**asdict(self.request), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def begin(
@@ -124,7 +47,7 @@ def begin(
         for name, now in asdict(request).items():
             if now is not None and now != getattr(begun, name):
                 raise BadRequest(f"{folder / NAME} was begun with another {name}; leave it out to go on with that")
-        grid = _settled(begun)
+        grid = settled(begun)
         for what, now, then in (
             ("settings or data", grid.asked(), saved["settings"]),
             ("version of pronk", __version__, saved["pronk"]),
@@ -135,7 +58,7 @@ def begin(
         steps, about = saved["steps"], {"machine": saved["machine"], "command": saved["command"]}
     else:
         journals.check_writable(folder, replace=overwrite, name=NAME)
-        grid = _settled(request)
+        grid = settled(request)
     return grid, Journal(folder, steps, lambda taken: composed(grid, about, taken), NAME)
 
 
@@ -283,48 +206,3 @@ def _change(own: float, other: float) -> dict[str, Any]:
     if ratio is None or abs(ratio - 1) <= SAME:
         return {"times": ratio, "arrow": "="}
     return {"times": ratio, "arrow": "↑" if ratio > 1 else "↓"}
-
-
-# -- what it is measured on --
-
-
-def _settled(request: Request) -> Grid:
-    given = {name: value for name, value in asdict(request).items() if value is not None}
-    settled = Request(**{**asdict(DEFAULTS), **given})
-    opened = checkpoint.open(hub.resolve(str(settled.model)))
-    length = min(settled.tokens or 0, opened.config.max_position_embeddings - 1) + 1  # the last is not read
-    settled = Request(**{**asdict(settled), "tokens": length - 1})
-    examples = _of_text(opened, length) if settled.data is None else _of_records(opened, settled.data, length)
-    return Grid(settled, opened, examples)
-
-
-def _of_text(opened: Checkpoint, length: int) -> list[tuple[list[int], list[bool]]]:
-    """Windows of the text that comes with pronk, all of it learned."""
-    from pronk.loading import tokenizer_of
-
-    codec = tokenizer_of(opened)
-    if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one no text can be read")
-    ids = codec.encode(evaluation_text())
-    step = max(1, (len(ids) - length) // EXAMPLES)
-    if len(ids) < length:
-        raise BadRequest(f"the text has {len(ids)} tokens; take examples of fewer (--tokens)")
-    learned = [False] + [True] * (length - 1)
-    return [(list(ids[at : at + length]), learned) for at in range(0, step * EXAMPLES, step)]
-
-
-def _of_records(opened: Checkpoint, data: str, length: int) -> list[tuple[list[int], list[bool]]]:
-    """The first records, as pronk finetune reads them, cut where they are longer."""
-    from pronk.loading import tokenizer_of
-    from pronk.train.data import prepare
-    from pronk.train.examples import Example
-    from pronk.train.settings import Settings
-
-    codec = tokenizer_of(opened)
-    if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one no record can be read")
-    settings = Settings("", data, eval_share=0.0, max_length=length, too_long="cut")
-    found = prepare(settings, codec, opened.config.max_position_embeddings).train[:EXAMPLES]
-    if len(found) < EXAMPLES:
-        raise BadRequest(f"{data}: holds {len(found)} examples, and {EXAMPLES} are needed")
-    return [(one.ids.tolist(), one.learned.tolist()) for one in found if isinstance(one, Example)]
