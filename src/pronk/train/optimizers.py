@@ -18,6 +18,7 @@ Kind = Literal["adamw", "adamw8bit", "sgd"]
 BLOCK = 256  # numbers that share a scale in AdamW8bit
 _CODES = {"first": torch.int8, "second": torch.uint8}
 _SQUARE_ROOTS = {"first": 2, "second": 3}  # taken one after the other before a moment is coded
+_PIECE = 1 << 20  # numbers, whole blocks
 _SMALL = 4096  # parameters with fewer numbers keep float32 moments: there is nothing to save
 
 
@@ -68,48 +69,66 @@ class AdamW8bit(Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """A piece at a time: moments as floats are of pieces alone, not of an embedding's size."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
-            state["step"] = torch.tensor(0.0)  # as torch's own optimizers have it
-            for name in _CODES:
-                _keep(state, name, torch.zeros_like(parameter, dtype=torch.float32))
+            _begin(state, parameter)
         state["step"] += 1
-        first, second = _recall(state, "first", parameter), _recall(state, "second", parameter)
-        grad = grad.float()
-        first.lerp_(grad, 1 - beta1)
-        second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        _keep(state, "first", first)
-        _keep(state, "second", second)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
         step = int(state["step"])
         correction = (1 - beta2**step) ** 0.5
         rate = group["lr"] / (1 - beta1**step)
-        parameter.addcdiv_(first, (second.sqrt() / correction).add_(group["eps"]), value=-rate)
+        values, grads = parameter.view(-1), grad.reshape(-1)
+        for at in range(0, len(values), _PIECE):
+            piece = slice(at, min(at + _PIECE, len(values)))
+            first, second = _recall(state, "first", piece), _recall(state, "second", piece)
+            g = grads[piece].float()
+            first.lerp_(g, 1 - beta1)
+            second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            _keep(state, "first", first, piece)
+            _keep(state, "second", second, piece)
+            values[piece].mul_(1 - group["lr"] * group["weight_decay"])
+            values[piece].addcdiv_(first, (second.sqrt() / correction).add_(group["eps"]), value=-rate)
 
 
-def _keep(state: dict[str, Any], name: str, values: Tensor) -> None:
-    if values.numel() < _SMALL:
-        state[name] = values
-        return
-    flat = values.reshape(-1)
-    roots = flat.abs()
-    for _ in range(_SQUARE_ROOTS[name]):
-        roots.sqrt_()
-    roots.copysign_(flat)
-    blocks = torch.nn.functional.pad(roots, (0, -len(roots) % BLOCK)).view(-1, BLOCK)
-    scale = blocks.abs().amax(-1, keepdim=True) / torch.iinfo(_CODES[name]).max
-    codes = (blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)).round_()
-    state[name] = codes.to(_CODES[name])
-    state[name + "_scale"] = scale
+def _begin(state: dict[str, Any], parameter: Tensor) -> None:
+    state["step"] = torch.tensor(0.0)  # as torch's own optimizers have it
+    blocks = -(-parameter.numel() // BLOCK)
+    for name, kind in _CODES.items():
+        if parameter.numel() < _SMALL:
+            state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+        else:
+            state[name] = torch.zeros(blocks, BLOCK, dtype=kind, device=parameter.device)
+            state[name + "_scale"] = torch.zeros(blocks, 1, device=parameter.device)
 
 
-def _recall(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
-    """In float32 and the parameter's shape."""
+def _keep(state: dict[str, Any], name: str, values: Tensor, piece: slice) -> None:
     stored: Tensor = state[name]
     if stored.dtype == torch.float32:
-        return stored
-    roots = (stored.float() * state[name + "_scale"]).view(-1)[: like.numel()]
+        stored.view(-1)[piece] = values
+        return
+    roots = values.abs()
+    for _ in range(_SQUARE_ROOTS[name]):
+        roots.sqrt_()
+    roots.copysign_(values)
+    blocks = torch.nn.functional.pad(roots, (0, -len(roots) % BLOCK)).view(-1, BLOCK)
+    scale = blocks.abs().amax(-1, keepdim=True) / torch.iinfo(stored.dtype).max
+    codes = (blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)).round_()
+    stored[_rows(piece)] = codes.to(stored.dtype)
+    state[name + "_scale"][_rows(piece)] = scale
+
+
+def _recall(state: dict[str, Any], name: str, piece: slice) -> Tensor:
+    """In float32, flat: not the state itself."""
+    stored: Tensor = state[name]
+    if stored.dtype == torch.float32:
+        return stored.view(-1)[piece].clone()
+    roots = (stored[_rows(piece)].float() * state[name + "_scale"][_rows(piece)]).view(-1)[: piece.stop - piece.start]
     values = roots.clone()
     for _ in range(_SQUARE_ROOTS[name]):
         values.square_()
-    return values.copysign_(roots).view(like.shape)
+    return values.copysign_(roots)
+
+
+def _rows(piece: slice) -> slice:
+    """Of a piece, its blocks: it begins where one does."""
+    return slice(piece.start // BLOCK, -(-piece.stop // BLOCK))
