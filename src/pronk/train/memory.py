@@ -31,7 +31,7 @@ from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
 
 # Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
-LIBRARIES = 25 << 20  # what torch loads and keeps from its first step on
+LIBRARIES = 60 << 20  # what torch loads and keeps from its first step on
 SCRATCH = 0.15  # of what comes and goes in a step: what products take for themselves, and holes between tensors
 _LOOKED_AT = 100_000  # micro-batches, to find the largest
 
