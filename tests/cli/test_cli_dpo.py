@@ -103,8 +103,8 @@ def test_all_weights_stopped_and_resumed(
         return real(loop)
 
     def train(folder: str, *more: str) -> Result:
-        options = "--full --max-steps 3 --accumulate 2 --samples 0 --lr 0.001 --json --device cpu --loss ipo --beta 0.3".split()
-        return run("dpo", model, "--data", data, "--out", str(tmp_path / folder), *options, *more)
+        options = "--full --max-steps 3 --accumulate 2 --samples 0 --lr 0.001 --json --device cpu --loss ipo --beta 0.3"
+        return run("dpo", model, "--data", data, "--out", str(tmp_path / folder), *options.split(), *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", step)
