@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 from tiny_folder import save_tiny_chat_model
+from training_runs import signalled, timeless, write_sums
 
 from pronk import checkpoint
 from pronk.checkpoint import adapter
@@ -31,10 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("data") / "preferences.jsonl"
-    sums = [(a, b) for a in range(4) for b in range(5)]
-    records = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": " a number"} for a, b in sums]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
+    return str(write_sums(path, lambda a, b: {"chosen": f" {a + b}.", "rejected": " a number"}))
 
 
 @pytest.fixture
@@ -45,11 +41,6 @@ def dpo(run: Run, model: str, data: str, tmp_path: Path) -> Run:
         return run("dpo", model, "--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more)
 
     return dpo
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def test_an_adapter_and_a_report(dpo: Run, run: Run, model: str, tmp_path: Path) -> None:
@@ -71,7 +62,7 @@ def test_an_adapter_and_a_report(dpo: Run, run: Run, model: str, tmp_path: Path)
     assert notes[2].startswith("step 6 of 6: held-out loss 0.")
     assert notes[2].count("% right)") == 2
     names = {"rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen"}
-    first, step, *_ = metrics(tmp_path / "out")
+    first, step, *_ = timeless(tmp_path / "out")
     assert names < step.keys()
     assert {f"held_out_{name}" for name in names} < first.keys()
     assert adapter.read_config(tmp_path / "out")[0].rank == 4
@@ -89,29 +80,18 @@ def test_the_report_as_text_with_curves(dpo: Run, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_weights_stopped_and_resumed(
-    run: Run, model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_weights_stopped_and_resumed(run: Run, model: str, data: str, tmp_path: Path) -> None:
     """By Ctrl-C in the midst of a step; it ends as it would have, held against the same reference."""
-    from pronk.train.loop import Loop
-
-    real = Loop.step
-
-    def step(loop: Loop) -> Any:
-        if loop.position.step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return real(loop)
 
     def train(folder: str, *more: str) -> Result:
         options = "--full --max-steps 3 --accumulate 2 --samples 0 --lr 0.001 --json --device cpu --loss ipo --beta 0.3"
         return run("dpo", model, "--data", data, "--out", str(tmp_path / folder), *options.split(), *more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "step", step)
+    with signalled(signal.SIGINT, at=1):
         assert train("parts").exit_code == 130
     resumed, whole = train("parts", "--resume"), train("whole")
     assert (resumed.exit_code, whole.exit_code) == (0, 0), resumed.stderr
-    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
     assert json.loads(whole.stdout)["trained_share"] == 1
     assert checkpoint.open(tmp_path / "whole" / "model").tokenizer is not None
 

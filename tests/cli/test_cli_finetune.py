@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from tiny_folder import save_tiny_chat_model
+from training_runs import signalled, write_sums
 
 from pronk import checkpoint
 from pronk.checkpoint import adapter
@@ -36,10 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("data") / "sums.jsonl"
-    sums = [(a, b) for a in range(4) for b in range(5)]
-    records = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
+    return str(write_sums(path, lambda a, b: {"completion": f" {a + b}."}))
 
 
 @pytest.fixture
@@ -91,22 +89,10 @@ def test_all_weights(finetune: Run, run: Run, model: str, data: str, tmp_path: P
     assert checkpoint.open(tmp_path / "out" / "model").tokenizer is not None
 
 
-def test_stopped_and_resumed(
-    finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, data: str
-) -> None:
+def test_stopped_and_resumed(finetune: Run, tmp_path: Path) -> None:
     """Ctrl-C and SIGTERM in the midst of a step; it ends as it would have."""
-    from pronk.train.loop import Loop
-
-    real = Loop.step
     for number, at, code in ((signal.SIGINT, 1, 130), (signal.SIGTERM, 3, 143)):
-
-        def step(loop: Loop, number: int = number, at: int = at) -> Any:
-            if loop.position.step == at:
-                os.kill(os.getpid(), number)
-            return real(loop)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Loop, "step", step)
+        with signalled(number, at):
             result = finetune(*(["--resume"] if at > 1 else []))
         assert (result.exit_code, result.stdout) == (code, "")
         told = f"stopped after step {at + 1} of 6, and saved; go on with the same command and --resume"

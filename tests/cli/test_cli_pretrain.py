@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 from run_c import run_c
+from training_runs import signalled
 
 import pronk as package
 from pronk import checkpoint
@@ -89,20 +88,10 @@ def test_the_report_as_text(pretrain: Run, tmp_path: Path) -> None:
     assert any(line.startswith("  goes on") for line in lines)
 
 
-def test_stopped_and_resumed(pretrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_and_resumed(pretrain: Run, tmp_path: Path) -> None:
     """Ctrl-C and SIGTERM in the midst of a step; it ends as it would have."""
-    from pronk.train.loop import Loop
-
-    real = Loop.step
     for number, at, code in ((signal.SIGINT, 3, 130), (signal.SIGTERM, 8, 143)):
-
-        def step(loop: Loop, number: int = number, at: int = at) -> Any:
-            if loop.position.step == at:
-                os.kill(os.getpid(), number)
-            return real(loop)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Loop, "step", step)
+        with signalled(number, at):
             result = pretrain(*(["--resume"] if at > 3 else []))
         assert (result.exit_code, result.stdout) == (code, "")
         told = f"stopped after step {at + 1} of 12, and saved; go on with the same command and --resume"

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from tiny_folder import save_tiny_chat_model
+from training_runs import run_of
 
-from pronk import checkpoint, tokenizer
 from pronk.errors import BadFile
 from pronk.train import state
-from pronk.train.data import prepare
 from pronk.train.folder import CHECKPOINTS
 from pronk.train.run import Run
 from pronk.train.settings import Settings
@@ -33,11 +32,7 @@ def data(tmp_path: Path) -> Path:
 
 def make(model: Path, data: Path, folder: Path, **changes: Any) -> Run:
     chosen = Settings(str(model), str(data), **{"max_steps": 4, "eval_every": 2, "save_every": 2} | changes)
-    opened = checkpoint.open(chosen.model)
-    assert opened.tokenizer
-    ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
-    folder.mkdir(exist_ok=True)
-    return Run(opened, ready, chosen, folder, device="cpu")
+    return run_of(chosen, folder)
 
 
 def test_no_checkpoint_is_written_over_by_its_like(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_folder import save_tiny_chat_model
+from training_runs import gradients, run_of, timeless, write_sums
 
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint.adapter import LoraConfig
@@ -23,13 +23,10 @@ from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
 from pronk.train import lora, optimizers
 from pronk.train.batches import Batches
-from pronk.train.data import prepare
 from pronk.train.dpo import Preferences, losses
 from pronk.train.examples import Encoder, Example, Pair
-from pronk.train.folder import read_metrics
 from pronk.train.loop import Loop
 from pronk.train.records import BadRecord, parse
-from pronk.train.run import Run
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Preference, Settings
 
@@ -238,18 +235,6 @@ def make(model: Llama, pairs: list[Pair], *, steps: int = 4, rate: float = 1e-3,
     return Loop(model, pairs, batches, optimizer, Schedule(rate, steps, 1), **options)
 
 
-def gradients(loop: Loop) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-
-    def catch(*_: Any) -> None:
-        found.update({n: p.grad.clone() for n, p in loop.model.named_parameters() if p.grad is not None})
-
-    loop.optimizer.register_step_pre_hook(catch)
-    loop.clip = 0.0
-    loop.step()
-    return found
-
-
 @pytest.mark.parametrize("ways", [{"size": 1, "accumulate": 8}, {"size": 3, "accumulate": 3}])
 def test_however_pairs_are_dealt_out(folder: Path, pairs: list[Pair], ways: dict[str, Any]) -> None:
     config = LoraConfig(rank=4, alpha=8)
@@ -316,10 +301,7 @@ def test_one_pair_that_is_far_off_is_no_leap(folder: Path, pairs: list[Pair]) ->
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "pairs.jsonl"
-    sums = [(a, b) for a in range(4) for b in range(5)]
-    records = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": f" {a * b} or so"} for a, b in sums]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_sums(path, lambda a, b: {"chosen": f" {a + b}.", "rejected": f" {a * b} or so"})
 
 
 def settings(model: Path, data: Path, **changes: Any) -> Settings:
@@ -327,21 +309,9 @@ def settings(model: Path, data: Path, **changes: Any) -> Settings:
     return replace(base, **{"eval_every": 3, "preference": Preference(), **changes})
 
 
-def run_of(chosen: Settings, folder: Path, **options: Any) -> Run:
-    opened = checkpoint.open(chosen.model)
-    assert opened.tokenizer
-    ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
-    folder.mkdir(exist_ok=True)
-    return Run(opened, ready, chosen, folder, device="cpu", **options)
-
-
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 def test_resumed_is_as_if_never_stopped(folder: Path, data: Path, tmp_path: Path, lora: LoraConfig | None) -> None:
     """The reference is that of before the first step, not of where the run was stopped."""
-
-    def timeless(name: str) -> list[dict[str, Any]]:
-        return [{k: v for k, v in line.items() if k != "seconds"} for line in read_metrics(tmp_path / name)]
-
     chosen = settings(folder, data, lora=lora, rate=1e-2 if lora else 1e-3)
     assert run_of(chosen, tmp_path / "whole").train()
     calls = count()
@@ -351,8 +321,8 @@ def test_resumed_is_as_if_never_stopped(folder: Path, data: Path, tmp_path: Path
     again.resume()
     assert again.loop.position.step == 4
     assert again.train()
-    assert timeless("parts") == timeless("whole")
-    held_out = [line for line in timeless("whole") if "held_out_loss" in line]
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+    held_out = [line for line in timeless(tmp_path / "whole") if "held_out_loss" in line]
     assert held_out[-1]["held_out_rewards/margins"] > held_out[0]["held_out_rewards/margins"] == 0
     results = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.safetensors")]
     assert results

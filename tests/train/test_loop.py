@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_folder import save_tiny_chat_model
+from training_runs import gradients
 
 from pronk import checkpoint
 from pronk.errors import BadFile, BadRequest, PronkError
@@ -47,19 +48,6 @@ def make(model: Llama, examples: list[Example], *, steps: int = 4, kind: str = "
     batches = Batches([len(e) for e in examples], options.pop("size", 2), options.pop("pack", None), seed=3)
     rate = options.pop("rate", 1e-3)
     return Loop(model, examples, batches, optimizers.make(model, kind, rate, 0.01), Schedule(rate, steps, 1), **options)
-
-
-def gradients(loop: Loop) -> dict[str, torch.Tensor]:
-    """Those of one step, caught before the optimizer takes them."""
-    found: dict[str, torch.Tensor] = {}
-
-    def catch(*_: Any) -> None:
-        found.update({n: p.grad.clone() for n, p in loop.model.named_parameters() if p.grad is not None})
-
-    loop.optimizer.register_step_pre_hook(catch)
-    loop.clip = 0.0
-    loop.step()
-    return found
 
 
 def test_loss_and_gradients_are_those_of_transformers(folder: Path, examples: list[Example]) -> None:

@@ -14,6 +14,8 @@ import torch
 from formats import save_huggingface
 from tiny import random_weights
 from tiny_folder import save_tiny_chat_model
+from training_runs import run_of as make
+from training_runs import timeless, write_sums
 
 import pronk
 from pronk import checkpoint, tokenizer
@@ -25,7 +27,7 @@ from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
 from pronk.train import state
 from pronk.train.batches import MicroBatch
-from pronk.train.data import prepare, shown
+from pronk.train.data import shown
 from pronk.train.examples import Example
 from pronk.train.folder import CHECKPOINTS, METRICS, MODEL, claimed, read_metrics
 from pronk.train.recompute import recompute
@@ -42,28 +44,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "data.jsonl"
-    sums = [(a, b) for a in range(4) for b in range(5)]
-    records = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_sums(tmp_path / "data.jsonl", lambda a, b: {"completion": f" {a + b}."})
 
 
 def settings(model: Path, data: Path, **changes: Any) -> Settings:
     base = Settings(str(model), str(data), lora=LORA, max_steps=8, batch_size=2, accumulate=2, rate=1e-2, save_every=3)
     return replace(base, **{"eval_every": 3, **changes})
-
-
-def make(chosen: Settings, folder: Path, **options: Any) -> Run:
-    opened = checkpoint.open(chosen.model)
-    assert opened.tokenizer
-    ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
-    folder.mkdir(exist_ok=True)
-    return Run(opened, ready, chosen, folder, device="cpu", **options)
-
-
-def timeless(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in read_metrics(folder)]
 
 
 def trained_of(run: Run) -> dict[str, torch.Tensor]:
