@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from os import PathLike
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "bad_alloc")  # torch, Linux, C++
+
 
 def short(value: object) -> str:
     """`value` as an error message can carry it: one line, printable, not long."""
@@ -15,6 +17,15 @@ def os_problem(error: OSError) -> str:
     """The file, if any, and what the system says of it, without its number."""
     where = f"{error.filename}: " if error.filename is not None else ""
     return where + (error.strerror or str(error) or type(error).__name__)
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What an error says where it means that memory ran out, which libraries say in several ways; None of others."""
+    said = str(error).strip()
+    by_its_words = isinstance(error, RuntimeError | OSError) and any(sign in said for sign in _NO_MEMORY)
+    if by_its_words or isinstance(error, MemoryError):
+        return one_line(said.partition("\n")[0], 300) or "out of memory"
+    return None
 
 
 def one_line(text: str, most: int) -> str:

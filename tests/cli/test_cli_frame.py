@@ -178,7 +178,7 @@ def test_an_error_is_one_line_and_1(run: Run, loaded: list[FakeLLM]) -> None:
 
 
 def test_a_bug_keeps_its_traceback(run: Run, loaded: list[FakeLLM]) -> None:
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(RuntimeError, match="another"):
         run("generate", "bug", "-n", "3")
 
 
@@ -315,6 +315,22 @@ def test_more_threads_than_processors_are_noted(run: Run, loaded: list[FakeLLM],
     noted = "3 threads wait for each other on 2 processors: no more than 2 are faster\n"
     assert run("generate", "x", "--threads", "3", "-n", "1").stderr.startswith(noted)
     assert "threads wait" not in run("generate", "x", "--threads", "2", "-n", "1").stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")])
+def test_memory_that_runs_out_is_said_in_a_line(
+    run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def stream(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeLLM, "stream", stream)
+    done = run("generate", "x")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("pronk: out of memory; fewer bits (--quantize, --dtype)")
+    error = RuntimeError("another mistake")  # of pronk's, whose traceback is wanted
+    with pytest.raises(RuntimeError, match="another"):
+        run("generate", "x")
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ class Toy:
         return 1 / 0
     def exhaust(self):
         raise MemoryError
-    def exhaust_gpu(self):
-        raise type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
+    def exhaust_torch(self, said):
+        raise RuntimeError(said)
     def leave(self):
         print("something about the allocator", file=sys.stderr, flush=True)
         os._exit(3)
@@ -70,10 +70,11 @@ def test_its_errors_are_ours_and_it_goes_on(toy: Worker) -> None:
     assert str(refused.value) == "model.bin at byte 3: broken in two lines"
     with pytest.raises(WorkerFailed, match=r"(?s)q8, in fail:.*ZeroDivisionError"):
         toy.call("fail")
-    with pytest.raises(PronkError, match="memory ran out in 'exhaust'"):
+    with pytest.raises(PronkError, match="in 'exhaust': out of memory; fewer bits"):
         toy.call("exhaust")
-    with pytest.raises(PronkError, match="the GPU's memory ran out in 'exhaust_gpu'"):
-        toy.call("exhaust_gpu")
+    for said in ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory"):
+        with pytest.raises(PronkError, match=f"in 'exhaust_torch': {said}; fewer bits"):
+            toy.call("exhaust_torch", said=f"{said}\nand a trace")
     assert toy.call("add", a=1, b=2) == 3
 
 

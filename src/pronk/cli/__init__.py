@@ -21,7 +21,7 @@ import click
 
 from pronk import __version__
 from pronk.cli.failures import Failure, Misuse
-from pronk.errors import PronkError, os_problem, short
+from pronk.errors import PronkError, os_problem, out_of_memory, short
 
 # Verb -> its module in this package, in the order of --help.
 VERBS = {
@@ -96,7 +96,9 @@ class Verbs(click.Group):
         except OSError as error:  # a full disk, a directory without permission
             _abandon_stdout()
             raise Failure(PronkError(os_problem(error))) from error
-        except MemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
             raise Failure("out of memory; fewer bits (--quantize, --dtype) or a smaller --ctx-size take less") from None
         except KeyboardInterrupt:
             click.echo(err=True)

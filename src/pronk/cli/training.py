@@ -17,7 +17,7 @@ import click
 
 from pronk.cli import console, masks, processes, progress, training_plan, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
-from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, short
+from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory, short
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -212,7 +212,7 @@ def _stopping() -> Iterator[_Stop]:
 
 @contextmanager
 def memory_suffices(less: str | None = None) -> Iterator[None]:
-    """Raises PronkError where it does not: torch says so in several ways. `less`: what takes less, where a verb has
+    """Raises PronkError where it does not. `less`: what takes less, where a verb has
     other options than those of fine-tuning."""
     try:
         yield
@@ -220,9 +220,8 @@ def memory_suffices(less: str | None = None) -> Iterator[None]:
         if less is None:
             raise
         raise PronkError(f"{error.problem}; what takes less: {less}") from None
-    except (MemoryError, RuntimeError) as error:
-        said = str(error)
-        if not isinstance(error, MemoryError) and "out of memory" not in said and "can't allocate memory" not in said:
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not out_of_memory(error):
             raise
         from pronk.train.memory import LESS
 

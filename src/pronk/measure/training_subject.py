@@ -13,14 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pronk.errors import out_of_memory
 from pronk.measure import memory
 from pronk.measure.worker import serve
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
     from pronk.train.run import Run
-
-_NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "bad_alloc")
 
 
 def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -29,10 +28,9 @@ def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[st
         try:
             return method(*given, **named)
         except (MemoryError, OSError, RuntimeError) as error:
-            said = str(error)
-            if not isinstance(error, MemoryError) and not any(sign in said for sign in _NO_MEMORY):
-                raise
-            return {"out_of_memory": said.strip().splitlines()[0] if said.strip() else "memory ran out"}
+            if said := out_of_memory(error):
+                return {"out_of_memory": said}
+            raise
 
     return guarded
 

@@ -19,12 +19,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pronk.errors import PronkError
+from pronk.errors import PronkError, out_of_memory
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
 
 _COMMAND = (sys.executable, "-m", "pronk.measure.worker")
+_LESS = "fewer bits, fewer variants at once or a smaller context size (--ctx-size) take less"
 _PATIENCE = 5.0  # seconds that a worker has to end when nobody needs it any more
 
 
@@ -154,13 +155,11 @@ def serve(subject: Any) -> None:
             say(result=getattr(subject, operation)(**arguments))
         except PronkError as error:
             say(refused=str(error))
-        except MemoryError:
-            say(refused=f"memory ran out in {operation!r}; fewer bits or a smaller context size (--ctx-size) take less")
         except BrokenPipeError:  # the caller is gone
             return
         except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
-                say(refused=f"the GPU's memory ran out in {operation!r}; compare fewer variants at once, or fewer bits")
+            if said := out_of_memory(error):
+                say(refused=f"in {operation!r}: {said}; {_LESS}")
             else:
                 say(failed=traceback.format_exc())
 
