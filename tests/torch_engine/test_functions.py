@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pronk.torch_engine import functions
 from pronk.torch_engine.attention import _causal
 from pronk.torch_engine.functions import linear, product, rms_norm, rotate, swiglu
 
@@ -101,15 +103,17 @@ def test_a_wrong_gradient_would_be_seen(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_kept_for_gradients() -> None:
-    """x alone, where the weight is trained; a frozen weight keeps none of it; norms keep a number a row besides."""
+    """x alone, where the weight is trained; a frozen weight keeps none of it; norms keep a number a row besides, and of
+    16 bits no copy in 32."""
 
     def kept(function: Callable[[], Tensor], *known: Tensor) -> int:
+        """Bytes, but those of what is `known`."""
         seen: dict[int, int] = {}
         pointers = {tensor.data_ptr() for tensor in known}
 
         def pack(x: Tensor) -> Tensor:
             if x.data_ptr() not in pointers:
-                seen[x.data_ptr()] = x.numel()
+                seen[x.data_ptr()] = x.nbytes
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -118,10 +122,44 @@ def test_what_is_kept_for_gradients() -> None:
 
     x, weight = draw(T, 6).requires_grad_(), draw(5, 6)
     assert kept(lambda: linear(x, weight), weight) == 0
-    assert kept(lambda: linear(x, weight.requires_grad_()), weight) == x.numel()
+    assert kept(lambda: linear(x, weight.requires_grad_()), weight) == x.nbytes
     scale = draw(6)
-    assert kept(lambda: rms_norm(x, scale, 1e-5), scale) == x.numel() + T
-    assert kept(lambda: swiglu(x, x.detach() + 1), x) == x.numel()
+    assert kept(lambda: rms_norm(x, scale, 1e-5), scale) == x.nbytes + 4 * T
+    assert kept(lambda: swiglu(x, x.detach() + 1), x) == x.nbytes
+    half = draw(T, 6, dtype=torch.bfloat16).requires_grad_()
+    assert kept(lambda: rms_norm(half, scale.bfloat16(), 1e-5), scale) == half.nbytes + 4 * T + 2 * 6
+
+
+def test_the_mean_of_squares_is_taken_in_32_bits() -> None:
+    """As exact as if in 64, before it is rounded."""
+    x, weight = draw(T, 6, dtype=torch.bfloat16), draw(6, dtype=torch.bfloat16)
+    assert torch.equal(rms_norm(x, weight, 1e-5), plain_norm(x, weight))
+
+
+def test_under_autocast_products_are_in_16_bits_and_norms_hand_them_such() -> None:
+    x, weight, scale = draw(T, 6).requires_grad_(), draw(5, 6), draw(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x, weight), F.linear(x.bfloat16(), weight.bfloat16()))
+        normed = rms_norm(x, scale, 1e-5)
+        with torch.no_grad():
+            assert torch.equal(normed, rms_norm(x, scale, 1e-5).bfloat16())
+
+
+@pytest.mark.skipif(not functions._ONEDNN, reason="this torch has no such product")
+def test_float32_products_are_onednn_s() -> None:
+    """Forward and backward: MKL's would be right, too, and slow."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, weight, bias = draw(T, 6).requires_grad_(), draw(5, 6).requires_grad_(), draw(5).requires_grad_()
+    with Watch():
+        linear(x, weight, bias).sum().backward()
+    assert seen.count("mkldnn._linear_pointwise.default") == 3
+    assert not [name for name in seen if "mm" in name]
 
 
 def test_products_are_products() -> None:
