@@ -61,26 +61,27 @@ def test_pairs_are_compared_place_by_place() -> None:
 
 
 def test_a_model_writes_what_it_writes(folder: Path) -> None:
-    found = texts.compare_texts(load(folder, "f32"), load(folder, "f32"), ["Hello", "The old"], new_tokens=12)
-    for mode in ("greedy", "seeded"):
-        assert found[mode]["equal_share"] == 1
-        assert found[mode]["identical"] == 2
-        assert found[mode]["first_divergences"] == [None, None]
-        assert found[mode]["reference"] == {key: found[mode][key] for key in found[mode]["reference"]}
-    assert [(one["mode"], one["prompt"]) for one in found["texts"]] == [
-        (mode, prompt) for mode in ("greedy", "seeded") for prompt in ("Hello", "The old")
+    prompts = ["Hello", "The old"]
+    one, other = (texts.write(load(folder, "f32"), prompts, new_tokens=12) for _ in range(2))
+    for mode in texts.MODES:
+        found = texts.compared(one[mode], other[mode])
+        assert (found["equal_share"], found["identical"], found["first_divergences"]) == (1, 2, [None, None])
+        assert found["reference"] == {key: found[key] for key in found["reference"]}
+    table = texts.side_by_side(prompts, {"reference": one, "own": other})
+    assert [(row["mode"], row["prompt"]) for row in table] == [
+        (mode, prompt) for mode in ("greedy", "seeded") for prompt in prompts
     ]
     alone = load(folder, "f32").generate("Hello", max_new_tokens=12)
     assert not isinstance(alone, list)
-    assert found["texts"][0]["outputs"] == {"reference": alone.text, "own": alone.text}
+    assert table[0]["outputs"] == {"reference": alone.text, "own": alone.text}
 
 
 def test_fewer_bits_part_sooner(folder: Path) -> None:
     """The inverse of the test above: what differs is seen to differ."""
     told: list[tuple[str, int, int]] = []
-    coarse = texts.compare_texts(
-        load(folder, "f32"), load(folder, "q4"), new_tokens=16, progress=lambda *t: told.append(t)
+    wide, fine, coarse = (
+        texts.write(load(folder, kind), new_tokens=16, progress=lambda *t: told.append(t))["seeded"]
+        for kind in ("f32", "bf16", "q4")
     )
-    fine = texts.compare_texts(load(folder, "f32"), load(folder, "bf16"), new_tokens=16)
-    assert coarse["seeded"]["equal_share"] < fine["seeded"]["equal_share"]
-    assert told == [("writing", n, 2) for n in (0, 1)] * 2
+    assert texts.compared(wide, coarse)["equal_share"] < texts.compared(wide, fine)["equal_share"]
+    assert told == [("writing", n, 2) for n in (0, 1)] * 3

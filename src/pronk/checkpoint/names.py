@@ -35,7 +35,6 @@ _ROWS = [
     *(tuple(name + ".weight" for name in row) for row in _WEIGHTS),
 ]
 _META_TO_HF = {meta: hf for hf, meta, _ in _ROWS}
-_HF_TO_META = {hf: meta for hf, meta, _ in _ROWS}
 _GGUF_TO_HF = {gguf: hf for hf, _, gguf in _ROWS}
 _HF_TO_GGUF = {hf: gguf for hf, _, gguf in _ROWS}
 
@@ -53,14 +52,12 @@ def gguf_to_hf(name: str) -> str | None:
     return _rename(name, _GGUF_TO_HF)
 
 
-def hf_to_meta(name: str) -> str:
-    """Raises Unsupported for a name outside the table."""
-    return _known(_rename(name, _HF_TO_META), name, "Meta's format")
-
-
 def hf_to_gguf(name: str) -> str:
     """Raises Unsupported for a name outside the table."""
-    return _known(_rename(name, _HF_TO_GGUF), name, "GGUF")
+    renamed = _rename(name, _HF_TO_GGUF)
+    if renamed is None:
+        raise Unsupported(f"tensor {name!r} has no name in GGUF")
+    return renamed
 
 
 def _rename(name: str, table: dict[str, str]) -> str | None:
@@ -69,12 +66,6 @@ def _rename(name: str, table: dict[str, str]) -> str | None:
         return None if "{}" in name else table.get(name)
     renamed = table.get(name[: found.start()] + "{}" + name[found.end() :])
     return renamed and renamed.format(found[0])
-
-
-def _known(renamed: str | None, name: str, where: str) -> str:
-    if renamed is None:
-        raise Unsupported(f"tensor {name!r} has no name in {where}")
-    return renamed
 
 
 def rotary_heads(name: str, config: ModelConfig) -> int | None:

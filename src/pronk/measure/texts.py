@@ -37,26 +37,6 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def compare_texts(
-    reference: LLM,
-    llm: LLM,
-    prompts: Sequence[str] = PROMPTS,
-    *,
-    new_tokens: int = NEW_TOKENS,
-    seed: int = SEED,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Both write `new_tokens` tokens to each prompt in each mode.
-
-    Keys: "greedy" and "seeded", what `compared` says of each; and "texts", a list of prompt, mode and outputs
-    {"reference", "own"}.
-    """
-    theirs = write(reference, prompts, new_tokens=new_tokens, seed=seed, progress=progress)
-    ours = write(llm, prompts, new_tokens=new_tokens, seed=seed, progress=progress)
-    texts = side_by_side(prompts, {"reference": theirs, "own": ours})
-    return {**{mode: compared(theirs[mode], ours[mode]) for mode in MODES}, "texts": texts}
-
-
 def write(
     llm: LLM,
     prompts: Sequence[str] = PROMPTS,
