@@ -16,7 +16,7 @@ _STEPS = 10  # whose losses are told as one: each is of few examples
 
 
 def of(run: Run) -> dict[str, Any]:
-    from pronk.train.curve import draw
+    from pronk.train.curve import CURVE, draw
     from pronk.train.folder import read_metrics
 
     metrics = read_metrics(run.folder)
@@ -25,7 +25,11 @@ def of(run: Run) -> dict[str, Any]:
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     some = min(_STEPS, len(steps))
-    curve = draw(run.folder)
+    curve = None
+    try:
+        curve = draw(run.folder)
+    except OSError as error:  # what was trained is there, and so is all that the curve is drawn from
+        console.note(f"{run.folder / CURVE} cannot be drawn: {error.strerror or error}")
     return {
         "model": run.settings.model,
         "out": str(run.folder),

@@ -16,7 +16,10 @@ _PREFERENCES = {"loss": "loss", "rewards/margins": "margin of rewards", "rewards
 
 
 def draw(folder: Path) -> Path | None:
-    """`loss.png` in the run's folder; None where matplotlib is not installed, or there is nothing to draw."""
+    """`loss.png` in the run's folder; None where matplotlib is not installed, or there is nothing to draw.
+
+    Raises OSError where it cannot be written; what was there stays.
+    """
     metrics = read_metrics(folder)
     steps = [line for line in metrics if "loss" in line]
     if not steps or find_spec("matplotlib") is None:
@@ -33,9 +36,12 @@ def draw(folder: Path) -> Path | None:
         axes.set(ylabel=label)
     every[0].legend(frameon=False)
     every[-1].set(xlabel="step")
-    path = folder / CURVE
-    figure.savefig(path, dpi=150)
-    return path
+    path, fresh = folder / CURVE, folder / f".{CURVE}.part"
+    try:
+        figure.savefig(fresh, dpi=150, format="png")
+        return fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _plot(axes: Any, metrics: Sequence[Mapping[str, Any]], name: str) -> None:

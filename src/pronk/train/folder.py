@@ -68,7 +68,7 @@ def _clean(folder: Path) -> None:
     """Take away what a run that was killed had half written; elsewhere such names may be somebody's."""
     if not ((folder / METRICS).exists() or (folder / CHECKPOINTS).exists()):
         return
-    halves = (f".{METRICS}.part", ".adapter-*", f".{MODEL}.*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
+    halves = (".*.part", ".adapter-*", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
     for pattern in halves:
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -108,5 +108,9 @@ def forget_metrics(folder: Path, after: int) -> None:
     """Take away those of the steps after a checkpoint, which will come again."""
     kept = [line for line in read_metrics(folder) if line["step"] <= after]
     fresh = folder / f".{METRICS}.part"
-    fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    fresh.replace(folder / METRICS)
+    try:
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        fresh.replace(folder / METRICS)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise PronkError(f"{folder / METRICS}: cannot be written: {error.strerror or error}") from None

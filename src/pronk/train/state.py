@@ -193,8 +193,12 @@ def _cause(error: BaseException) -> BaseException:
 def _problem(error: BaseException) -> str:
     """In one line."""
     error = _cause(error)
+    if isinstance(error.__context__, OSError):  # torch finds, after a write that failed, a file too short for it
+        error = error.__context__
     if isinstance(error, OSError):
         return os_problem(error)
+    if "unexpected pos" in str(error):  # the same of another process, from which the context does not come along
+        return "a write failed; is the disk full?"
     if "weights_only" in str(error):  # torch goes on to say how to let a file run code
         return "a file of it is damaged, or holds more than tensors"
     return " ".join(str(error).split())[:200] or type(error).__name__
