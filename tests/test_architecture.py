@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from pronk.cli import VERBS
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
 
@@ -88,6 +92,32 @@ def test_the_rules_can_be_broken(tmp_path: Path) -> None:
     bad.write_text("def f():\n    import torch.nn\n    from pronk.llm import load\n")
     assert {"torch.nn", "pronk.llm"} <= imports(bad)
     assert floor("checkpoint.gguf") < floor("torch_engine.model") < floor("engine.scheduler") < floor("llm")
+
+
+def house() -> dict[str, str]:
+    """What docs/architecture.md says of each folder."""
+    listing = (SRC.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    folder, said = "", defaultdict[str, str](str)
+    for line in listing.partition("src/native")[0].splitlines():
+        indent = len(line) - len(line.lstrip())
+        if named := re.match(r" +(\w+)/ ", line):
+            folder = named[1] if indent == 2 else f"{folder}/{named[1]}"
+        elif indent == 2:
+            folder = ""
+        said[folder] += line + "\n"
+    return said
+
+
+def test_every_module_has_its_place_in_the_house_and_nothing_else_has() -> None:
+    verbs = {f"cli/{module}.py" for module in VERBS.values()}
+    files = {str(path.relative_to(SRC)) for path in SRC.rglob("*.py") if not path.stem.startswith("__")}
+    told = {
+        f"{folder}/{name}".lstrip("/")
+        for folder, text in house().items()
+        for name in re.findall(r"(?<![\w/])\w+\.py", text)
+    }
+    assert files - told - verbs == set()
+    assert told - files == {"__init__.py"}
 
 
 def test_importing_pronk_loads_next_to_nothing() -> None:
