@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -194,3 +195,18 @@ def test_real_models(data: Path, tmp_path: Path) -> None:
     shutil.copy(data / "stories260K" / "stories260K.bin", tmp_path / "model.gguf")
     shutil.copy(data / "stories260K" / "tok512.bin", tmp_path / "tokenizer.bin")
     assert checkpoint.open(tmp_path).format == "llama2c"
+
+
+def test_what_training_made_and_is_no_model(tmp_path: Path) -> None:
+    """`pronk generate -m mine` where mine is what `pronk finetune --out mine` or `pronk pretrain --out mine` made."""
+    (tmp_path / "mine").mkdir()
+    config = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": "smollm2:135m"}
+    (tmp_path / "mine" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelNotFound, match=r"take 'smollm2:135m' as the model, and --adapter .*mine$"):
+        checkpoint.open(tmp_path / "mine")
+    (tmp_path / "mine" / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(ModelNotFound, match="take the model that it was trained on as the model, and --adapter"):
+        checkpoint.open(tmp_path / "mine")
+    save_huggingface(tmp_path / "full" / "model", CONFIG, WEIGHTS)
+    with pytest.raises(ModelNotFound, match=r"full: a training run; its model is .*full.model$"):
+        checkpoint.open(tmp_path / "full")

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, LoadPlan
-from pronk.errors import BadFile, ModelNotFound
+from pronk.errors import BadFile, ModelNotFound, short
 from pronk.paths import expanded
 
 __all__ = ["Checkpoint", "LazyTensor", "LoadPlan", "open"]
@@ -68,6 +68,20 @@ def _open_folder(folder: Path) -> Checkpoint:
     if in_meta or (folder / "params.json").is_file():
         return meta.read(folder)
     raise ModelNotFound(
-        f"{folder}: no model in this folder; looked for config.json with *.safetensors or *.bin (Hugging Face), "
+        _of_training(folder)
+        or f"{folder}: no model in this folder; looked for config.json with *.safetensors or *.bin (Hugging Face), "
         "params.json with consolidated.NN.pth (Meta), a GGUF file and a llama2.c file"
     )
+
+
+def _of_training(folder: Path) -> str | None:
+    """What a folder is that training made, for one who takes it for a model; and where the model is."""
+    from pronk.checkpoint import adapter, huggingface
+
+    if (folder / adapter.CONFIG).is_file():
+        _, base = adapter.read_config(folder)
+        beside = short(base) if base else "the model that it was trained on"
+        return f"{folder}: an adapter, which is no model by itself; take {beside} as the model, and --adapter {folder}"
+    if huggingface.detect(folder / "model"):  # of `pronk pretrain`, and of `pronk finetune --full`
+        return f"{folder}: a training run; its model is {folder / 'model'}"
+    return None
