@@ -474,6 +474,14 @@ def test_colours_are_one_for_a_name() -> None:
     assert len(plot_style.colours([str(n) for n in range(20)])) == 20
 
 
+def test_a_name_that_has_no_colour_yet_gets_one_that_no_other_has() -> None:
+    """Of seven formats in one plot two were blue and two orange: each list was given the palette from its beginning."""
+    known = plot_style.colours(["bf16", "llm-int8", "q8", "q4"], "bf16")
+    colour = plot_style.colours(["f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"], known=known)
+    assert len(set(colour.values())) == 7
+    assert {name: colour[name] for name in known} == known
+
+
 def test_outliers_are_drawn_so_that_none_is_lost() -> None:
     import numpy as np
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import cycle
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
@@ -62,11 +63,17 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def colours(names: Sequence[str], original: str | None = None) -> dict[str, str]:
-    """A colour for each name; the original's is the grey one. After eight the palette begins again."""
-    others = [name for name in dict.fromkeys(names) if name != original]
-    grey = {} if original is None else {original: ORIGINAL}
-    return grey | dict(zip(others, cycle(PALETTE), strict=False))
+def colours(
+    names: Sequence[str], original: str | None = None, known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """A colour for each name; the original's is the grey one. After eight the palette begins again.
+
+    `known`: the colours that some have elsewhere. They keep these, and no other gets one while there is a free one.
+    """
+    have = {name: known[name] for name in names if name in known} | ({} if original is None else {original: ORIGINAL})
+    others = [name for name in dict.fromkeys(names) if name not in have]
+    free = [colour for colour in PALETTE if colour not in have.values()]
+    return have | dict(zip(others, cycle(free or PALETTE), strict=False))
 
 
 # Numbers

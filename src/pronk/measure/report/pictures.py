@@ -146,7 +146,7 @@ def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
 def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Picture | None:
     ways, points = ways_of(technique), reading.entries(technique, "points")
     names = {way: words.plain(way) for way in ways}
-    colour = colours(list(names.values())) | {name: known[name] for name in names.values() if name in known}
+    colour = colours(list(names.values()), known=known)
     settings = [words.plain(reading.text(point, "setting")) for point in points]
     panels: list[tuple[str, dict[str, list[Value | None]]]] = []
     for key, title, unit in (
