@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
 from tiny_folder import save_tiny_chat_model
 
-from pronk.cli import group
-from pronk.errors import BadRequest
+from pronk import checkpoint, loading
+from pronk.cli import finetune, group
+from pronk.errors import BadFile, BadRequest
 from pronk.measure import training, training_report
 from pronk.measure.training import begin, measure
-from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting
+from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
+from pronk.measure.windows import evaluation_text
+from pronk.measure.worker import WorkerDied
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def taken(setting: Setting, account: bool) -> dict[str, Any]:
     at_once = setting.batch_size * (4 if setting.recompute else 10)
     of_each = {"parameters": 100, "gradients": 5 if setting.lora else 100, "optimizer": 10 if setting.lora else 200}
     found: dict[str, Any] = {
-        "plan": {"total": 1000, "fits": True},
+        "plan": {"total": 1100, "fits": True},
         "load": {"device": "cpu", "threads": 1, "torch": "2", "trained_share": 1.0},
         "steps": {
             "seconds": [9.0, *[setting.micro_batches * (1.3 if setting.recompute else 1.0)] * 2],
@@ -35,18 +40,29 @@ def taken(setting: Setting, account: bool) -> dict[str, Any]:
         },
     }  # fmt: skip
     if account:
-        sizes = {**of_each, "activations": at_once, "logits": 0}
+        sizes = {**of_each, "activations": at_once // 2, "logits": at_once - at_once // 2}
         flops = 80 * setting.micro_batches * (4 if setting.recompute else 3)
         found["account"] = {"bytes": sizes, "at_peak": sizes, "flops": flops, "tokens": 8 * setting.micro_batches}
     return found
 
 
-def run(model: str, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Any = taken, **how: Any) -> dict[str, Any]:
+def run(
+    model: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Any = taken,
+    *,
+    resume: bool = False,
+    **asked: Any,
+) -> dict[str, Any]:
     monkeypatch.setattr(training, "_measured", lambda grid, setting, account: answer(setting, account))
-    grid, journal = begin(Request(model=model, tokens=16, rounds=2), folder, **how)
-    report = measure(grid, journal)
+    grid, journal = begin(Request(**{"model": model, "tokens": 16, "rounds": 2, **asked}), folder, resume=resume)
+    return measure(grid, journal)
+
+
+def page_of(folder: Path) -> str:
     training_report.render(folder)
-    return report
+    return (folder / training_report.PAGE).read_text()
 
 
 def test_arrows_are_of_what_was_measured(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,16 +78,147 @@ def test_arrows_are_of_what_was_measured(model: str, tmp_path: Path, monkeypatch
     assert arrows["Accumulation,"] == {**same, "activations": "↓"}
     assert len(report["points"]) == 17
     assert report["finished"]
-    page = (tmp_path / training_report.PAGE).read_text()
+    assert ["account" in step for step in report["steps"].values()] == [True] * 17 + [False] * 17
+    page = page_of(tmp_path)
     assert "| Activation checkpointing | = | ↓ 0.40× | = | = | = | ↑ 1.33× | ↑ 1.30× |" in page
+    assert "| full, f32, kept, 1 x 1 | 0 | +10% | 1.00 (1.00 to 1.00) | 8 | 100.00% | 3.0000, 1.0000 |" in page
     assert {own for _, own, _ in TECHNIQUES} | {PLAIN, BATCH} <= {
         Setting(*[point[name] for name in Setting.__dataclass_fields__]) for point in report["points"]
     }
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "arrow"), [(101.9, 100, "="), (98.1, 100, "="), (103, 100, "↑"), (97, 100, "↓"), (1, 0, "=")]
+)
+def test_what_differs_by_a_fiftieth_is_the_same(own: float, other: float, arrow: str) -> None:
+    assert training._change(own, other) == {"times": own / other if other else None, "arrow": arrow}
+
+
+def test_of_a_single_round_nobody_knows_whether_times_differ(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = run(model, tmp_path, monkeypatch, rounds=1)
+    assert {technique["changes"]["time"]["arrow"] for technique in report["techniques"]} == {"?"}
+
+
+def test_rates_are_those_of_finetune() -> None:
+    assert {True: finetune.RATES.lora, False: finetune.RATES.full} == training._RATES
+
+
+def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:
+    """Examples of a text begin all over it; of each all but the first token is learned."""
+    grid = settled(Request(model=model, tokens=16, rounds=2))
+    steps = [(setting, number) for _, setting, number in grid.steps()]
+    assert [setting for setting, _ in steps] == [*grid.settings, *reversed(grid.settings)]
+    assert [number for _, number in steps] == [0] * 17 + [1] * 17
+    codec = loading.tokenizer_of(checkpoint.open(model))
+    assert codec
+    ids = codec.encode(evaluation_text())
+    begins = [at for at in range(len(ids) - 16) if any(ids[at : at + 17] == read for read, _ in grid.examples)]
+    assert len(begins) == 8
+    assert max(b - a for a, b in pairwise(begins)) < 2 * min(b - a for a, b in pairwise(begins))
+    assert begins[-1] > len(ids) / 2
+    assert {tuple(learned) for _, learned in grid.examples} == {(False, *[True] * 16)}
+
+
+def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of it, and enough of it; what was begun with it is gone on with as long as it is the same."""
+    data = tmp_path / "data.jsonl"
+    texts = [json.dumps({"text": "It rained" + " again" * number}) + "\n" for number in range(12)]
+    data.write_text("".join(texts[:7]))
+    asked = Request(model=model, data=str(data), tokens=40, rounds=1)
+    with pytest.raises(BadRequest, match="holds 7 examples, and 8 are needed"):
+        settled(asked)
+    data.write_text("".join(texts))
+    lengths = [len(ids) - 1 for ids, _ in settled(asked).examples]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1] == 40  # cut
+    run(model, tmp_path, monkeypatch, data=str(data), tokens=40, rounds=1)
+    assert f"Examples of {lengths[0]} to 40 tokens of {data}" in page_of(tmp_path)
+    data.write_text("".join(reversed(texts)))
+    with pytest.raises(BadRequest, match="was begun with another settings or data"):
+        begin(Request(), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("schema", 0, "is no report of this version of pronk"),
+        ("steps", {"full, f32, kept, 1 x 1 1": {}}, "steps: is damaged"),
+        ("settings", {"model": 3}, "is damaged: report.settings.model is a int"),
+        ("machine", {}, "is damaged: report.machine.cpu is null or absent"),
+    ],
+)
+def test_a_damaged_one_is_not_gone_on_with(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: Any, says: str
+) -> None:
+    run(model, tmp_path, monkeypatch)
+    file = tmp_path / training.NAME
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: value}))
+    with pytest.raises(BadFile, match=f"{says}.*begin anew"):
+        begin(Request(), tmp_path, resume=True)
+
+
+class FakeWorker:
+    """Answers `answers`, or raises them; what it was asked is kept in `asked`."""
+
+    answers: ClassVar[dict[str, Any]] = {}
+    asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
+
+    def __init__(self, name: str, command: Any) -> None:
+        self.asked.clear()
+
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        self.asked.append((operation, arguments))
+        answer = self.answers.get(operation, {})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "says"),
+    [
+        ({}, ["plan", "load", "steps", "account"], None),
+        ({"plan": {"fits": False, "total": 5e9}}, ["plan"], "5.0 GB are needed: foreseen, and not tried"),
+        ({"load": {"out_of_memory": "none left"}}, ["plan", "load"], "none left"),
+        ({"steps": WorkerDied("killed by signal 9 (SIGKILL)")}, ["plan", "load", "steps"], "killed by signal 9"),
+    ],
+)
+def test_where_memory_runs_out_nothing_more_is_asked(
+    model: str, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], asked: list[str], says: str | None
+) -> None:
+    monkeypatch.setattr(training, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "answers", answers)
+    grid = settled(Request(model=model, tokens=16))
+    grid.examples[3][0].append(5)
+    found = training._measured(grid, PLAIN, account=True)
+    assert [operation for operation, _ in FakeWorker.asked] == asked
+    assert FakeWorker.asked[0][1]["examples"] == [grid.examples[3]]  # the longest, which takes the most
+    assert found.get("out_of_memory", "").startswith(says or "")
+    assert ("out_of_memory" in found) == bool(says)
+
+
+def test_a_worker_that_crashed_is_no_result(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "answers", {"load": WorkerDied("killed by signal 11 (SIGSEGV)")})
+    with pytest.raises(WorkerDied):
+        training._measured(settled(Request(model=model, tokens=16)), PLAIN, account=False)
+    monkeypatch.setattr(FakeWorker, "answers", {})
+    training._measured(settled(Request(model=model, tokens=16)), PLAIN, account=False)
+    assert [operation for operation, _ in FakeWorker.asked] == ["plan", "load", "steps"]
+
+
 def test_rendered_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By `pronk report`, of the folder or its file; damage is told in a line."""
     run(model, tmp_path, monkeypatch)
+    page_of(tmp_path)
     page = tmp_path / training_report.PAGE
     before = page.read_bytes()
     for given in (tmp_path, tmp_path / training.NAME):
@@ -96,7 +243,7 @@ def test_memory_that_runs_out_is_a_result(model: str, tmp_path: Path, monkeypatc
     assert report["finished"]
     assert [point["name"] for point in report["points"] if "out_of_memory" in point] == [BATCH.name]
     assert [technique["changes"] for technique in report["techniques"]][3:] == [None, None]
-    assert "out of memory: foreseen" in (tmp_path / training_report.PAGE).read_text()
+    assert "out of memory: foreseen" in page_of(tmp_path)
 
 
 def test_what_was_finished_is_kept_and_gone_on_with(
@@ -132,4 +279,6 @@ def test_a_setting_is_measured_in_a_process_of_its_own(model: str, tmp_path: Pat
     assert found["plan"]["total"] == pytest.approx(found["steps"]["peak_bytes"], rel=0.15)
     assert found["steps"]["tokens"] == [16 * setting.micro_batches] * 3
     assert found["account"]["flops"] > 0
+    assert found["steps"]["loss"][0] == pytest.approx(math.log(259), rel=0.2)  # nothing is learned yet
+    assert found["steps"]["loss"][-1] < found["steps"]["loss"][0]
     assert found["account"]["bytes"]["parameters"] == found["plan"]["most"]["parameters"]

@@ -49,10 +49,7 @@ def begin(
         comparison = settle(request)
         saved, about = {"steps": {}}, {"machine": machine(), "command": command}
     journal = Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
-    try:
-        journal.report()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # of steps, whatever they hold
-        raise BadFile(journal.path, f"is damaged; {journals.ANEW}", field="steps") from None
+    journal.check()
     return comparison, journal
 
 

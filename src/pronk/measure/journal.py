@@ -1,6 +1,7 @@
 """Journal: report.json on disk, rewritten as a whole after every step of a comparison, so that none is done twice.
 
 Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that (see compare.py).
+training.json, of techniques of training, is another.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ class Journal:
     def report(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **self._compose(self.steps), "steps": self.steps}
 
+    def check(self) -> None:
+        """Raises BadFile where steps of an earlier process do not hold what a report is made of."""
+        try:
+            self.report()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise BadFile(self.path, f"is damaged; {ANEW}", field="steps") from None
+
     def write(self) -> None:
         """Beside its place first: a reader never finds half of it."""
         text = json.dumps(strict_json.finite(self.report()), indent=1, ensure_ascii=False, allow_nan=False)
@@ -53,16 +61,16 @@ class Journal:
             raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The report that a folder has. Raises BadRequest where it has none, and BadFile."""
-    path = folder / NAME
+def read(folder: Path, name: str = NAME, wrong: Callable[[Any], Iterator[str]] = problems) -> dict[str, Any]:
+    """The report that a folder has, in which nothing is `wrong`. Raises BadRequest where it has none, and BadFile."""
+    path = folder / name
     if not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
     try:
         report = strict_json.read(path)
         if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
             raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
-        for problem in problems(report):
+        for problem in wrong(report):
             raise BadFile(path, f"is damaged: {problem}")
     except BadFile as error:
         raise BadFile(path, f"{error.problem}; {ANEW}", field=error.field, offset=error.offset) from None

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk import __version__, strict_json
-from pronk.errors import BadFile, BadRequest
+from pronk import __version__
+from pronk.errors import BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.journal import Journal
 from pronk.measure.machine import machine
 from pronk.measure.pace import Note, Pace
+from pronk.measure.schema import Maybe, problems
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.worker import Worker, WorkerDied
 
@@ -28,11 +30,20 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
 
 NAME = "training.json"
-SCHEMA = 1
 WORKER = (sys.executable, "-m", "pronk.measure.training_subject")
 SAME = 0.02  # by how much a figure may differ and still be called the same
 _RATES = {True: 2e-4, False: 2e-5}  # LoRA, full: those of pronk finetune
 KINDS = ("parameters", "activations", "gradients", "optimizer")
+_SHAPE = {  # of what is gone on with; all else is made of its steps
+    **dict.fromkeys(("pronk", "command"), str),
+    "machine": {"cpu": str},
+    "settings": {
+        **dict.fromkeys(("model", "sha256"), str),
+        **dict.fromkeys(("tokens", "rounds", "rank"), int),
+        **dict.fromkeys(("data", "device"), Maybe(str)),
+        "threads": Maybe(int),
+    },
+}
 
 
 def begin(
@@ -42,7 +53,7 @@ def begin(
     steps: Mapping[str, Any] = {}
     about: dict[str, Any] = {"machine": machine(), "command": command}
     if resume:
-        saved = read(folder)
+        saved = journals.read(folder, NAME, partial(problems, shape=_SHAPE))
         begun = Request(**{name: saved["settings"].get(name) for name in Request.__dataclass_fields__})
         for name, now in asdict(request).items():
             if now is not None and now != getattr(begun, name):
@@ -59,18 +70,9 @@ def begin(
     else:
         journals.check_writable(folder, replace=overwrite, name=NAME)
         grid = settled(request)
-    return grid, Journal(folder, steps, lambda taken: composed(grid, about, taken), NAME)
-
-
-def read(folder: Path) -> dict[str, Any]:
-    path = folder / NAME
-    if not path.is_file():
-        raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
-    saved = strict_json.read(path)
-    parts = ("steps", "settings", "machine")
-    if saved.get("schema") != SCHEMA or not all(isinstance(saved.get(part), dict) for part in parts):
-        raise BadFile(path, f"is not what this version of pronk writes (schema {SCHEMA}); {journals.ANEW}")
-    return saved
+    journal = Journal(folder, steps, lambda taken: composed(grid, about, taken), NAME)
+    journal.check()
+    return grid, journal
 
 
 def measure(
@@ -129,7 +131,6 @@ def composed(grid: Grid, about: Mapping[str, Any], steps: Mapping[str, Any]) -> 
     points = {setting: _point(grid, setting, steps) for setting in grid.settings}
     first: Mapping[str, Any] = next((one["load"] for one in steps.values() if "device" in one.get("load", {})), {})
     return {
-        "schema": SCHEMA,
         "pronk": __version__,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": about["command"],

@@ -6,19 +6,22 @@ The grid: all weights or LoRA, float32 or bfloat16, activations kept or recomput
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pronk import checkpoint
 from pronk.checkpoint import hub
 from pronk.errors import BadRequest, NoTokenizer
+from pronk.loading import tokenizer_of
 from pronk.measure.windows import evaluation_text
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
+    from pronk.tokenizer import Tokenizer
 
+Examples = list[tuple[list[int], list[bool]]]  # token ids, and which of them are learned
 EXAMPLES = 8  # of a step with accumulation, or of the batch that it stands for
 WARM_UP, TIMED = 1, 2  # steps of a process
 _START = 12.0  # what starting, loading and one step under a ledger cost, in micro-batches
@@ -74,7 +77,7 @@ DEFAULTS = Request(model=hub.DEFAULT_MODEL, tokens=256, rounds=3, rank=16)
 class Grid:
     request: Request  # settled
     checkpoint: Checkpoint
-    examples: Sequence[tuple[list[int], list[bool]]]  # token ids, what is learned
+    examples: Examples
 
     @property
     def settings(self) -> list[Setting]:
@@ -99,19 +102,17 @@ def settled(request: Request) -> Grid:
     given = {name: value for name, value in asdict(request).items() if value is not None}
     asked = Request(**{**asdict(DEFAULTS), **given})
     opened = checkpoint.open(hub.resolve(str(asked.model)))
-    length = min(asked.tokens or 0, opened.config.max_position_embeddings - 1) + 1  # the last is not read
-    asked = Request(**{**asdict(asked), "tokens": length - 1})
-    examples = _of_text(opened, length) if asked.data is None else _of_records(opened, asked.data, length)
-    return Grid(asked, opened, examples)
-
-
-def _of_text(opened: Checkpoint, length: int) -> list[tuple[list[int], list[bool]]]:
-    """Windows of the text that comes with pronk, all of it learned."""
-    from pronk.loading import tokenizer_of
-
     codec = tokenizer_of(opened)
     if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one no text can be read")
+        raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one nothing can be read to train on")
+    most = opened.config.max_position_embeddings
+    length = min(asked.tokens or 0, most - 1) + 1  # the last is not read
+    examples = _of_text(codec, length) if asked.data is None else _of_records(codec, asked.data, length, most)
+    return Grid(replace(asked, tokens=length - 1), opened, examples)
+
+
+def _of_text(codec: Tokenizer, length: int) -> Examples:
+    """Windows of the text that comes with pronk, all of it learned."""
     ids = codec.encode(evaluation_text())
     step = max(1, (len(ids) - length) // EXAMPLES)
     if len(ids) < length:
@@ -120,18 +121,14 @@ def _of_text(opened: Checkpoint, length: int) -> list[tuple[list[int], list[bool
     return [(list(ids[at : at + length]), learned) for at in range(0, step * EXAMPLES, step)]
 
 
-def _of_records(opened: Checkpoint, data: str, length: int) -> list[tuple[list[int], list[bool]]]:
-    """The first records, as pronk finetune reads them, cut where they are longer."""
-    from pronk.loading import tokenizer_of
+def _of_records(codec: Tokenizer, data: str, length: int, most: int) -> Examples:
+    """The first records, as pronk finetune reads them, cut where they are longer. `most`: tokens of the context."""
     from pronk.train.data import prepare
     from pronk.train.examples import Example
     from pronk.train.settings import Settings
 
-    codec = tokenizer_of(opened)
-    if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one no record can be read")
     settings = Settings("", data, eval_share=0.0, max_length=length, too_long="cut")
-    found = prepare(settings, codec, opened.config.max_position_embeddings).train[:EXAMPLES]
+    found = prepare(settings, codec, most).train[:EXAMPLES]
     if len(found) < EXAMPLES:
         raise BadRequest(f"{data}: holds {len(found)} examples, and {EXAMPLES} are needed")
     return [(one.ids.tolist(), one.learned.tolist()) for one in found if isinstance(one, Example)]
