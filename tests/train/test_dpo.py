@@ -247,6 +247,14 @@ def test_however_pairs_are_dealt_out(folder: Path, pairs: list[Pair], ways: dict
         torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-4 * float(grad.abs().max()))
 
 
+def test_what_is_shown_of_a_step_is_the_mean_over_all_its_pairs(folder: Path, pairs: list[Pair]) -> None:
+    shown = [
+        make(load(folder, LoraConfig(rank=4)), pairs, **ways, objective=Preferences(Preference())).step().seen
+        for ways in ({"size": 8}, {"size": 3, "accumulate": 3})
+    ]
+    assert shown[0] == pytest.approx(shown[1], rel=1e-3, abs=1e-5)
+
+
 @pytest.mark.parametrize("chosen", [Preference(), Preference(loss="hinge"), Preference(loss="ipo")])
 @pytest.mark.parametrize("config", [None, LoraConfig(rank=8, alpha=16)], ids=["full", "lora"])
 def test_it_learns_what_is_preferred(

@@ -132,6 +132,11 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_32(
     assert found != expected
     assert found == pytest.approx(expected, rel=0.02)
     assert {parameter.dtype for parameter in mixed.model.parameters()} == {torch.float32}
+    model = load(folder)
+    lora.add(model, lora.LoraConfig(rank=4))
+    make(model, examples, precision=precision)
+    kept = {(p.requires_grad, p.dtype) for name, p in model.named_parameters() if "norm" not in name}
+    assert kept == {(True, torch.float32), (False, getattr(torch, {"bf16": "bfloat16", "f16": "float16"}[precision]))}
 
 
 def test_a_loss_that_is_no_number_names_the_records(folder: Path, examples: list[Example]) -> None:
@@ -155,12 +160,89 @@ def test_a_held_out_loss_that_is_no_number_is_not_the_best_so_far(folder: Path, 
 
 def test_a_leap_stops(folder: Path, examples: list[Example]) -> None:
     loop = make(load(folder), examples, steps=50, rate=1e-6)
-    while loop.position.step < 20:
+    while loop.position.step < 23:  # it is held against the last 20
         loop.step()
     with torch.no_grad():
         loop.model.lm_head.weight.mul_(300)
-    with pytest.raises(Broken, match="step 21: the loss leapt to"):
+    with pytest.raises(Broken, match="step 24: the loss leapt to"):
         loop.step()
+
+
+def test_a_small_loss_may_be_many_times_what_it_was(folder: Path, examples: list[Example]) -> None:
+    """Of what is learned by heart; and of the first steps nobody knows what is usual."""
+    loop = make(load(folder), examples)
+    loop.position.losses = [0.001] * 20
+    loop._check(1.0, [0])
+    with pytest.raises(Broken, match=r"the loss leapt to 1\.01 from 0\.001, on examples \[0\]"):
+        loop._check(1.01, [0])
+    loop.position.losses = [0.001] * 19
+    loop._check(50.0, [0])
+
+
+def test_a_gradient_that_is_no_number_stops_it_too(folder: Path, examples: list[Example]) -> None:
+    loop = make(load(folder), examples, size=8, accumulate=2, names=[f"line {n + 1}" for n in range(len(examples))])
+    before = copy.deepcopy(loop.model.state_dict())
+    loop.model.lm_head.weight.register_hook(lambda grad: grad * math.nan)
+    with pytest.raises(
+        Broken, match=r"step 1: the gradient is not a number, on (line \d, ){7}line \d and 8 more; look"
+    ):
+        loop.step()
+    assert all(torch.equal(before[name], value) for name, value in loop.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in loop.model.parameters())
+
+
+def test_in_f16_such_a_step_is_left_out_and_gradients_scaled_less(folder: Path, examples: list[Example]) -> None:
+    exact, loop = make(load(folder), examples, size=8), make(load(folder), examples, size=8, precision="f16")
+    before, scale = copy.deepcopy(loop.model.state_dict()), loop.scaler.get_scale()
+    hook = loop.model.lm_head.weight.register_hook(lambda grad: grad * math.inf)
+    assert not math.isfinite(loop.step().grad_norm)
+    assert all(torch.equal(before[name], value) for name, value in loop.model.state_dict().items())
+    assert loop.scaler.get_scale() == scale / 2
+    hook.remove()
+    assert loop.step().grad_norm == pytest.approx(exact.step().grad_norm, rel=0.02)  # and not 32768 times that
+    assert not torch.equal(before["lm_head.weight"], loop.model.lm_head.weight)
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.0])
+def test_gradients_are_no_longer_than_asked(folder: Path, examples: list[Example], clip: float) -> None:
+    whole = torch.cat([grad.flatten() for grad in gradients(make(load(folder), examples, size=8)).values()]).norm()
+    loop = make(load(folder), examples, size=8, clip=clip)
+    taken: list[float] = []
+    parameters = list(loop.model.parameters())
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: taken.append(float(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()))
+    )
+    assert loop.step().grad_norm == pytest.approx(float(whole), rel=1e-4)  # before
+    assert taken == [pytest.approx(clip or float(whole), rel=1e-4)]
+
+
+def test_a_step_tells_what_it_was(folder: Path, examples: list[Example]) -> None:
+    loop = make(load(folder), examples, size=8)
+    told: list[tuple[int, int]] = []
+    first = loop.evaluate(examples, lambda *done: told.append(done)).loss
+    taken = []
+    while not loop.done:
+        taken.append(loop.step())
+        assert {group["lr"] for group in loop.optimizer.param_groups} == {taken[-1].rate}
+    assert [step.rate for step in taken] == [loop.schedule.at(number) for number in range(4)]
+    assert taken[0].loss == pytest.approx(first, abs=1e-5)  # one by one or all at once
+    assert (taken[0].tokens, taken[0].targets) == (sum(len(e) - 1 for e in examples), sum(e.targets for e in examples))
+    assert told == [(number, 8) for number in range(8)]
+
+
+def test_dropout_is_at_work_in_steps_alone(folder: Path, examples: list[Example]) -> None:
+    loop = make(load(folder), examples, size=8)
+    seen: list[bool] = []
+    loop.model.model.layers[0].register_forward_pre_hook(lambda block, *_: seen.append(block.training))
+    for what, training in ((loop.step, True), (lambda: loop.evaluate(examples[:1]), False), (loop.step, True)):
+        what()
+        assert seen.pop() is training
+
+
+def test_the_best_so_far_and_how_long_ago(folder: Path, examples: list[Example]) -> None:
+    loop = make(load(folder), examples)
+    noted = [(loop.improved(loss), loop.position.best, loop.position.waited) for loss in (2.0, 2.0, 2.5, 1.5, 1.7)]
+    assert noted == [(True, 2.0, 0), (False, 2.0, 1), (False, 2.0, 2), (True, 1.5, 0), (False, 1.5, 1)]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
