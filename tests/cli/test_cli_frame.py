@@ -300,6 +300,23 @@ def test_a_bar_keeps_to_its_line_and_goes(monkeypatch: pytest.MonkeyPatch) -> No
         assert screen.getvalue().endswith("\x1b[K\r\x1b[K")
 
 
+def test_of_long_work_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of hours whose stderr is a file said nothing between two looks at held-out data."""
+    pipe, now = StringIO(), [1000.0]
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.shown("training", lambda done, total: f"step {done} of {total}", logged=True) as advance:
+        for step in range(101):  # 17 minutes
+            advance("", step, 100)
+            now[0] += 10
+            if step == 49:
+                advance("", 1, 1)  # a look at held-out data takes the bar away, and is no reason for a line
+    said = pipe.getvalue().splitlines()
+    assert said[:2] == ["training: step 3 of 100, 16 min left", "training: step 6 of 100, 16 min left"]
+    assert len(said) == 33
+    assert "\x1b" not in pipe.getvalue()
+
+
 def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
     noted = "a context of 99 tokens is more than the 64 the model was made for\n"
     monkeypatch.setattr(FakeLLM, "ctx_size", 99)

@@ -111,7 +111,7 @@ def command(
     with processes.joined(device) as group, ExitStack() as held:
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(training.memory_suffices(_LESS))
-        with progress.shown("reading", unit=_of_characters) as advance:
+        with progress.shown("reading", unit=_of_characters, logged=True) as advance:
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
         files = huggingface_files(ready.tokenizer)

@@ -1,4 +1,5 @@
-"""Progress on stderr: a bar on a terminal, a line now and then on one that cannot draw, nothing elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line now and then on one that cannot draw, nothing elsewhere; but of work
+that takes hours, and is left alone, a file or a pipe gets a line now and then, too."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ Unit = Callable[[int, int], str]  # how much of how much is done, in words
 
 PATIENCE = 1.0  # seconds of work before it is worth a sign
 LINES_APART = 5.0  # seconds
+LOGGED_APART = 30.0  # seconds between two lines in a file or a pipe
 REDRAWN = 0.1  # seconds between two states of a bar
 BAR = 40  # characters, where the terminal has room
 _CLEAR = "\x1b[K"  # from here to the end of the line
@@ -30,13 +32,21 @@ def of_tokens(done: int, total: int) -> str:
 
 
 @contextmanager
-def shown(label: str = "", unit: Unit = of_bytes, patience: float = PATIENCE) -> Iterator[Callable[..., None]]:
-    """A callback (name, done, total). `label` "": what is being done is the name; another name begins anew."""
-    if not sys.stderr.isatty():
+def shown(
+    label: str = "", unit: Unit = of_bytes, patience: float = PATIENCE, logged: bool = False
+) -> Iterator[Callable[..., None]]:
+    """A callback (name, done, total). `label` "": what is being done is the name; another name begins anew.
+
+    `logged`: say it in a file or a pipe as well.
+    """
+    display: _Display
+    if sys.stderr.isatty():
+        display = (_Lines if console.is_dumb() else _Bar)(label, unit, patience)
+    elif logged:
+        display = _Log(label, unit, LOGGED_APART)
+    else:
         yield lambda name, done, total: None
         return
-    kind = _Lines if console.is_dumb() else _Bar
-    display = kind(label, unit, patience)
     try:
         yield display
     finally:
@@ -70,15 +80,23 @@ class _Display:
 
 class _Lines(_Display):
     last: float | None = None
+    apart = LINES_APART
 
     def show(self, done: int, total: int, amount: str) -> None:
         now = time.monotonic()
-        if self.last is None or now - self.last >= LINES_APART:
+        if self.last is None or now - self.last >= self.apart:
             click.echo(f"{self.title}: {amount}", err=True)
             self.last = now
 
     def hide(self) -> None:
         self.last = None
+
+
+class _Log(_Lines):
+    apart = LOGGED_APART
+
+    def hide(self) -> None:
+        """What was said stays said: the next line is due as long after it as any."""
 
 
 class _Bar(_Display):

@@ -46,7 +46,6 @@ def perform(
     as_json: bool,
 ) -> None:
     from pronk.loading import tokenizer_of
-    from pronk.train.data import prepare
     from pronk.train.folder import MODEL, claimed
 
     if show_batch and plan:
@@ -58,7 +57,7 @@ def perform(
         if codec is None:
             raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
         if folder is None:
-            data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
+            data = _prepared(settings, codec, checkpoint)
             if plan:
                 training_plan.show(checkpoint, data, settings, group.device or device, as_json=as_json)
             else:
@@ -66,7 +65,7 @@ def perform(
             return
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(memory_suffices())
-        data = prepare(settings, codec, checkpoint.config.max_position_embeddings)
+        data = _prepared(settings, codec, checkpoint)
         _note_losses(data)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
@@ -90,6 +89,17 @@ def perform(
         console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
 
+def _prepared(settings: Settings, codec: Tokenizer, checkpoint: Checkpoint) -> Data:
+    from pronk.train.data import prepare
+
+    with progress.shown("reading", _of_records) as advance:
+        return prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
+
+
+def _of_records(done: int, total: int) -> str:
+    return f"{done} of {total} records"
+
+
 def folder_of(out: str | None) -> Path:
     """Wrong usage where there is none."""
     if out is None:
@@ -111,7 +121,10 @@ def _make(
     from pronk.train.run import Run
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
-    with progress.shown("loading", patience=0) as advance, progress.shown("reference", _of_pairs) as ask:
+    with (
+        progress.shown("loading", patience=0) as advance,
+        progress.shown("reference", _of_pairs, logged=True) as ask,
+    ):
         asking = partial(ask, "")
         how = {"device": device, "threads": threads, "progress": advance, "asking": asking, "group": group}
         return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A training run, watched: a bar on a terminal, a line for each look at held-out data everywhere."""
+"""A training run, watched: a bar on a terminal, a line now and then elsewhere; one for each look at held-out data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
     def examples(done: int, total: int) -> str:
         return f"{done} of {total} examples"
 
-    with progress.shown("training", unit, patience=0) as advance, progress.shown("", examples) as look:
+    with (
+        progress.shown("training", unit, patience=0, logged=True) as advance,
+        progress.shown("", examples, logged=True) as look,
+    ):
         advance("", 0, max(1, steps - first))
 
         def watch(step: Step) -> None:

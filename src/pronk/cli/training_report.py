@@ -24,7 +24,7 @@ def of(run: Run) -> dict[str, Any]:
     held_out = [line for line in metrics if "held_out_loss" in line]
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
-    some = min(_STEPS, len(steps))
+    some = max(1, min(_STEPS, len(steps) // 2))  # so that the first are not the last
     curve = None
     try:
         curve = draw(run.folder)
@@ -77,10 +77,7 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
         ("trained", f"{report['method']}, {report['trained_share']:.2%} of the parameters of {report['model']}"),
         ("examples", f"{examples['train']}, and {examples['held_out']} held out"),
         ("steps", f"{report['steps']}{early}, {report['epochs']:.2f} epochs"),
-        (
-            "loss",
-            f"{losses['first']:.4f} and {losses['last']:.4f}: means of the first and last {losses['steps']} steps",
-        ),
+        ("loss", _loss(losses, report["steps"])),
     ]
     if held_out:
         at = f"; kept: {held_out['kept']:.4f} of step {held_out['kept_step']}"
@@ -91,7 +88,7 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
         if kept := report["held_out_rewards"]:
             rows.append(("held-out rewards", f"{_reward(kept)}, of step {held_out['kept_step']}"))
     rows += [
-        ("time", f"{report['seconds']:.0f} s of steps, {report['tokens_a_second']:.0f} tokens/s"),
+        ("time", f"{_seconds(report['seconds'])} of steps, {report['tokens_a_second']:.0f} tokens/s"),
         ("peak memory", console.size(report["peak_bytes"])),
         ("folder", report["out"] + (f", with {Path(report['curve']).name}" if report["curve"] else "")),
     ]
@@ -100,6 +97,20 @@ def as_text(report: dict[str, Any], more: Mapping[str, str] | None = None) -> st
         lines += ["", sample["prompt"].strip()]
         lines += [f"  {name:<8} {' '.join(said.split())}" for name, said in sample.items() if name != "prompt"]
     return "\n".join(lines)
+
+
+def _loss(losses: Mapping[str, float], steps: int) -> str:
+    """In words that are true of a run of one step as well."""
+    if steps == 1:
+        return f"{losses['first']:.4f}, of the only step"
+    some = losses["steps"]
+    of = f": means of the first and last {some} steps" if some > 1 else ", of the first and the last step"
+    return f"{losses['first']:.4f} and {losses['last']:.4f}{of}"
+
+
+def _seconds(seconds: float) -> str:
+    """Two digits at least: 0.042 s, 4.2 s, 302 s."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _reward(found: Mapping[str, float]) -> str:
