@@ -10,8 +10,10 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 from training_runs import run_of
 
+from pronk import checkpoint, tokenizer
 from pronk.errors import BadFile
 from pronk.train import state
+from pronk.train.data import prepare
 from pronk.train.folder import CHECKPOINTS
 from pronk.train.run import Run
 from pronk.train.settings import Settings
@@ -67,3 +69,28 @@ def test_a_damaged_checkpoint_names_the_one_before(model: Path, data: Path, tmp_
 def test_a_share_that_leaves_nothing_to_train_on(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="has 10 examples, and all would be held out; give a smaller --eval-share"):
         make(model, data, tmp_path / "run", eval_share=0.99)
+
+
+def test_records_that_cannot_be_encoded_are_bad_ones(model: Path, data: Path, tmp_path: Path) -> None:
+    """A template may refuse what a record's form allows; what is too long is another option's."""
+    with data.open("a") as file:
+        file.write(json.dumps({"prompt": "", "completion": "\ud800"}) + "\n")
+    with pytest.raises(BadFile, match=r"data.jsonl: line 11: .*lone surrogate"):
+        make(model, data, tmp_path / "run")
+    found = make(model, data, tmp_path / "run", skip_bad=True).data
+    assert len(found.train) + len(found.held_out) == 10
+    assert "line 11: character 0" in found.skipped[0]
+    with pytest.raises(BadFile, match="line 1: takes"):
+        make(model, data, tmp_path / "run", skip_bad=True, max_length=4)
+    data.write_text(json.dumps({"prompt": "", "completion": "\ud800"}))
+    with pytest.raises(BadFile, match="all of its 1 records are bad; the first: line 1: character 0"):
+        make(model, data, tmp_path / "run", skip_bad=True)
+
+
+def test_reading_shows_how_far_it_is(model: Path, data: Path) -> None:
+    """100,000 records take a minute."""
+    opened, told = checkpoint.open(str(model)), []
+    assert opened.tokenizer
+    codec, settings = tokenizer.load(opened.tokenizer), Settings(str(model), str(data))
+    prepare(settings, codec, 100, lambda *how_far: told.append(how_far))
+    assert told == [("", number, 10) for number in range(1, 11)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import json
 import os
 from pathlib import Path
@@ -121,6 +122,10 @@ def test_a_bad_record_names_its_line_or_is_counted(tmp_path: Path, raw: object, 
         (b"prompt,completion,prompt\na,b,c\n", "has the column 'prompt' more than once"),
         (b"just words\nand more\n", "has the keys .*'just words'"),
         (b"[" * 100_000, "is not JSON"),
+        (b'{"text": "a", "text": "b"}', "line 1: has the key 'text' more than once"),
+        (b'[{"text": "a"}, {"text": "a", "text": "a"}]', "record 2: has the key 'text' more than once"),
+        (gzip.compress(b'{"text": "a"}'), r"is compressed \(gzip\); unpack it first"),
+        (b"\n" * 5000 + b'{"text": 1}', "line 5001: text must be text"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -129,6 +134,27 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, problem: str)
     with pytest.raises(BadFile, match=problem) as caught:
         records.read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": "a"}\n{"text": \n{"text": "b", "text": "c"}\n{"text": "d"}\n',
+        b'[{"text": "a"}, {"text": 1}, {"text": "b", "text": "c"}, {"text": "d"}]',
+        b"text\na\nb,c\n \nd\n",
+    ],
+)
+def test_bad_ones_are_counted_however_bad(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    found = records.read(path, skip_bad=True)
+    assert [record.values["text"] for record in found.items] == ["a", "d"]
+    assert len(found.skipped) == 2
+
+
+def test_of_bad_ones_alone_the_first_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="all of its 2 records are bad; the first: line 1: text must be text, not 1"):
+        records.read(write_lines(tmp_path / "data", {"text": 1}, {"text": 2}), skip_bad=True)
 
 
 def test_a_long_text_in_csv(tmp_path: Path) -> None:

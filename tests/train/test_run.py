@@ -331,6 +331,15 @@ def test_a_folder_that_is_another_s(model: Path, data: Path, tmp_path: Path) -> 
     assert state.checkpoints(folder / CHECKPOINTS)
 
 
+def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
+    """Which is said before data and weights are read for it."""
+    (tmp_path / "mine.txt").touch()
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(BadRequest, match="no checkpoint to resume from"), claimed(folder, resume=True):
+            pass
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", ".lock"}
+
+
 def test_an_empty_folder_does_not_stay(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), claimed(tmp_path / "run", resume=False):
         raise RuntimeError
@@ -388,6 +397,11 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"epochs": 0.0}, "epochs must be more than 0"),
         ({"epochs": float("nan")}, "epochs must be a number"),
+        ({"epochs": 1e308}, "epochs must be a number from 0 to 1e"),  # no whole number of steps
+        ({"rate": 1e300}, "rate must be a number from 0 to 1e"),  # no float32
+        ({"lora": LoraConfig(alpha=1e300)}, "LoRA's rank is at most 1048576 and its alpha 1e"),
+        ({"lora": LoraConfig(rank=10**20)}, "LoRA's rank is at most 1048576"),
+        ({"seed": 1 << 64}, "seed must be from 0 to 18446744073709551615"),
     ],
 )
 def test_settings_out_of_range(model: Path, data: Path, change: dict[str, Any], message: str) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train import records
 from pronk.train.batches import Batches
-from pronk.train.examples import Encoder, Example, Pair
+from pronk.train.examples import Encoder, Example, Overlong, Pair
 from pronk.train.settings import Settings
 
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
@@ -29,8 +30,8 @@ class Data:
     unused: dict[str, int]  # keys of records that nobody reads
 
 
-def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
-    """Read and encode. Raises BadFile naming file and line."""
+def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
+    """Read and encode; `progress` is told of records. Raises BadFile naming file and line."""
     encoder = Encoder(
         tokenizer,
         min(settings.max_length or ctx_size, ctx_size),
@@ -43,9 +44,9 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int) -> Data:
     found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
     for one in found:
         _check_kind(one, preferences=settings.preference is not None)
-    examples, names = _encoded(encoder, found[0])
+    examples, names = _encoded(encoder, found[0], settings.skip_bad, progress)
     if settings.eval_data is not None:
-        held_out, _ = _encoded(encoder, found[1])
+        held_out, _ = _encoded(encoder, found[1], settings.skip_bad, progress)
     else:
         count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
         chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
@@ -72,16 +73,26 @@ def _check_kind(found: records.Records, *, preferences: bool) -> None:
     raise BadFile(found.source, problem)
 
 
-def _encoded(encoder: Encoder, found: records.Records) -> tuple[list[Example | Pair], list[str]]:
+def _encoded(
+    encoder: Encoder, found: records.Records, skip_bad: bool, progress: Progress | None
+) -> tuple[list[Example | Pair], list[str]]:
+    """Bad ones among them, as whose template refuses them, are errors as well, or skipped; not those too long."""
     examples, names = [], []
-    for record in found.items:
+    for number, record in enumerate(found.items, 1):
         try:
             example = encoder.encode(record)
         except (records.BadRecord, BadRequest) as error:
-            raise found.problem(record, str(error)) from None
+            if not skip_bad or isinstance(error, Overlong):
+                raise found.problem(record, str(error)) from None
+            found.skipped.append(f"{record.where}: {error}")
+            continue
         if example is not None:
             examples.append(example)
             names.append(f"{found.source}: {record.where}")
+        if progress:
+            progress("", number, len(found.items))
+    if not examples and not encoder.skipped:
+        raise records.nothing_good(found)
     if not examples:
         raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
     return examples, names

@@ -35,6 +35,10 @@ ALPACA_WITH_INPUT = (
 )
 
 
+class Overlong(BadRecord):
+    """A record that takes more tokens than an example may have."""
+
+
 @dataclass(frozen=True)
 class Example:
     ids: NDArray[np.int32]  # [S]
@@ -186,7 +190,7 @@ class Encoder:
     def _fit(self, example: Example) -> Example | None:
         if len(example) > self.max_length:
             if self.too_long == "error":
-                raise BadRecord(
+                raise Overlong(
                     f"takes {len(example)} tokens, and {self.max_length} is the most; raise --max-length, or say with "
                     "--too-long that such records are to be cut or skipped"
                 )

@@ -44,6 +44,8 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
         raise PronkError(f"{folder}: cannot be written: {error.strerror or error}") from None
     try:
         _clean(folder)
+        if resume:
+            to_resume(folder)
         held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
         if not resume and _never_began(folder, held):
             (folder / METRICS).unlink()
@@ -62,6 +64,13 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
                 if not there:
                     folder.rmdir()
         lock.release()
+
+
+def to_resume(folder: Path) -> list[Path]:
+    """The run's checkpoints, the newest last. Raises BadRequest where there is none."""
+    if found := state.checkpoints(folder / CHECKPOINTS):
+        return found
+    raise BadRequest(f"{folder}: no checkpoint to resume from; leave --resume out to begin")
 
 
 def _clean(folder: Path) -> None:

@@ -82,15 +82,21 @@ def read(source: str | Path, *, skip_bad: bool = False, limit: int | None = None
         records.unused.update(key for key in raw if key not in known)
         records.items.append(record)
     if not records.items:
-        seen = f"all of its {len(records.skipped)} records are bad" if records.skipped else "it holds no records"
-        raise BadFile(source, seen)
+        raise nothing_good(records) if records.skipped else BadFile(source, "it holds no records")
     if len({record.kind == "preference" for record in records.items}) > 1:
         raise BadFile(source, "mixes preferences (chosen, rejected) with records of other kinds; split it")
     return records
 
 
+def nothing_good(records: Records) -> BadFile:
+    problem = f"all of its {len(records.skipped)} records are bad; the first: {records.skipped[0]}"
+    return BadFile(records.source, problem)
+
+
 def parse(raw: object, where: str) -> Record:
     """Raises BadRecord."""
+    if isinstance(raw, BadRecord):
+        raise raw
     if not isinstance(raw, Mapping):
         raise BadRecord(f"must be an object, not {short(raw)}")
     kind = next((kind for kind, (needed, _) in _KEYS.items() if all(key in raw for key in needed)), None)
@@ -168,7 +174,10 @@ def _check_preference(values: Mapping[str, Any]) -> None:
         raise BadRecord("chosen and rejected are the same: nothing is preferred")
 
 
-# -- containers --
+# -- containers: where one cannot read a record, a BadRecord stands in its place --
+
+# What compressed files begin with.
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def _raw(source: str | Path) -> Iterator[tuple[str, Any]]:
@@ -184,6 +193,10 @@ def _raw(source: str | Path) -> Iterator[tuple[str, Any]]:
             raise BadFile(path, "is a pipe or a device, and it is read more than once; write it to a file first")
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+            while not start and (more := file.read(4096)):
+                start = more.lstrip()
+        if packed := next((name for begin, name in _PACKED.items() if start.startswith(begin)), None):
+            raise BadFile(path, f"is compressed ({packed}); unpack it first")
         if start[:4] == b"PAR1":
             yield from _parquet(path)
         elif start[:1] == b"[":
@@ -205,16 +218,24 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    record = json.loads(line)
+                    record = json.loads(line, object_pairs_hook=_members)
                 except (ValueError, RecursionError) as error:
-                    problem = f"is not JSON ({error}); each line must be a record of its own"
-                    raise BadFile(path, problem, field=f"line {number}") from None
+                    record = BadRecord(f"is not JSON ({error}); each line must be a record of its own")
                 yield f"line {number}", record
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRecord:
+    """An object. Of two members of a name one would be lost."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+    return BadRecord(f"has the key {short(twice)} more than once")
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        records = json.loads(path.read_text(encoding="utf-8-sig"))
+        records = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_members)
     except (ValueError, RecursionError) as error:
         raise BadFile(path, f"is not JSON: {error}") from None
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
@@ -229,10 +250,9 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             _check_columns(path, reader.fieldnames or ())
             for record in reader:
-                if None in record or None in record.values():
-                    problem = f"has another number of fields than the header's {len(reader.fieldnames or ())}"
-                    raise BadFile(path, problem, field=f"line {reader.line_num}")
-                yield f"line {reader.line_num}", record
+                whole = None not in record and None not in record.values()
+                problem = f"has another number of fields than the header's {len(reader.fieldnames or ())}"
+                yield f"line {reader.line_num}", record if whole else BadRecord(problem)
         except csv.Error as error:
             problem = f"is neither JSON, Parquet nor well-formed CSV: {error}"
             raise BadFile(path, problem, field=f"line {reader.reader.line_num}") from None

@@ -27,7 +27,7 @@ from pronk.train import adapter, codes, frozen, lora, optimizers, sharding, stat
 from pronk.train.data import Data, batches_of
 from pronk.train.distributed import Group, Whole
 from pronk.train.dpo import Preferences
-from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, write_metrics
+from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
 from pronk.train.memory import plan
 from pronk.train.objective import Imitation
@@ -115,9 +115,7 @@ class Run:
 
     def resume(self) -> None:
         """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""
-        found = state.checkpoints(self.folder / CHECKPOINTS)
-        if not found:
-            raise BadRequest(f"{self.folder}: no checkpoint to resume from; leave --resume out to begin")
+        found = to_resume(self.folder)
         try:
             state.load(self.loop, found[-1], self._fingerprint())
         except BadFile as error:

@@ -12,6 +12,8 @@ from pronk.train import codes
 from pronk.train.loop import Precision
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
+_MOST = 1e15  # of a number, so that products of two are still float32
+_RANK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,18 @@ class Settings:
         if self.lora is None and self.quantize not in (None, "auto", "f32"):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
         for name in ("rate", "decay", "clip", "epochs"):
-            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
-                raise BadRequest(f"{name} must be a number from 0 on, not {value!r}")
+            if not 0 <= (value := getattr(self, name)) <= _MOST:
+                raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")
+        if self.lora and (self.lora.rank > _RANK or self.lora.alpha > _MOST):
+            raise BadRequest(f"LoRA's rank is at most {_RANK} and its alpha {_MOST:g}; these are {self.lora}")
         if self.precision not in ("f32", "bf16", "f16"):
             raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
         for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
+        if not 0 <= self.seed < 1 << 64:
+            raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if self.preference and self.train_on_prompt:
             raise BadRequest("both answers of a preference have the same prompt: there is nothing in it to train on")
         if not self.epochs > 0:
