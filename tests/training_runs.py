@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pronk.train.settings import Settings
 
 
+# Options of a run of a few seconds.
+QUICK = (
+    "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1 --device cpu"
+).split()
+
+
 def write_sums(path: Path, answers: Callable[[int, int], dict[str, str]]) -> Path:
     """20 records, each a sum asked for and its answers, as JSON lines."""
     records = [{"prompt": f"{a} plus {b} is", **answers(a, b)} for a in range(4) for b in range(5)]

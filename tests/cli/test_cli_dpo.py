@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from tiny_folder import save_tiny_chat_model
-from training_runs import signalled, timeless, write_sums
+from training_runs import QUICK, signalled, timeless, write_sums
 
 from pronk import checkpoint
 from pronk.checkpoint import adapter
 
 Run = Callable[..., Result]
-
-PLAIN = "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1 --device cpu"
 
 pytest.importorskip("torch")
 
@@ -38,7 +36,7 @@ def dpo(run: Run, model: str, data: str, tmp_path: Path) -> Run:
     """Into tmp_path / "out", a few quick steps; what is given comes last."""
 
     def dpo(*more: str, data: str = data) -> Result:
-        return run("dpo", model, "--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more)
+        return run("dpo", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK, *more)
 
     return dpo
 

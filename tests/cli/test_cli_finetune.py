@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 from tiny_folder import save_tiny_chat_model
-from training_runs import signalled, write_sums
+from training_runs import QUICK, signalled, write_sums
 
 from pronk import checkpoint
 from pronk.checkpoint import adapter
 
 Run = Callable[..., Result]
-
-PLAIN = "--lora-rank 4 --lr 0.02 --max-steps 6 --accumulate 2 --batch-size 2 --eval-every 3 --samples 1 --device cpu"
 
 pytest.importorskip("torch")
 
@@ -45,7 +43,7 @@ def finetune(run: Run, model: str, data: str, tmp_path: Path) -> Run:
     """Into tmp_path / "out", a few quick steps; what is given comes last."""
 
     def finetune(*more: str, data: str = data) -> Result:
-        return run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more)
+        return run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK, *more)
 
     return finetune
 
@@ -155,7 +153,7 @@ def test_killed_and_resumed(finetune: Run, model: str, data: str, tmp_path: Path
     """kill -9, in a process of its own, once some steps are done: its losses go on as if it had not been."""
     more = ["--max-steps", "40", "--save-every", "4", "--lora-dropout", "0.1", "--samples", "0"]
     metrics = tmp_path / "out" / "metrics.jsonl"
-    given = ["--data", data, "--out", str(tmp_path / "out"), *PLAIN.split(), *more]
+    given = ["--data", data, "--out", str(tmp_path / "out"), *QUICK, *more]
     with subprocess.Popen(
         [sys.executable, "-m", "pronk", "finetune", model, *given], stderr=subprocess.PIPE
     ) as process:

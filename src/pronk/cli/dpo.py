@@ -21,15 +21,7 @@ A record is {"prompt", "chosen", "rejected"}, texts or lists of messages; or {"c
 conversations that begin with the same messages.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
-@options.model_argument
-@training_options.data
-@training_options.preference
-@training_options.lora
-@training_options.rate(RATES)
-@training_options.steps
-@training_options.course
-@options.tokenizer_option
-@options.json_option
+@training_options.of_records(training_options.preference, RATES)
 def command(model: str, **given: Any) -> None:
     """Teach MODEL which answers are liked better."""
     settings, how = training_options.settings(model, given, RATES)

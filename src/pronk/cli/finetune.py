@@ -20,15 +20,7 @@ Examples:
 A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"} or {"text"}.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
-@options.model_argument
-@training_options.data
-@training_options.imitation
-@training_options.lora
-@training_options.rate(RATES)
-@training_options.steps
-@training_options.course
-@options.tokenizer_option
-@options.json_option
+@training_options.of_records(training_options.imitation, RATES)
 def command(model: str, **given: Any) -> None:
     """Adapt MODEL to data of one's own."""
     settings, how = training_options.settings(model, given, RATES)

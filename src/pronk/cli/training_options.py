@@ -126,6 +126,15 @@ course = options.together(
                  help="Tell each step to tensorboard or wandb as well. Repeatable."),
 )  # fmt: skip
 
+
+def of_records(own: Callable[[F], F], usual: Rates) -> Callable[[F], F]:
+    """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
+    return options.together(
+        options.model_argument, data, own, lora, rate(usual), steps, course, options.tokenizer_option,
+        options.json_option,
+    )  # fmt: skip
+
+
 # Of all these, what a run is not made of: how it is done and shown.
 HOW = ("out", "device", "threads", "resume", "show_batch", "plan", "samples", "log_to", "tokenizer", "as_json")
 
