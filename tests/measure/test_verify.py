@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from planted import values_scaled
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk.cpu_engine.backend import CpuBackend
@@ -43,14 +44,6 @@ def forget_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
         return keys.index_fill(0, torch.tensor([0]), 0.0), values
 
     monkeypatch.setattr(LayerKV, "read", forgetful)
-
-
-def values_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scaled(self: LayerKV, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.keys[slots] = keys
-        self.values[slots] = values * 1.01
-
-    monkeypatch.setattr(LayerKV, "write", scaled)
 
 
 @pytest.mark.parametrize("plant", [forget_first_key, values_scaled])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from formats import save_huggingface
+from planted import values_scaled
 from tiny import CONFIGS, random_weights, tiny_config
 
 import pronk
@@ -20,7 +21,6 @@ from pronk.llm import LLM
 from pronk.measure.verify_training import verify_training
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import Rows, TorchBatch
-from pronk.torch_engine.kv import LayerKV
 from pronk.train import adapter, lora, objective, passes
 
 FLOATS = {"cpu": {"quantize": "f32", "threads": 1}, "torch": {"dtype": "f32", "device": "cpu"}}
@@ -91,14 +91,6 @@ def packed_texts_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(made, runs=(Rows(0, len(made.token_ids), 0, None),)) if made.slots is None else made
 
     monkeypatch.setattr(TorchBatch, "of", leaky)
-
-
-def values_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scaled(self: LayerKV, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.keys[slots] = keys
-        self.values[slots] = values * 1.01
-
-    monkeypatch.setattr(LayerKV, "write", scaled)
 
 
 def not_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
