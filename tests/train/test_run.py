@@ -410,6 +410,12 @@ def test_settings_out_of_range(model: Path, data: Path, change: dict[str, Any], 
     assert asdict(settings(model, data))["lora"]["rank"] == 4
 
 
+@pytest.mark.parametrize("threads", [0, 1025, 10**12])
+def test_threads_that_torch_would_die_of(model: Path, data: Path, tmp_path: Path, threads: int) -> None:
+    with pytest.raises(BadRequest, match="threads must be from 1 to 1024"):
+        make(settings(model, data), tmp_path / "run", threads=threads)
+
+
 def test_memory_that_is_not_there_is_asked_for_before_anything_is_read(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,8 @@ from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
 from pronk.train.state import DIGEST
 
+_MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
+
 
 class Run:
     """`prepared` data and a model in training; `train` does it, and may be told to stop between two steps."""
@@ -62,6 +64,8 @@ class Run:
         """
         self.group = group = group or Group()
         if threads is not None:
+            if not 1 <= threads <= _MOST_THREADS:
+                raise BadRequest(f"threads must be from 1 to {_MOST_THREADS}, not {threads!r}")
             torch.set_num_threads(threads)
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
