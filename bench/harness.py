@@ -9,7 +9,6 @@ import gc
 import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from pronk.measure import machine as own_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -49,21 +50,22 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 
 def machine(*packages: str) -> dict[str, Any]:
     """Processor, cores, memory, the load at the start, and the versions of Python and of `packages`."""
+    found = own_machine.machine()
     return {
-        "cpu": _first(_lines("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
-        "cores": _cores(),
-        "memory_gb": round(int((_first(_lines("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]) / 1e6, 1),
-        "system": platform.platform(terse=True),
-        "load_1min": round(_load(), 2),
-        "python": platform.python_version(),
+        **{key: found[key] for key in ("cpu", "cores", "system", "python")},
+        "memory_gb": round((found["memory_bytes"] or 0) / 1e9, 1),
+        "load_1min": found["load"] or 0.0,
         **{name: importlib.metadata.version(name) for name in packages},
     }
 
 
 def warn_if_busy() -> None:
     """Others at work take turns with both sides, and not fairly."""
-    if _load() > 0.5:
-        say(f"this machine is busy (load {_load():.1f} on {_cores()} cores): the numbers will not be worth much")
+    busy = own_machine.load() or 0.0
+    if busy > 0.5:
+        say(
+            f"this machine is busy (load {busy:.1f} on {own_machine.cores()} cores): the numbers will not be worth much"
+        )
 
 
 def commit() -> str:
@@ -77,8 +79,13 @@ def commit() -> str:
 
 def steal_s() -> float:
     """Seconds of processor time that the host gave to others since it started, all cores together."""
-    cpu = next((line.split() for line in _lines("/proc/stat") if line.startswith("cpu ")), [])
-    return int(cpu[8]) / os.sysconf("SC_CLK_TCK") if len(cpu) > 8 else 0.0
+    try:
+        cpu = (
+            Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        )  # cpu user nice system idle iowait irq softirq steal
+    except OSError:
+        return 0.0
+    return int(cpu[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def save(program: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -109,22 +116,3 @@ def say(line: str) -> None:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _first(lines: list[str], key: str) -> str | None:
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load() -> float:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

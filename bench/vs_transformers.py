@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import harness
+import tasks
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
@@ -162,10 +163,8 @@ def report(results: dict[str, Any]) -> str:
     for dtype, measured in results["measured"].items():
         for task in ("prefill", "decode"):
             rates, peer, ratio = measured[task]["tok_s"], measured[task]["peer"], measured[task]["ratio"]
-            cells = [f"{v['median']:.1f} ({v['min']:.1f}-{v['max']:.1f})" for v in (rates["pronk"], rates[peer])]
-            rows.append(
-                [f"{dtype} {task}", *cells, peer, f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"]
-            )
+            cells = [tasks.with_spread(rates[side]) for side in ("pronk", peer)]
+            rows.append([f"{dtype} {task}", *cells, peer, tasks.with_spread(ratio, 2)])
     header = ("tok/s: median (min-max)", "pronk", "transformers", "its way", "ratio")
     lines = [harness.table(header, rows), ""]
     for dtype, measured in results["measured"].items():
