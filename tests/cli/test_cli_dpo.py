@@ -98,7 +98,7 @@ def test_show_batch_shows_both_answers(run: Run, model: str, data: str) -> None:
     result = run("dpo", model, "--data", data, "--show-batch")
     assert (result.exit_code, result.stderr) == (0, "")
     first, chosen, liked, rejected, disliked, *_ = [line for line in result.stdout.splitlines() if line]
-    assert first.startswith("micro-batch 1: 1 examples, ")
+    assert first.startswith("micro-batch 1: 1 example, ")
     assert (chosen, rejected) == ("chosen:", "rejected:")
     assert liked.split("⟦")[0] == disliked.split("⟦")[0]
     assert liked.endswith(".</s>⟧")

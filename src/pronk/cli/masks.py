@@ -30,12 +30,13 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
     for number, indices in enumerate(chosen, 1):
         examples = [data.train[index] for index in indices]
         tokens, learned = sum(map(len, examples)), sum(example.targets for example in examples)
-        lines.append(f"micro-batch {number}: {len(examples)} examples, {tokens} tokens, {learned} of them learned")
+        amount = f"{len(examples)} example{'s' * (len(examples) != 1)}"
+        lines.append(f"micro-batch {number}: {amount}, {tokens} tokens, {learned} of them learned")
         for example in examples:
-            several = len(example.answers) > 1
+            named = len(example.answers) > 1
             for name, text in zip(example.answers, shown(example.answers.values(), tokenizer), strict=True):
                 spans = [(console.shown(part) if on_terminal else part, marked) for part, marked in _spans(text)]
-                lines += ["", *([f"{name}:"] if several else [])]
+                lines += ["", *([f"{name}:"] if named else [])]
                 lines.append("".join(_marked(part, marked, coloured) for part, marked in spans))
         lines.append("")
     console.write_styled("\n".join(lines))
