@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -99,7 +98,6 @@ def test_one_that_dies_is_said_to_have_died(toy: Worker, operation: str, says: s
 
 def test_a_worker_in_the_middle_of_something_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
-    begun = time.monotonic()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -111,9 +109,8 @@ def test_a_worker_in_the_middle_of_something_is_not_waited_for(monkeypatch: pyte
     assert worker.process.stdin is not None
     worker.process.stdin.write('["sleep", {}]\n')
     worker.process.stdin.flush()
-    worker.close()
+    worker.close()  # and not in the 600 s that it sleeps, which are more than a test has
     assert worker.process.poll() is not None
-    assert time.monotonic() - begun < 60  # and not the 600 that it sleeps
 
 
 def test_the_real_one_says_what_is_wrong_with_a_model() -> None:
