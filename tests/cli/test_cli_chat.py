@@ -197,7 +197,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 10) -> str:
+    def wait_for(self, text: str, seconds: float = 60) -> str:
         """What was shown up to and with `text`, since the last wait."""
         deadline = time.monotonic() + seconds
         while text not in self.shown:
