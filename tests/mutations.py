@@ -5,10 +5,14 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import process_time
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from pronk import checkpoint
+from pronk.errors import PronkError
 
 EXTREMES = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 EXTREMES += [1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -42,6 +46,19 @@ def broken(draw: st.DrawFn, valid: bytes, header: int) -> bytes:
             start = draw(st.integers(0, max(end - 1, 0)))
             data[at:at] = data[start : start + draw(st.integers(1, 64))]
     return bytes(data)
+
+
+def outcome(path: Path) -> str:
+    """What comes of opening and reading everything: "read", or the kind of pronk's error."""
+    try:
+        for tensor in checkpoint.open(path).tensors.values():
+            assert tensor.read().shape == tensor.shape
+    except PronkError as error:
+        message = str(error).encode()  # no lone surrogates, so that it can be printed
+        assert b"\n" not in message
+        assert len(message) < 600
+        return type(error).__name__
+    return "read"
 
 
 def survives(examples: int, valid: list[tuple[bytes, int]], check: Callable[[bytes], None]) -> int:

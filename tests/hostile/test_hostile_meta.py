@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import torch
 from formats import save_huggingface, save_meta
-from mutations import survives
+from mutations import outcome, survives
 from tiny import random_weights, tiny_config
 
 from pronk import checkpoint
 from pronk.checkpoint import torch_zip
-from pronk.errors import BadFile, PronkError
+from pronk.errors import BadFile
 
 CONFIG = tiny_config(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
@@ -32,19 +32,6 @@ CONFIG = tiny_config(
 )  # fmt: skip
 WEIGHTS = random_weights(CONFIG)
 EXAMPLES = 1000
-
-
-def outcome(path: Path) -> str:
-    """What comes of opening and reading everything: "read", or the kind of pronk's error."""
-    try:
-        for tensor in checkpoint.open(path).tensors.values():
-            assert tensor.read().shape == tensor.shape
-    except PronkError as error:
-        message = str(error).encode()  # no lone surrogates, so that it can be printed
-        assert b"\n" not in message
-        assert len(message) < 600
-        return type(error).__name__
-    return "read"
 
 
 def damaged(

@@ -19,11 +19,11 @@ import pytest
 from formats import save_huggingface
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import modestly, survives
+from mutations import modestly, outcome, survives
 from tiny import random_weights, tiny_config
 
 from pronk import checkpoint
-from pronk.errors import BadFile, PronkError
+from pronk.errors import BadFile
 
 CONFIG = tiny_config(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
@@ -36,19 +36,6 @@ HUGE = (0, -1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, 1 << 64, 1e308, True, N
 
 def header_length(path: Path) -> int:
     return 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]
-
-
-def outcome(path: Path) -> str:
-    """What comes of opening and reading everything: "read", or the kind of pronk's error."""
-    try:
-        for tensor in checkpoint.open(path).tensors.values():
-            assert tensor.read().shape == tensor.shape
-    except PronkError as error:
-        message = str(error).encode()  # no lone surrogates, so that it can be printed
-        assert b"\n" not in message
-        assert len(message) < 600
-        return type(error).__name__
-    return "read"
 
 
 def damaged(folder: Path, name: str, examples: int = EXAMPLES, header: Callable[[Path], int] | None = None) -> Counter:
