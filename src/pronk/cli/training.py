@@ -122,11 +122,17 @@ def _make(
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with (
+        training_plan.being_made() as made,
         progress.shown("loading", patience=0) as advance,
         progress.shown("reference", _of_pairs, logged=True) as ask,
     ):
+
+        def loading(name: str, done: int, total: int) -> None:
+            made()
+            advance(name, done, total)
+
         asking = partial(ask, "")
-        how = {"device": device, "threads": threads, "progress": advance, "asking": asking, "group": group}
+        how = {"device": device, "threads": threads, "progress": loading, "asking": asking, "group": group}
         return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pronk.cli import console
+from pronk.cli import console, progress
 from pronk.cli.console import size
 
 if TYPE_CHECKING:
@@ -28,11 +30,20 @@ def show(checkpoint: Checkpoint, data: Data, settings: Settings, device: str | N
     from pronk.torch_engine.backend import pick_device
     from pronk.train.memory import plan
 
-    found = plan(checkpoint, settings, data.train, pick_device(device))
+    with being_made():
+        found = plan(checkpoint, settings, data.train, pick_device(device))
     if as_json:
         console.write_json(_as_json(found))
     else:
         console.write(_as_text(found, settings) + "\n")
+
+
+@contextmanager
+def being_made() -> Iterator[Callable[[], None]]:
+    """A sign that a plan is being made, which takes seconds; what is called when it is there takes the sign away."""
+    with progress.shown("planning", lambda done, total: "what memory it will take", patience=0) as advance:
+        advance("", 0, 1)
+        yield partial(advance, "", 1, 1)
 
 
 def _as_json(found: Plan) -> dict[str, Any]:
