@@ -11,8 +11,9 @@ from tiny import random_weights, tiny_config
 
 from pronk.errors import BadRequest
 from pronk.torch_engine.model import Llama
-from pronk.train.batches import Batches, MicroBatch
+from pronk.train.batches import Batches, MicroBatch, filled
 from pronk.train.examples import Example
+from pronk.train.loss import IGNORED
 from pronk.train.schedule import Schedule
 
 CPU = torch.device("cpu")
@@ -56,11 +57,46 @@ def test_buckets_hold_like_lengths() -> None:
 
 def test_only_what_is_learned_wants_logits() -> None:
     found = MicroBatch.of([example([5, 6, 7, 8], 2), example([9, 10], 1)], CPU)
-    assert found.batch.token_ids.tolist() == [5, 6, 7, 9]
-    assert found.batch.positions.tolist() == [0, 1, 2, 0]
-    assert found.batch.logits_rows.tolist() == [1, 2, 3]
-    assert found.targets.tolist() == [7, 8, 10]
-    assert found.tokens == 4
+    assert found.batch.token_ids.tolist() == [5, 6, 7, 9] + [0] * 12
+    assert found.batch.positions.tolist() == [0, 1, 2, *range(13)]
+    assert found.batch.logits_rows.tolist() == [1, 2, 3] + [15] * 13
+    assert found.targets.tolist() == [7, 8, 10] + [IGNORED] * 13
+    assert (found.tokens, found.weight) == (4, 3)
+
+
+def test_few_numbers_of_rows_and_few_that_only_fill() -> None:
+    """Each costs a program in every product, which is kept."""
+    rows = {count: filled(count) for count in range(1, 8193)}
+    assert all(count <= rows[count] < count + max(16, count / 16) for count in rows)
+    assert len(set(rows.values())) < 100
+    assert [filled(count) for count in (0, 1, 16, 17, 511, 512, 513, 8192)] == [0, 16, 16, 32, 512, 512, 544, 8192]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    size=st.integers(1, 4),
+    accumulate=st.integers(1, 9),
+    number=st.integers(0, 2),
+)
+def test_passes_have_every_example_and_no_more_tokens_than_the_largest_micro_batch(
+    lengths: list[int], size: int, accumulate: int, number: int
+) -> None:
+    batches = Batches(lengths, size)
+
+    def tokens(batch: list[int]) -> int:
+        return sum(lengths[i] for i in batch)
+
+    largest = max(map(tokens, batches.epoch(0)))
+    step = batches.epoch(number)[:accumulate]
+    passes = batches.passes(step)
+    assert sorted(i for one in passes for i in one) == sorted(i for one in step for i in one)
+    assert max(map(tokens, passes)) <= max(largest, *map(tokens, step), 0)
+    assert all(tokens(a) + tokens(b) > largest for n, a in enumerate(passes) for b in passes[:n])
+
+
+def test_passes_are_what_accumulation_left_free() -> None:
+    assert Batches([5, 90, 30, 40, 60]).passes([[0], [2], [3], [4]]) == [[4, 2], [3, 0]]
+    assert Batches([40] * 8).passes([[0], [1], [2]]) == [[0], [1], [2]]
 
 
 def test_packed_together_each_is_as_if_alone() -> None:
@@ -70,13 +106,19 @@ def test_packed_together_each_is_as_if_alone() -> None:
     model.load_state_dict(state, strict=False)
     model.tie_weights()
     texts = [example([3, 9, 4, 1, 5], 1), example([7, 7, 2], 1), example([8, 1, 6, 6], 2)]
-    together = model(MicroBatch.of(texts, CPU).batch)
-    alone = torch.cat([model(MicroBatch.of([text], CPU).batch) for text in texts])
+    together = logits(model, texts)
+    alone = torch.cat([logits(model, [text]) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
     # The inverse: one long text is not the same as three.
     joined = example([int(i) for text in texts for i in text.ids], 1)
     rows = np.concatenate([np.append(text.learned[1:], False) for text in texts])[:-1]
-    assert not torch.allclose(model(MicroBatch.of([joined], CPU).batch)[torch.from_numpy(rows)], alone, atol=1e-2)
+    assert not torch.allclose(logits(model, [joined])[torch.from_numpy(rows)], alone, atol=1e-2)
+
+
+def logits(model: Llama, texts: list[Example]) -> torch.Tensor:
+    """Of what is learned."""
+    micro = MicroBatch.of(texts, CPU)
+    return model(micro.batch)[: micro.weight]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.train.loss import cross_entropy, log_likelihoods
+from pronk.train.loss import IGNORED, cross_entropy, log_likelihoods
 
 ROWS, WIDTH, VOCABULARY = 37, 24, 101
 
@@ -43,6 +43,20 @@ def test_loss_and_gradients_are_those_of_the_whole(way: Callable[[Tensor, Tensor
     torch.testing.assert_close(loss, expected)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_ignored_costs_nothing_and_gets_no_gradient() -> None:
+    hidden, weight, targets = inputs()
+    targets[[0, 4, -1]] = IGNORED
+    expected = whole(hidden, weight, targets)  # torch ignores the same
+    expected_grads = torch.autograd.grad(expected, (hidden, weight))
+    for way in (in_chunks(5), in_chunks(ROWS), by_rows):
+        loss = way(hidden, weight, targets)
+        grads = torch.autograd.grad(loss, (hidden, weight))
+        torch.testing.assert_close(loss, expected)
+        assert not grads[0][[0, 4, -1]].any()
+        for grad, expected_grad in zip(grads, expected_grads, strict=True):
+            torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from formats import save_huggingface
 from tiny import in_memory, random_weights, tiny_config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
@@ -91,6 +92,39 @@ def test_the_largest_micro_batch_of_those_that_the_run_sees() -> None:
     assert len(two[0]) == max(len(every[i]) for [i] in order) < 59
     pairs = memory.largest(settings(max_steps=None, epochs=40.0, batch_size=2), every)
     assert 110 < sum(map(len, pairs)) <= 58 + 59
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_products_of_examples_of_many_lengths_have_few_shapes(precision: Any, tmp_path: Path) -> None:
+    """oneDNN keeps a program for each: a process that trained on 180 lengths held a gigabyte of them."""
+
+    def shapes(lengths: range) -> set[tuple[Any, ...]]:
+        data = [one for tokens in lengths for one in examples(1, tokens)]
+        chosen = settings(lora=LORA, precision=precision, accumulate=1, max_steps=len(data))
+        given = Data(data, [], ["" for _ in data], [], 0, 0, {})
+        run = Run(in_memory(CONFIG, random_weights(CONFIG)), given, chosen, tmp_path, device="cpu")
+        with Products() as products:
+            while not run.loop.done:
+                run.loop.step()
+            run.loop.evaluate(data)
+        return products.shapes
+
+    one = shapes(range(97, 98))  # 96 are read, and the last 76 of these learned: 80 with what fills up
+    assert len(one) > 10
+    assert shapes(range(86, 98)) == one
+
+
+class Products(TorchDispatchMode):
+    """Notes what matrix products are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[Any, ...]] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind in str(operation) for kind in ("aten.mm", "aten.addmm", "mkldnn")):
+            self.shapes.add((str(operation), *(tuple(x.shape) for x in args if isinstance(x, torch.Tensor))))
+        return operation(*args, **(kwargs or {}))
 
 
 # Of one process each: switches that change what there is at the peak.

@@ -22,11 +22,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
         kv.write(batch.slots, k, v)
     elif mode == "flash" and batch.equal_length:
         return _dense(q, k, v, batch.equal_length)
+    lengths = [run.end - run.begin for run in batch.runs]
     runs = []
-    for run in batch.runs:
-        rows = slice(run.begin, run.end)
-        keys, values = kv.read(run) if kv is not None else (k[rows], v[rows])
-        runs.append(one(q[rows], keys, values, run))
+    for run, queries, keys, values in zip(batch.runs, *(x.split(lengths) for x in (q, k, v)), strict=True):
+        if kv is not None:
+            keys, values = kv.read(run)
+        runs.append(one(queries, keys, values, run))
     return torch.cat(runs) if len(runs) > 1 else runs[0]
 
 

@@ -130,4 +130,4 @@ def _log_likelihoods(model: Llama, work: PairBatch) -> Tensor:
     """[P, 2]: of each answer, the sum over its learned tokens, nats."""
     hidden = model.hidden(work.answers.batch)
     each = log_likelihoods(hidden.to(compute_type(hidden)), model.lm_head.weight, work.answers.targets)
-    return torch.stack([part.sum() for part in each.split(work.lengths)]).view(-1, 2)
+    return torch.stack([part.sum() for part in each[: sum(work.lengths)].split(work.lengths)]).view(-1, 2)

@@ -129,6 +129,8 @@ class Loop:
             group["lr"] = rate
         chosen = [self._next() for _ in range(self.accumulate)]
         mine = self.group.share(chosen)
+        if self.group.size == 1:  # several gather weights together, and so have as many passes each
+            mine = self.batches.passes(mine)
         micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in mine]
         weight, tokens = map(int, self.group.sum(sum(w.weight for w in micro), sum(w.tokens for w in micro)))
         total, seen = 0.0, Counter[str]()

@@ -17,29 +17,36 @@ from torch.autograd.function import once_differentiable
 from pronk.torch_engine.functions import product
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at once
+IGNORED = -100  # a target that costs nothing, as torch has it
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """The sum over rows of -log softmax(hidden weight^T)[target], in nats: a float32 scalar.
 
-    hidden [R, C], what the head is given; weight [V, C]; targets [R] int64. Products are in `hidden`'s type, everything
-    else in float32.
+    hidden [R, C], what the head is given; weight [V, C]; targets [R] int64, of which those that are IGNORED count
+    nothing. Products are in `hidden`'s type, everything else in float32.
     """
-    rows = max(1, chunk_bytes // (4 * len(weight)))
+    rows = _rows(weight, chunk_bytes)
     return cast(Tensor, _CrossEntropy.apply(hidden, weight, targets, rows))
 
 
 def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """log softmax(hidden weight^T)[target] of each row, [R] float32: for losses that need more than their sum.
 
-    Gradients cost a second product: the logits of a chunk are computed again where they are needed.
+    IGNORED ones have 0. Gradients cost a second product: the logits of a chunk are computed again where needed.
     """
-    rows = max(1, chunk_bytes // (4 * len(weight)))
+    rows = _rows(weight, chunk_bytes)
     parts = [
         torch.utils.checkpoint.checkpoint(_of_chunk, x, weight, t, use_reentrant=False)
         for x, t in zip(hidden.split(rows), targets.split(rows), strict=True)
     ]
     return torch.cat(parts)
+
+
+def _rows(weight: Tensor, chunk_bytes: int) -> int:
+    """Of a chunk: a multiple of 16, but where that is none."""
+    rows = max(1, chunk_bytes // (4 * len(weight)))
+    return rows - rows % 16 or rows
 
 
 def _of_chunk(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -59,12 +66,14 @@ class _CrossEntropy(torch.autograd.Function):
             x, target = hidden[at : at + rows], targets[at : at + rows]
             logits = product(x, head.T).float()  # [rows, V]
             normalizers = logits.logsumexp(-1)
-            index = torch.arange(len(target), device=target.device)
-            total += (normalizers - logits[index, target]).sum()
+            ignored = target == IGNORED
+            index, target = torch.arange(len(target), device=target.device), target.clamp(min=0)
+            total += (normalizers - logits[index, target]).masked_fill_(ignored, 0).sum()
             if grad_hidden is None and grad_weight is None:
                 continue
+            normalizers.masked_fill_(ignored, torch.inf)  # of which everything is 0
             grad = logits.sub_(normalizers[:, None]).exp_()  # softmax, in place
-            grad[index, target] -= 1
+            grad[index, target] -= 1 - ignored.float()
             grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[at : at + rows] = product(grad, head)

@@ -33,7 +33,7 @@ from pronk.train.settings import Settings
 # Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
 LIBRARIES = 60 << 20  # what torch loads and keeps from its first step on
 SCRATCH = 0.15  # of what comes and goes in a step: what products take for themselves, and holes between tensors
-_LOOKED_AT = 100_000  # micro-batches, to find the largest
+_LOOKED_AT = 100_000  # passes, to find the largest
 
 # What takes less, of the options of fine-tuning.
 LESS = (
@@ -122,7 +122,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
 
 
 def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
-    """The examples of the micro-batch with the most tokens of all that the run will see."""
+    """The examples of the pass with the most tokens of all that the run will make."""
     lengths = [len(example) for example in examples]
     batches = Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
     seen = islice(_of_run(settings, batches), _LOOKED_AT)
@@ -131,11 +131,12 @@ def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
 
 
 def _of_run(settings: Settings, batches: Batches) -> Iterator[list[int]]:
-    """Its micro-batches, to the last."""
+    """Its passes, to the last."""
     first = batches.epoch(0)
     steps = settings.max_steps or max(1, round(settings.epochs * len(first) / settings.accumulate))
     every = chain(first, chain.from_iterable(batches.epoch(number) for number in count(1)))
-    return islice(every, steps * settings.accumulate)
+    for _ in range(steps):
+        yield from batches.passes(list(islice(every, settings.accumulate)))
 
 
 def _loop(

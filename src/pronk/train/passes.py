@@ -50,7 +50,7 @@ class Passes:
         texts = [ids[::-1], ids, ids[1:] + ids[:1]] if packed else [ids]
         # With a token more, which is foretold and not read.
         work = Imitation().work([_example([*text, text[0]]) for text in texts], self._device)
-        own = slice(len(ids), 2 * len(ids)) if packed else slice(None)
+        own = slice(len(ids), 2 * len(ids)) if packed else slice(len(ids))
         hidden = self.model.hidden(work.batch)[own]
         logits: NDArray[np.float32] = (hidden @ self.model.lm_head.weight.T).detach().cpu().numpy()
         self._passed()
