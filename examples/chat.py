@@ -9,7 +9,7 @@ import argparse
 
 import pronk
 
-QUESTIONS = ["My name is Ada, and I have a dog.", "What is my name?", "Think of a name for my dog."]
+QUESTIONS = ["What do cows eat?", "How many stomachs does one have?", "Now tell me a joke about it."]
 
 
 def main() -> None:
