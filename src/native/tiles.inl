@@ -127,8 +127,7 @@ void grouped_tile(const Matrix& w, const uint8_t* panel, int first, const Rows& 
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(offset ? -offset * x.sum[t * groups + g] : 0);
         const uint8_t* xs = x.data + g * kGroup;
-#pragma GCC unroll 8
-        for (int j = 0; j < (four_bits ? 4 : 8); ++j) {
+        const auto step = [&](int j) __attribute__((always_inline)) {  // four bytes of each row
             S::Bytes bytes[R];
             if constexpr (T <= 2) {
                 for (int line = 0; line < R * 64; line += 64) __builtin_prefetch(p + kAhead + j * 256 + line);
@@ -154,6 +153,16 @@ void grouped_tile(const Matrix& w, const uint8_t* panel, int first, const Rows& 
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], bytes[r], broadcast);
             }
+        };
+        constexpr int steps = four_bits ? 4 : 8;
+        if constexpr (T <= 2) {
+            // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of
+            // them with long strides are not foreseen. What few tokens read comes from memory.
+#pragma GCC unroll 1
+            for (int j = 0; j < steps; ++j) step(j);
+        } else {
+#pragma GCC unroll 8
+            for (int j = 0; j < steps; ++j) step(j);
         }
         const uint8_t* scales = p - first * 64 + weight_bytes + first * 32;
         if constexpr (T <= 2) __builtin_prefetch(scales + kAhead), __builtin_prefetch(scales + kAhead + 64);
