@@ -11,10 +11,12 @@ from tiny_folder import save_tiny_chat_model
 from training_runs import run_of
 
 from pronk import checkpoint, tokenizer
-from pronk.errors import BadFile
+from pronk.checkpoint.adapter import LoraConfig
+from pronk.cli import training_report
+from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
 from pronk.train.data import prepare
-from pronk.train.folder import CHECKPOINTS
+from pronk.train.folder import CHECKPOINTS, METRICS
 from pronk.train.run import Run
 from pronk.train.settings import Settings
 
@@ -94,3 +96,31 @@ def test_reading_shows_how_far_it_is(model: Path, data: Path) -> None:
     codec, settings = tokenizer.load(opened.tokenizer), Settings(str(model), str(data))
     prepare(settings, codec, 100, lambda *how_far: told.append(how_far))
     assert told == [("", number, 10) for number in range(1, 11)]
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), None])
+def test_the_best_so_far_is_missed(model: Path, data: Path, tmp_path: Path, lora: LoraConfig | None) -> None:
+    """A resumed run would end without it, unless it did better still."""
+    first = make(model, data, tmp_path / "run", lora=lora)
+    first.train(stop=lambda: first.loop.position.step == 2)
+    product = tmp_path / "run" / ("adapter_model.safetensors" if lora else "model")
+    product.rename(tmp_path / "elsewhere")
+    with pytest.raises(BadRequest, match=f"{product.name}, the best so far, is gone"):
+        make(model, data, tmp_path / "run", lora=lora).resume()
+    (tmp_path / "elsewhere").rename(product)
+    make(model, data, tmp_path / "run", lora=lora).resume()
+
+
+def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:
+    done = make(model, data, tmp_path / "run")
+    done.train()
+    (tmp_path / "run" / METRICS).unlink()
+    with pytest.raises(PronkError, match=f"{METRICS} is gone or damaged"):
+        training_report.of(done)
+
+
+def test_the_model_is_named_before_what_follows_from_it(model: Path, data: Path, tmp_path: Path) -> None:
+    """pronk pretrain settles from the text how often to look at held-out data."""
+    make(model, data, tmp_path / "run").train(stop=lambda: True)
+    with pytest.raises(BadRequest, match="was made with batch_size=1, and now it is 2"):
+        make(model, data, tmp_path / "run", batch_size=2, accumulate=4, eval_every=3, clip=2.0).resume()

@@ -205,7 +205,7 @@ def test_a_limit_takes_the_first(tmp_path: Path) -> None:
     assert [record.values["text"] for record in records.read(path, limit=2).items] == ["0", "1"]
 
 
-@pytest.mark.parametrize("name", ["nowhere.json", "./no/where", "a/b/c", "/tmp/none/here.jsonl"])
+@pytest.mark.parametrize("name", ["nowhere.json", "no/where.JSONL", "./no/where", "a/b/c", "/tmp/none/here.jsonl"])
 def test_what_is_neither_file_nor_dataset(name: str) -> None:
     with pytest.raises(ModelNotFound, match="no such file, and no dataset's name either"):
         records.read(name)

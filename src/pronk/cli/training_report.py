@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console
 from pronk.cli.training_progress import peak_bytes
+from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from pronk.train.run import Run
@@ -17,10 +18,12 @@ _STEPS = 10  # whose losses are told as one: each is of few examples
 
 def of(run: Run) -> dict[str, Any]:
     from pronk.train.curve import CURVE, draw
-    from pronk.train.folder import read_metrics
+    from pronk.train.folder import METRICS, read_metrics
 
     metrics = read_metrics(run.folder)
     steps = [line for line in metrics if "loss" in line]
+    if not steps:
+        raise PronkError(f"{run.folder / METRICS} is gone or damaged: what was trained is there, and no report of it")
     held_out = [line for line in metrics if "held_out_loss" in line]
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))

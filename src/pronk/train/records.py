@@ -283,10 +283,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise BadFile(path, f"broken Parquet: {error}", field=f"after record {number}") from None
 
 
+# A name that ends so and leads to no file is mistyped.
+_FILES = frozenset(".jsonl .ndjson .json .csv .tsv .parquet .txt .gz .zip".split())
+
+
 def _dataset(name: str) -> Iterator[tuple[str, Any]]:
     """`owner/name`, or `owner/name:split`; the split is "train" unless said otherwise."""
     name, _, split = name.partition(":")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or not all(name.split("/")):
+    of_hub = name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
+    if not of_hub or Path(name).suffix.lower() in _FILES:
         raise ModelNotFound(f"{name}: no such file, and no dataset's name either (owner/name, or owner/name:split)")
     try:
         datasets = import_module("datasets")

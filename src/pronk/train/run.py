@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pronk.checkpoint import write
+from pronk.checkpoint.adapter import WEIGHTS
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
@@ -118,7 +119,7 @@ class Run:
         return self.loop.done or (patience is not None and self.loop.position.waited >= patience)
 
     def resume(self) -> None:
-        """From the newest checkpoint. Raises BadRequest where there is none, or where settings differ."""
+        """From the newest checkpoint. Raises BadRequest where there is none, settings differ or its product is gone."""
         found = to_resume(self.folder)
         try:
             state.load(self.loop, found[-1], self._fingerprint())
@@ -127,6 +128,9 @@ class Run:
                 raise
             way = f"without {found[-1].name}, --resume goes on from {found[-2].name}"
             raise BadFile(error.path, f"{error.problem}; {way}", field=error.field, offset=error.offset) from None
+        made = self.folder / (WEIGHTS if self.settings.lora else MODEL)
+        if self.loop.position.best is not None and not made.exists():  # it would come back only if it were surpassed
+            raise BadRequest(f"{made}, the best so far, is gone; bring it back, or begin in another folder")
         self.resumed_from = found[-1]
         self._saved = self.loop.position.step
         self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -14,6 +13,7 @@ from pronk.train.loop import Precision
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 _MOST = 1e15  # of a number, so that products of two are still float32
 _RANK = 1 << 20
+_BETA = 1e9  # ipo squares what it divides by it
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Preference:
     loss: PreferenceLoss = "sigmoid"
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise BadRequest(f"beta must be more than 0, not {self.beta!r}")
+        if not 1 / _BETA <= self.beta <= _BETA:
+            raise BadRequest(f"beta must be from {1 / _BETA:g} to {_BETA:g}, not {self.beta!r}")
         if not 0 <= self.label_smoothing < 0.5:
             raise BadRequest(f"label_smoothing must be from 0 to less than 0.5, not {self.label_smoothing!r}")
         if self.loss not in get_args(PreferenceLoss):

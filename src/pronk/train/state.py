@@ -96,7 +96,7 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
     before = raw.get("settings")
     if not isinstance(before, dict):
         raise BadFile(checkpoint / _POSITION, "required and absent", field="settings")
-    for key in sorted(before.keys() | settings.keys()):
+    for key in dict.fromkeys([*settings, *before]):  # what is settled by others comes after them
         if (old := before.get(key)) != (new := json.loads(json.dumps(settings.get(key)))):
             if key.startswith(DIGEST):
                 raise BadRequest(
