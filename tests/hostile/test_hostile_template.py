@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 
 import pytest
 from mutations import modestly, soon, survives
@@ -141,6 +141,14 @@ RECURSION = {
 def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that fifteen loops need not take thirty seconds; `test_the_real_budget` takes its own."""
     monkeypatch.setattr(budget, "SECONDS", 0.25)
+
+
+def test_waiting_for_a_busy_machine_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harmless templates were refused where other programs had the processor."""
+    monkeypatch.setattr(budget, "SECONDS", 0.02)
+    used = budget.Budget({})
+    sleep(0.1)
+    used.step(1)
 
 
 def refusal(source: str, kinds: type[PronkError] | tuple[type[PronkError], ...] = PronkError) -> str:
