@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from sides.pipe import Side
 from vs_llama_cpp import FORMATS
 
+from pronk.measure.windows import standard_error
+
 WINDOW = 512
 TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 MODEL = models.SMOLLM2
@@ -47,9 +49,11 @@ class Tally:
     def summary(self) -> dict[str, float]:
         all_of_them = np.concatenate(self.divergences)
         rows = len(all_of_them)
+        ends = np.cumsum([len(window) for window in self.divergences]).tolist()
+        error = standard_error(all_of_them, ends)
         return {
             "mean_kld": float(all_of_them.mean()),
-            "standard_error": float(all_of_them.std(ddof=1) / np.sqrt(rows)),
+            "standard_error": float("nan") if error is None else error,  # of a single window there is none
             "p99_kld": float(np.quantile(all_of_them, 0.99)),
             "top1": self.agreed / rows,
             "perplexity": float(np.exp(self.surprise / rows)),

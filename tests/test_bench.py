@@ -163,6 +163,10 @@ def test_divergence_agreement_and_perplexity(bench: Any) -> None:
     assert found["mean_kld"] == pytest.approx(by_hand / 2, rel=1e-5)
     assert found["top1"] == 0.5
     assert found["perplexity"] == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)
+    assert np.isnan(found["standard_error"])  # a window is one sample, however many its rows
+
+    tally.add(quality.log_softmax(true.astype(np.float32)), quality.log_softmax(true.astype(np.float32)), [1, 2])
+    assert tally.summary()["standard_error"] == pytest.approx(by_hand / 4, rel=1e-5)  # of 0 and by_hand / 2
 
 
 def test_windows_are_spread_over_the_text(bench: Any) -> None:
