@@ -127,6 +127,16 @@ class Products(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+def test_passes_of_different_lengths_leave_holes() -> None:
+    chosen = settings(accumulate=1)
+    same = memory.plan(never_read(), chosen, examples(3), CPU)
+    mixed = memory.plan(never_read(), chosen, [*examples(2), *examples(1, 30)], CPU)
+    assert mixed.at_peak == same.at_peak
+    passing = same.at_peak["activations"] + same.at_peak["logits"]
+    more = (memory.SCRATCH_OF_LENGTHS - memory.SCRATCH) * passing
+    assert mixed.scratch - same.scratch == pytest.approx(more, abs=1)
+
+
 # Of one process each: switches that change what there is at the peak.
 MEASURED: dict[str, dict[str, Any]] = {
     "full": {"lora": None, "settings": {"accumulate": 1}},

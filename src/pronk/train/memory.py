@@ -21,7 +21,7 @@ from pronk.cpu_engine import memory
 from pronk.torch_engine import device_memory
 from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora, optimizers
-from pronk.train.batches import Batches
+from pronk.train.batches import Batches, filled
 from pronk.train.dpo import Preferences
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
@@ -32,7 +32,9 @@ from pronk.train.settings import Settings
 
 # Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
 LIBRARIES = 60 << 20  # what torch loads and keeps from its first step on
-SCRATCH = 0.15  # of what comes and goes in a step: what products take for themselves, and holes between tensors
+# Of what comes and goes in a step: what products take for themselves, and holes between tensors. Where passes differ in
+# length, what one leaves fits the next badly: holes grow over some 30 steps, and then no more.
+SCRATCH, SCRATCH_OF_LENGTHS = 0.15, 0.9
 _LOOKED_AT = 100_000  # passes, to find the largest
 
 # What takes less, of the options of fine-tuning.
@@ -103,6 +105,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
         weights = frozen.count(loop.model)
     held = (memory.held() or 0) if on_cpu else 0  # with what the rehearsal loaded: the run needs it, too
     free = memory.free_bytes() if on_cpu else device_memory.free(str(device))
+    scratch = SCRATCH_OF_LENGTHS if _differ(settings, examples) else SCRATCH
     passing = ledger.at_peak["activations"] + ledger.at_peak["logits"]
     widest = 4 * max(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     return Plan(
@@ -115,7 +118,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
         loading=codes.nbytes(checkpoint, settings.quantize if settings.lora else "f32") + widest,  # before lora.narrow
         most={kind: ledger.most[kind] for kind in KINDS},
         at_peak={kind: ledger.at_peak[kind] for kind in KINDS},
-        scratch=widest + round(SCRATCH * passing) if on_cpu else 0,
+        scratch=widest + round(scratch * passing) if on_cpu else 0,
         held=held,
         free=free,
     )
@@ -123,15 +126,23 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
 
 def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
     """The examples of the pass with the most tokens of all that the run will make."""
-    lengths = [len(example) for example in examples]
-    batches = Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
-    seen = islice(_of_run(settings, batches), _LOOKED_AT)
-    chosen = max(seen, key=lambda indices: sum(lengths[i] for i in indices))
+    chosen = max(_of_run(settings, examples), key=lambda indices: sum(len(examples[i]) for i in indices))
     return [examples[i] for i in chosen]
 
 
-def _of_run(settings: Settings, batches: Batches) -> Iterator[list[int]]:
-    """Its passes, to the last."""
+def _differ(settings: Settings, examples: Sequence[Any]) -> bool:
+    """Whether not all passes read one number of tokens."""
+    return len({filled(sum(len(examples[i]) - 1 for i in one)) for one in _of_run(settings, examples)}) > 1
+
+
+def _of_run(settings: Settings, examples: Sequence[Any]) -> Iterator[list[int]]:
+    """Its passes, to the last, as examples' indices."""
+    lengths = [len(example) for example in examples]
+    batches = Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
+    return islice(_passes(settings, batches), _LOOKED_AT)
+
+
+def _passes(settings: Settings, batches: Batches) -> Iterator[list[int]]:
     first = batches.epoch(0)
     steps = settings.max_steps or max(1, round(settings.epochs * len(first) / settings.accumulate))
     every = chain(first, chain.from_iterable(batches.epoch(number) for number in count(1)))
