@@ -367,10 +367,7 @@ def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: 
     [
         ({"beta": 0.0}, "beta must be from 1e-09 to 1e"),
         ({"beta": float("nan")}, "beta must be from 1e-09 to 1e"),
-        (
-            {"beta": 1e300},
-            "beta must be from 1e-09 to 1e",
-        ),  # its rewards are no float32: "the loss leapt to 1 from inf"
+        ({"beta": 1e300}, "beta must be from 1e-09 to 1e"),  # rewards of no float32: "the loss leapt to 1 from inf"
         ({"label_smoothing": 0.5}, "label_smoothing must be from 0 to less than 0.5"),
         ({"loss": "sigmoidal"}, "loss must be one of sigmoid, hinge, ipo"),
         ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is for the sigmoid loss; with ipo leave it out"),
