@@ -1,11 +1,11 @@
 """Micro-batches: examples put together for one pass, in an order that a seed and an epoch decide.
 
-A pass takes a ragged batch: examples lie side by side as runs, without padding, and attention never crosses from one to
-the next. So packing is nothing but taking as many examples as fit into a number of tokens.
+A pass takes a ragged batch: examples lie side by side as runs, with no padding between, and attention never crosses
+from one to the next. So packing is nothing but taking as many examples as fit into a number of tokens.
 
 What a pass reads is filled up to a round number of tokens. oneDNN, which multiplies on CPUs, makes a program for each
-number of rows that it meets, in a millisecond, and keeps half a megabyte of it: after a run over 180 lengths that was
-a gigabyte.
+number of rows that it meets, in a millisecond, and keeps half a megabyte of it: over a hundred lengths that is
+hundreds of megabytes.
 """
 
 from __future__ import annotations
