@@ -1,7 +1,7 @@
-"""README's tables, made from results/*.json: each stands between a line that names it and one that ends it.
+"""The pages' tables, made from results/*.json: each stands between a line that names it and one that ends it.
 
-    python bench/table.py            # write them
-    python bench/table.py --check    # exit 1, and say which, where README has anything else
+    python bench/table.py [PAGE ...]    # write them
+    python bench/table.py --check       # exit 1, and say which, where a page has anything else
 
 A table whose results are absent is empty.
 """
@@ -24,6 +24,7 @@ NAMES = {
     "ctranslate2": "CTranslate2",
     "openvino": "OpenVINO GenAI",
 }
+PAGES = ("README.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
@@ -154,16 +155,16 @@ def _ratio(values: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--readme", type=Path, default=harness.ROOT / "README.md")
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    parser.add_argument("pages", nargs="*", type=Path, default=[harness.ROOT / page for page in PAGES])
     options = parser.parse_args()
-    text = options.readme.read_text(encoding="utf-8")
-    filled, changed = fill(text, options.results)
-    if options.check and changed:
-        sys.exit(f"{options.readme}: not as the results have it: {', '.join(changed)}; run python bench/table.py")
-    if changed and not options.check:
-        options.readme.write_text(filled, encoding="utf-8")
-        harness.say(f"{options.readme}: {', '.join(changed)}")
+    for page in options.pages:
+        filled, changed = fill(page.read_text(encoding="utf-8"), options.results)
+        if options.check and changed:
+            sys.exit(f"{page}: not as the results have it: {', '.join(changed)}; run python bench/table.py")
+        if changed and not options.check:
+            page.write_text(filled, encoding="utf-8")
+            harness.say(f"{page}: {', '.join(changed)}")
 
 
 if __name__ == "__main__":

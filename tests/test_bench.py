@@ -1,4 +1,4 @@
-"""What the figures rest on: turns, prompts, divergences, and README's tables, which are those of the results."""
+"""What the figures rest on: turns, prompts, divergences, and the pages' tables, which are those of the results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_tables_are_those_of_the_results() -> None:
     subprocess.run([sys.executable, str(BENCH / "table.py"), "--check"], check=True)
-    page = BENCH.parent / "docs" / "how-it-works" / "eight-bits.md"
-    subprocess.run([sys.executable, str(BENCH / "table.py"), "--check", "--readme", str(page)], check=True)
 
 
 def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
@@ -41,7 +39,7 @@ def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
     readme.write_text("before\n<!-- table: quality -->\n| by hand |\n<!-- end of table -->\nafter\n")
     found = {"mean_kld": 0.001, "standard_error": 0.0001, "top1": 0.955}
     (tmp_path / "quality.json").write_text(json.dumps({"measured": {"reference": found, "pronk q8": found}}))
-    command = [sys.executable, str(BENCH / "table.py"), "--readme", str(readme), "--results", str(tmp_path)]
+    command = [sys.executable, str(BENCH / "table.py"), str(readme), "--results", str(tmp_path)]
     checked = subprocess.run([*command, "--check"], capture_output=True, text=True)
     assert checked.returncode == 1
     assert "quality" in checked.stderr
