@@ -23,10 +23,11 @@ from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
 from pronk.train import lora, optimizers
 from pronk.train.batches import Batches
+from pronk.train.containers import BadRecord
 from pronk.train.dpo import Preferences, losses
 from pronk.train.examples import Encoder, Example, Pair
 from pronk.train.loop import Loop
-from pronk.train.records import BadRecord, parse
+from pronk.train.records import parse
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Preference, Settings
 

@@ -13,6 +13,7 @@ from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train import records
 from pronk.train.batches import Batches
+from pronk.train.containers import BadRecord
 from pronk.train.examples import Encoder, Example, Overlong, Pair
 from pronk.train.settings import Settings
 
@@ -81,7 +82,7 @@ def _encoded(
     for number, record in enumerate(found.items, 1):
         try:
             example = encoder.encode(record)
-        except (records.BadRecord, BadRequest) as error:
+        except (BadRecord, BadRequest) as error:
             if not skip_bad or isinstance(error, Overlong):
                 raise found.problem(record, str(error)) from None
             found.skipped.append(f"{record.where}: {error}")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from pronk.errors import BadFile, BadRequest, NoTokenizer
 from pronk.tokenizer import chat
-from pronk.train.records import BadRecord, Record, Records
+from pronk.train.containers import BadRecord
+from pronk.train.records import Record, Records
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer

@@ -1,0 +1,155 @@
+"""Containers: the files and datasets that records come in, one raw record after the other.
+
+A file of JSON lines, of one JSON list, of comma-separated values or of Parquet, told apart by content; or a dataset on
+the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, short
+
+
+class BadRecord(ValueError):
+    """What is wrong with a record, without where it stands."""
+
+
+# What compressed files begin with.
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def read(source: str | Path) -> Iterator[tuple[str, Any]]:
+    """Where each record stands ("line 12", "record 3"), and what stands there: a BadRecord where one cannot be read.
+
+    Raises BadFile, ModelNotFound, BadRequest for what the hub refuses, and PronkError where a library is missing.
+    """
+    path = Path(source).expanduser()
+    try:
+        if not path.exists():
+            yield from _dataset(str(source))
+            return
+        if path.is_dir():
+            raise BadFile(path, "is a folder; give the path of a file: JSON lines, JSON, CSV or Parquet")
+        if not path.is_file():
+            raise BadFile(path, "is a pipe or a device, and it is read more than once; write it to a file first")
+        with path.open("rb") as file:
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+            while not start and (more := file.read(4096)):
+                start = more.lstrip()
+        if packed := next((name for begin, name in _PACKED.items() if start.startswith(begin)), None):
+            raise BadFile(path, f"is compressed ({packed}); unpack it first")
+        if start[:4] == b"PAR1":
+            yield from _parquet(path)
+        elif start[:1] == b"[":
+            yield from _json(path)
+        elif start[:1] == b"{":
+            yield from _lines(path)
+        elif not start:
+            raise BadFile(path, "is empty")
+        else:
+            yield from _csv(path)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(path, f"not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    record = json.loads(line, object_pairs_hook=_members)
+                except (ValueError, RecursionError) as error:
+                    record = BadRecord(f"is not JSON ({error}); each line must be a record of its own")
+                yield f"line {number}", record
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRecord:
+    """An object. Of two members of a name one would be lost."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+    return BadRecord(f"has the key {short(twice)} more than once")
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        records = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_members)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(path, f"is not JSON: {error}") from None
+    yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        delimiter = "\t" if "\t" in file.readline() else ","
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        limit = csv.field_size_limit(sys.maxsize >> 32)  # characters of a text; 131,072 else
+        try:
+            _check_columns(path, reader.fieldnames or ())
+            for record in reader:
+                whole = None not in record and None not in record.values()
+                problem = f"has another number of fields than the header's {len(reader.fieldnames or ())}"
+                yield f"line {reader.line_num}", record if whole else BadRecord(problem)
+        except csv.Error as error:
+            problem = f"is neither JSON, Parquet nor well-formed CSV: {error}"
+            raise BadFile(path, problem, field=f"line {reader.reader.line_num}") from None
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    """Of two columns of a name one would be lost."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise BadFile(path, f"has the column {short(twice[0])} more than once; rename or drop one")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise PronkError(f"{path}: reading Parquet needs pyarrow; install it with: pip install 'pronk[data]'") from None
+    number = 0
+    try:
+        file = parquet.ParquetFile(path)
+        _check_columns(path, file.schema_arrow.names)
+        for batch in file.iter_batches():
+            for record in batch.to_pylist():
+                number += 1
+                yield f"record {number}", record
+    except arrow.ArrowException as error:
+        raise BadFile(path, f"broken Parquet: {error}", field=f"after record {number}") from None
+
+
+# A name that ends so and leads to no file is mistyped.
+_FILES = frozenset(".jsonl .ndjson .json .csv .tsv .parquet .txt .gz .zip".split())
+
+
+def _dataset(name: str) -> Iterator[tuple[str, Any]]:
+    """`owner/name`, or `owner/name:split`; the split is "train" unless said otherwise."""
+    name, _, split = name.partition(":")
+    of_hub = name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
+    if not of_hub or Path(name).suffix.lower() in _FILES:
+        raise ModelNotFound(f"{name}: no such file, and no dataset's name either (owner/name, or owner/name:split)")
+    try:
+        datasets = import_module("datasets")
+    except ModuleNotFoundError:
+        raise PronkError(
+            f"{name}: no such file; for a dataset of that name on the hub install: pip install 'pronk[data]'"
+        ) from None
+    try:
+        loaded = datasets.load_dataset(name, split=split or "train")
+    except Exception as error:  # its own kinds, huggingface_hub's, the network's
+        raise BadRequest(f"dataset {name}: {' '.join(str(error).split()) or type(error).__name__}") from None
+    yield from ((f"record {number}", record) for number, record in enumerate(loaded, 1))
