@@ -26,7 +26,7 @@ Form form_of(Format format);
 // included, zeros never.
 struct OutlierRule {
     float threshold = 6;
-    int count = 8;
+    int count = 6;
 };
 
 constexpr float kInPlace[4] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f};

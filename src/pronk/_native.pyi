@@ -34,7 +34,7 @@ class Model:
         threads: int,
         isa: str | None = None,
         int8_threshold: float = 6.0,
-        int8_outliers: int = 8,
+        int8_outliers: int = 6,
     ) -> None:
         """`int8_threshold`, `int8_outliers`: see pronk.int8.Outliers."""
 
@@ -122,7 +122,7 @@ def matmul(
     add: bool = False,
     isa: str | None = None,
     int8_threshold: float = 6.0,
-    int8_outliers: int = 8,
+    int8_outliers: int = 6,
 ) -> None: ...
 def rmsnorm(x: _Floats, weight: _Floats, eps: float, out: _Floats, isa: str | None = None) -> None: ...
 def rope(x: _Floats, cos: _Floats, sin: _Floats, isa: str | None = None) -> None: ...

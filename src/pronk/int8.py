@@ -44,7 +44,7 @@ class Outliers:
     """
 
     threshold: float = INT8_THRESHOLD
-    least: int = 8
+    least: int = 6
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, int | float) or not self.threshold >= 0:
@@ -100,7 +100,7 @@ def activation_codes(x: Floats, scheme: Scheme) -> Int8Codes:
 
 
 def int8_linear(
-    x: Floats, w: NDArray[Any], scheme: Scheme, threshold: float = INT8_THRESHOLD, outliers: int = 8
+    x: Floats, w: NDArray[Any], scheme: Scheme, threshold: float = INT8_THRESHOLD, outliers: int = 6
 ) -> NDArray[np.float64]:
     """y [T, N] = x [T, K] w[N, K]^T by a scheme: codes in float32, sums exact, scales applied in float64."""
     apart = Outliers(threshold, outliers).find(x) if scheme == "llm-int8" else np.zeros(x.shape, bool)

@@ -71,7 +71,7 @@ def test_a_sweep() -> None:
     told: list[tuple[str, int, int]] = []
     found = sweep(load(log), IDS, [math.inf, 1, 0, 1], ctx=128, rounds=2, progress=lambda *t: told.append(t))
     assert [(p["threshold"], p["outliers"]) for p in found["points"]] == [(0, 0), (1, 0), (math.inf, 0)]
-    assert (found["default"]["threshold"], found["default"]["outliers"]) == (6.0, 8)
+    assert (found["default"]["threshold"], found["default"]["outliers"]) == (6.0, 6)
     assert (found["windows"], found["ctx"], found["tokens"], found["rounds"]) == (4, 128, 600, 2)
 
     # Rounds are interleaved, and each begins elsewhere.

@@ -143,7 +143,7 @@ _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
                  help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
-                 help="llm-int8: and of each token at least the N largest.  [default: 8]"),
+                 help="llm-int8: and of each token at least the N largest.  [default: 6]"),
     click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     device_option,

@@ -58,7 +58,7 @@ class CpuBackend:
     ) -> CpuBackend:
         """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has, and a mapping says it
         of tensors whose names begin with its keys. `int8_threshold` (None: what the checkpoint says, or 6.0) and
-        `int8_outliers` (None: 8) are llm-int8's: see pronk.int8.Outliers. `kv_dtype` None or "auto": f32 where most
+        `int8_outliers` (None: 6) are llm-int8's: see pronk.int8.Outliers. `kv_dtype` None or "auto": f32 where most
         weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
         PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
