@@ -124,10 +124,11 @@ def figure_of(
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of glyphs that its font lacks: the reader's may have them
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12))  # readers' fonts are wider
         FigureCanvasAgg(figure)
         axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
         for axis in axes:
