@@ -5,7 +5,6 @@ The limit of a file's size stands for it: the system refuses what goes beyond, i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from tiny_folder import save_tiny_chat_model
-from training_runs import run_of
+from training_runs import run_of, write_sums
 
 from pronk.cli import group
 from pronk.errors import PronkError
@@ -44,9 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{n} is", "completion": f" {n}."}) + "\n" for n in range(10)))
-    return path
+    return write_sums(tmp_path / "data.jsonl", lambda a, b: {"completion": f" {a + b}."})
 
 
 class Full(BytesIO):
