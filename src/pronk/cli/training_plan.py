@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pronk.cli import console, progress
 from pronk.cli.console import size
@@ -33,7 +32,7 @@ def show(checkpoint: Checkpoint, data: Data, settings: Settings, device: str | N
     with being_made():
         found = plan(checkpoint, settings, data.train, pick_device(device))
     if as_json:
-        console.write_json(_as_json(found))
+        console.write_json(found.to_dict())
     else:
         console.write(_as_text(found, settings) + "\n")
 
@@ -44,10 +43,6 @@ def being_made() -> Iterator[Callable[[], None]]:
     with progress.shown("planning", lambda done, total: "what memory it will take", patience=0) as advance:
         advance("", 0, 1)
         yield partial(advance, "", 1, 1)
-
-
-def _as_json(found: Plan) -> dict[str, Any]:
-    return {**asdict(found), "total": found.total, "fits": found.fits}
 
 
 def _as_text(found: Plan, settings: Settings) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,7 @@ class TrainingSubject:
         self._checkpoint = checkpoint.open(hub.resolve(model, progress=False))
         self._device = pick_device(device)
         found = plan(self._checkpoint, self._settings, every, self._device)
-        return {**asdict(found), "total": found.total, "fits": found.fits}
+        return {**found.to_dict(), "name": model}  # as it was asked for: a path says where somebody's files lie
 
     @_may_run_out
     def load(self, threads: int | None) -> dict[str, Any]:

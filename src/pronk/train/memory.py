@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
 from typing import Any
 
@@ -73,6 +73,9 @@ class Plan:
     def fits(self) -> bool | None:
         """None where nobody knows what is free."""
         return None if self.free is None else self.total <= self.held + self.free
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "total": self.total, "fits": self.fits}
 
     def check(self, here: int = 1, size: int = 1) -> None:
         """Raise NotEnoughMemory where it does not fit. `here` of the `size` processes of a run are on this
