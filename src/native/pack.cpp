@@ -3,58 +3,16 @@
 // No intrinsics: this is compiled once, for the oldest processors, and its inner loops are written for the vectorizer.
 // They take no branches, and what is summed is summed in one order on every processor.
 
-#include <algorithm>
-#include <cstring>
-#include <limits>
 #include <vector>
 
+#include "pack.h"
 #include "q4_fit.h"
-#include "source.h"
 
 namespace pronk {
 
 namespace {
 
-constexpr int kTileRows = 16;             // rows packed together, so that whole 64-byte lines are written
-constexpr int kGroups = kChunk / kGroup;  // of a chunk; the first-level cache holds 16 rows of it
-
-using Floats = float[kTileRows][kChunk];
-
-// Source rows whose packed rows lie side by side in 16 rows of a panel.
-struct Tile {
-    const uint8_t* source;
-    size_t stride;
-    int rows;
-    uint8_t* panel;
-    int first;  // row of the panel
-};
-
-template <class T>
-void write(uint8_t* p, T x) {
-    std::memcpy(p, &x, sizeof x);
-}
-
-// Words of every row, `row_bytes` apart, to where the panel has them: one line of 64 rows a word.
-template <class Word>
-void scatter(const Tile& tile, size_t offset, const void* words, size_t row_bytes, int count) {
-    const auto* from = static_cast<const uint8_t*>(words);
-    uint8_t* to = tile.panel + offset + tile.first * sizeof(Word);
-    const auto copy = [=](int rows) {
-        for (int i = 0; i < count; ++i)
-            for (int r = 0; r < rows; ++r)
-                write(to + (i * kPanelRows + r) * sizeof(Word), read<Word>(from + r * row_bytes + i * sizeof(Word)));
-    };
-    tile.rows == kTileRows ? copy(kTileRows) : copy(tile.rows);  // the usual case unrolled
-}
-
 // -- floats -> codes ------------------------------------------------------------------------------------------------
-
-// NaN where any is.
-float absolute_maximum(const float* x, int count) {
-    int32_t most = 0;  // of the bits, which are ordered as the numbers are, NaN above all
-    for (int i = 0; i < count; ++i) most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
-    return std::bit_cast<float>(most);
-}
 
 // To the nearest whole number, ties to even; |x| < 2^22.
 float nearest(float x) {
@@ -75,15 +33,6 @@ void encode_bytes(const float* x, int count, float scale, uint8_t* out) {
     }
     for (int i = 0; i < count; ++i)
         out[i] = static_cast<uint8_t>(static_cast<int32_t>(nearest(clamp(x[i] / scale, -127, 127))) + 128);
-}
-
-// The least number too large for a format; scales have limits of their own.
-float limit(Format format) {
-    switch (format) {
-        case Format::f16: return 65520;  // half a step over the greatest
-        case Format::bf16: return 0x1.ffp127f;
-        default: return std::numeric_limits<float>::infinity();
-    }
 }
 
 // The least float16 that is not under x >= 0.
@@ -131,14 +80,6 @@ bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
         scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales[0] + g, sizeof scales[0], 1);
     }
     return good;
-}
-
-void write_q4(const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales,
-              const uint16_t* minima) {
-    const size_t offset = static_cast<size_t>(group) * (kQ4CodeBytes + kPanelRows * (minima ? 4 : 2));
-    scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);
-    scatter<uint16_t>(tile, offset + kQ4CodeBytes, scales, sizeof *scales, 1);
-    if (minima) scatter<uint16_t>(tile, offset + kQ4CodeBytes + kPanelRows * 2, minima, sizeof *minima, 1);
 }
 
 bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
@@ -195,93 +136,7 @@ bool pack_q4_0(const Tile& tile, int at, int count, const Floats& x) {
     return good;
 }
 
-// -- blocks that a format holds as they are -------------------------------------------------------------------------
-
-bool is_direct(Source source, Format format) {
-    switch (source) {
-        case Source::int8_row: return has_row_scales(format);
-        case Source::q8_0: return format == Format::q8;
-        case Source::q4_0: return format == Format::q4 || format == Format::q4_0;
-        case Source::q4_1:
-        case Source::q4_k: return format == Format::q4;
-        default: return false;
-    }
-}
-
-bool pack_q8_0(const Tile& tile, int group) {
-    uint8_t codes[kTileRows][kGroup];
-    uint16_t scales[kTileRows];
-    bool good = true;
-    for (int r = 0; r < tile.rows; ++r) {
-        const uint8_t* block = tile.source + r * tile.stride + group * size_t{34};
-        scales[r] = read<uint16_t>(block);
-        good &= f16_is_finite(scales[r]);
-        for (int k = 0; k < kGroup; ++k) codes[r][k] = block[2 + k] ^ 128;
-    }
-    scatter<uint32_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes, codes, sizeof codes[0], kGroup / 4);
-    scatter<uint16_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes + kPanelRows * kGroup, scales, sizeof *scales, 1);
-    return good;
-}
-
-// Four-bit blocks: the codes of Q4_0 and Q4_1 lie as a group's do.
-bool pack_nibbles(const Tile& tile, Source source, Format format, int group) {
-    uint8_t codes[kTileRows][kGroup / 2];
-    uint16_t scales[kTileRows], minima[kTileRows];
-    bool good = true;
-    for (int r = 0; r < tile.rows; ++r) {
-        const uint8_t* row = tile.source + r * tile.stride;
-        if (source == Source::q4_k) {
-            const Q4K block{row + group / 8 * size_t{144}};
-            const int part = group % 8, shift = part % 2 * 4;
-            const uint8_t* from = block.codes(part);
-            for (int k = 0; k < kGroup / 2; ++k)
-                codes[r][k] = (from[k] >> shift & 15) | (from[k + 16] >> shift & 15) << 4;
-            scales[r] = f32_to_f16(block.d() * block.scale(part));
-            minima[r] = f32_to_f16(-(block.dmin() * block.minimum(part)));
-        } else {
-            const bool has_minimum = source == Source::q4_1;
-            const uint8_t* block = row + group * size_t{has_minimum ? 20u : 18u};
-            scales[r] = read<uint16_t>(block);
-            minima[r] = has_minimum ? read<uint16_t>(block + 2) : f32_to_f16(-8 * f16_to_f32(scales[r]));
-            std::memcpy(codes[r], block + (has_minimum ? 4 : 2), kGroup / 2);
-        }
-        good &= f16_is_finite(scales[r]) && (format == Format::q4_0 || f16_is_finite(minima[r]));
-    }
-    write_q4(tile, group, codes, scales, format == Format::q4 ? minima : nullptr);
-    return good;
-}
-
-bool pack_int8_row(const Matrix& matrix, const Tile& tile) {
-    float scales[kTileRows];
-    bool good = true;
-    for (int r = 0; r < tile.rows; ++r) {
-        scales[r] = read<float>(tile.source + r * tile.stride);
-        good &= absolute_maximum(scales + r, 1) < limit(matrix.format);
-    }
-    const int padded = padded_cols(matrix.format, matrix.cols);
-    scatter<float>(tile, static_cast<size_t>(padded) * kPanelRows, scales, sizeof *scales, 1);
-    for (int at = 0; at < padded; at += kChunk) {
-        const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
-        uint8_t codes[kTileRows][kChunk];
-        for (int r = 0; r < tile.rows; ++r) {
-            const uint8_t* row = tile.source + r * tile.stride + sizeof(float) + at;
-            for (int k = 0; k < count; ++k) codes[r][k] = row[k] ^ 128;
-            std::fill(codes[r] + count, codes[r] + stored, 128);
-        }
-        scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows, codes, sizeof codes[0], stored / 4);
-    }
-    return good;
-}
-
 // -- tiles ----------------------------------------------------------------------------------------------------------
-
-bool pack_direct(const Matrix& matrix, const Tile& tile, Source source) {
-    if (source == Source::int8_row) return pack_int8_row(matrix, tile);
-    bool good = true;
-    for (int group = 0; group < padded_cols(matrix.format, matrix.cols) / kGroup; ++group)
-        good &= source == Source::q8_0 ? pack_q8_0(tile, group) : pack_nibbles(tile, source, matrix.format, group);
-    return good;
-}
 
 bool int8_scales(const Matrix& matrix, const Tile& tile, Source source, float (&scales)[kTileRows]) {
     float x[kChunk];
