@@ -10,7 +10,7 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 
 from pronk import tokenizer as tokenizers
-from pronk.errors import BadFile, Unsupported
+from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer import Tokenizer
 from pronk.train.examples import Encoder, Example, Pair, alpaca_prompt
 from pronk.train.records import Record, Records, parse
@@ -147,6 +147,11 @@ def test_a_template_that_drops_the_answer_is_seen(codec: Tokenizer, tmp_path: Pa
     template.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     with pytest.raises(BadFile, match="line 1: the chat template leaves nothing of message 1"):
         Encoder(codec, 1000, template=str(template)).encode_all(records({"messages": TALK}))
+
+
+def test_a_chat_template_that_is_not_there_although_no_record_needs_it(codec: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="no chat template at"):
+        Encoder(codec, 1000, template=str(tmp_path / "absent.jinja"))
 
 
 def test_a_model_without_a_chat_template(codec: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

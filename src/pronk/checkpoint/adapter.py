@@ -69,6 +69,8 @@ _OURS = frozenset("peft_type r lora_alpha lora_dropout target_modules use_rslora
 def read_config(folder: Path) -> tuple[LoraConfig, str]:
     """What the adapter is, and the name of its base model ("" where it does not say). Raises BadFile, Unsupported."""
     path = folder / CONFIG
+    if folder.is_file():
+        raise ModelNotFound(f"{folder}: is a file; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
     if not path.is_file():
         raise ModelNotFound(f"{folder}: no adapter in this folder; looked for {CONFIG}")
     raw = strict_json.read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,10 +43,12 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: W
 def replace(
     model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight
 ) -> None:
-    """As `save`, over an adapter that may be there: each file is whole, the old one or the new."""
+    """As `save`, over an adapter that may be there: each file is whole, the old one or the new, after a power cut too."""
     with TemporaryDirectory(prefix=".adapter-", dir=folder) as fresh:
         save(model, config, base, Path(fresh), whole)
         for name in (WEIGHTS, CONFIG):
+            with (Path(fresh) / name).open("rb+") as file:
+                os.fsync(file.fileno())
             (Path(fresh) / name).replace(folder / name)
 
 

@@ -100,7 +100,8 @@ class Encoder:
             raise BadRequest(f"too_long must be one of {', '.join(get_args(TooLong))}, not {self.too_long!r}")
         if not self.tokenizer.eos_ids:
             raise NoTokenizer("this tokenizer has no token that ends a text; without one no answer learns to stop")
-        self._chat: chat.ChatTemplate | None = None
+        # One that was asked for is looked at even where no record needs it; a model may have none of its own.
+        self._chat = chat.choose(self.tokenizer, self.template) if self.template is not None else None
 
     def encode_all(self, records: Records) -> list[Example | Pair]:
         """Of every record, in order. Raises BadFile naming the line of what cannot be encoded."""
@@ -158,7 +159,7 @@ class Encoder:
 
     def _conversation(self, messages: Sequence[Mapping[str, Any]], first: int = 0) -> Example:
         """Learned: what the template makes of the assistant's messages, from number `first` on, and ends of turns."""
-        self._chat = self._chat or chat.choose(self.tokenizer, self.template)
+        self._chat = self._chat or chat.choose(self.tokenizer)
         ids = self._rendered(messages)
         spans = []
         for number, message in enumerate(messages):
