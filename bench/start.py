@@ -1,11 +1,11 @@
-"""How soon pronk answers, and what it holds: `import pronk`, a process's first token, and its memory beside the weights.
+"""How soon pronk answers, and what it holds: `import pronk`, a process's first token, its memory beside the weights.
 
     python bench/start.py [--formats auto int8 q8 bf16] [--threads 2] [--rounds 7]
 
-Each run is a process of its own, `pronk generate` as a user types it, on the default model, which the first run has left
-in the page cache. The first token is timed from before the process is made to the first byte that it prints. Memory is
-the peak of a process that writes 128 tokens, beside its packed weights and the keys and values of what it has read and
-written, which `pronk inspect`'s plan foretells.
+Each run is a process of its own, `pronk generate` as a user types it, on the default model, which the first run has
+left in the page cache. The first token is timed from before the process is made to the first byte that it prints.
+Memory is the peak of a process that writes 128 tokens, beside its packed weights and the keys and values of what
+it has read and written.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: W
 def replace(
     model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight
 ) -> None:
-    """As `save`, over an adapter that may be there: each file is whole, the old one or the new, after a power cut too."""
+    """As `save`, over an adapter that may be there: each file is whole, the old or the new, after a power cut too."""
     with TemporaryDirectory(prefix=".adapter-", dir=folder) as fresh:
         save(model, config, base, Path(fresh), whole)
         for name in (WEIGHTS, CONFIG):
