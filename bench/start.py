@@ -57,9 +57,8 @@ def memory_mb(dtype: str, threads: int, new: int = 128) -> dict[str, float]:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
-    stats = answer["stats"]
     planned = plan(checkpoint.open(hub.resolve(hub.DEFAULT_MODEL)), dtype)
-    kv = (stats["prompt_tokens"] + stats["new_tokens"]) * planned.kv_a_token
+    kv = (answer["prompt_tokens"] + len(answer["tokens"])) * planned.kv_a_token
     peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {"peak": peak / 1e6, "weights": planned.weights / 1e6, "kv": kv / 1e6}
 
