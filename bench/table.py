@@ -90,13 +90,26 @@ def vs_peft(results: dict[str, Any]) -> str:
     return harness.table(header, rows)
 
 
+def start(results: dict[str, Any]) -> str:
+    """Processes from their beginning, and what they hold."""
+    goals, imported = results["goals"], results["import_ms"]["pronk"]
+    rows = [["`import pronk`", _seconds(imported, 1e-3), f"{goals['import_ms'] / 1e3:g}", "", "", ""]]
+    for dtype, measured in results["measured"].items():
+        memory = measured["memory_mb"]
+        beside = memory["peak"] - memory["weights"] - memory["kv"]
+        cells = [_seconds(measured["first_token_s"]), f"{goals['first_token_s']:g}"]
+        cells += [f"{memory['peak']:.0f}", f"{beside:.0f}", f"{goals['beside_mb']}"]
+        rows.append([f"`pronk generate -n 1 --quantize {dtype}`", *cells])
+    return harness.table(("", "seconds", "goal", "peak memory, MB", "beside weights and KV", "goal"), rows)
+
+
 def quality(results: dict[str, Any]) -> str:
     return _divergences(results["measured"])
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     function.__name__: function
-    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, quality)
+    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, start, quality)
 }
 
 
@@ -146,6 +159,11 @@ def _task(task: str, sizes: dict[str, int]) -> str:
 def _rate(values: dict[str, float]) -> str:
     median = values["median"]
     return f"{median:.0f}" if median >= 100 else f"{median:.1f}"
+
+
+def _seconds(values: dict[str, float], unit: float = 1) -> str:
+    median, least, most = (values[key] * unit for key in ("median", "min", "max"))
+    return f"{median:.2g} ({least:.2g} to {most:.2g})"
 
 
 def _ratio(values: dict[str, float]) -> str:
