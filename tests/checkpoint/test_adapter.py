@@ -104,6 +104,8 @@ def test_another_model_s_adapter(model: Path, tmp_path: Path) -> None:
 def test_names_that_lead_nowhere(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no adapter in this folder"):
         pronk.load(model, adapter=tmp_path)
+    with pytest.raises(ModelNotFound, match="no such folder; an adapter is the folder"):
+        pronk.load(model, adapter=tmp_path / "mistyped")
     (tmp_path / "adapter_model.safetensors").touch()
     with pytest.raises(ModelNotFound, match="is a file; an adapter is the folder"):
         pronk.load(model, adapter=tmp_path / "adapter_model.safetensors")

@@ -357,6 +357,12 @@ def test_a_name_keeps_its_capital(said: str, shown: str) -> None:
     assert Misuse(click.UsageError(said)).message == shown
 
 
+def test_a_prompt_without_quotes(run: Run) -> None:
+    said = "pronk: got unexpected extra argument (upon); what has spaces goes in quotes\nTry 'pronk generate --help'.\n"
+    done = run("generate", "Once", "upon")
+    assert (done.exit_code, done.stderr) == (2, said)
+
+
 def test_told_to_end_it_takes_away_what_is_half_written(tmp_path: Path) -> None:
     script = """
 import os, signal, sys

@@ -71,6 +71,8 @@ def read_config(folder: Path) -> tuple[LoraConfig, str]:
     path = folder / CONFIG
     if folder.is_file():
         raise ModelNotFound(f"{folder}: is a file; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
+    if not folder.exists():
+        raise ModelNotFound(f"{folder}: no such folder; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
     if not path.is_file():
         raise ModelNotFound(f"{folder}: no adapter in this folder; looked for {CONFIG}")
     raw = strict_json.read(path)

@@ -33,6 +33,8 @@ class Misuse(Failure):
         message = error.format_message()
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             message = f"no such option {error.option_name}; did you mean {error.possibilities[0]}?"
+        elif message.startswith("Got unexpected extra argument"):  # as the second word of a prompt is
+            message += "; what has spaces goes in quotes"
         name = message.split(" ", 1)[0][1:]  # of LoRA or JSON, a capital of which is no sentence's beginning
         begins = message[:1].lower() if name.islower() or not name else message[:1]
         super().__init__(begins + message[1:].removesuffix("."))
