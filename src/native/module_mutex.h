@@ -1,7 +1,8 @@
-// A lock that refuses where waiting would never end.
+// A lock that refuses where waiting would never end, and that Ctrl-C ends the wait for.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -14,6 +15,7 @@ namespace pronk {
 // runs in the middle of the very pass that holds the lock.
 class Mutex {
 public:
+    // Without the GIL. Throws what a signal handler of Python raises meanwhile: another thread's pass may be long.
     void lock() {
         if (!mutex_.try_lock()) {
             const long process = process_;
@@ -22,7 +24,10 @@ public:
             if (thread_ == std::this_thread::get_id())
                 throw std::runtime_error("the model is at work in the pass that this signal handler interrupts: it can be "
                                          "called again when the handler has returned");
-            mutex_.lock();
+            while (!mutex_.try_lock_for(std::chrono::milliseconds(50))) {
+                const nb::gil_scoped_acquire acquired;
+                if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            }
         }
         hold();
     }
@@ -39,7 +44,7 @@ public:
 private:
     void hold() { process_ = process_id(), thread_ = std::this_thread::get_id(); }
 
-    std::mutex mutex_;
+    std::timed_mutex mutex_;
     std::atomic<long> process_{0};  // of the holder; 0: nobody
     std::atomic<std::thread::id> thread_{};
 };

@@ -58,7 +58,7 @@ def load(
     the longest of which decides ("" is for all others); the torch engine also absmax, absmax-row and zeropoint, for
     comparison (pronk.int8 has their formulas). Of llm-int8's activations, those over `int8_threshold` (6.0, or
     what the checkpoint says) are computed apart in 32 bits, and of each token at least the `int8_outliers` largest
-    (8; 0 leaves the threshold alone, as in the paper).
+    (6; 0 leaves the threshold alone, as in the paper).
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
     bf16 for all others). The torch engine's: `device`, `dtype` (None: f32 on a CPU, the stored 16-bit type on a GPU)
     and `attn`.

@@ -1,4 +1,5 @@
-"""Signals during a pass: after Ctrl-C nothing of it is computed any more, and a handler cannot start another."""
+"""Signals during a pass: after Ctrl-C nothing of it is computed any more, nor waited for in another thread, and a handler
+cannot start another."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), 
 kv = backend.new_kv(64, 64)
 called = {
     "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
-    "farther": lambda: backend.forward(Batch.of([Run([1] * 8000)]), None),
+    "farther": lambda: backend.forward(Batch.of([Run([1] * 2100)]), None),
     "resize": lambda: kv.resize(80),
     "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
 }[sys.argv[2]]
@@ -86,3 +87,46 @@ def test_a_handler_that_calls_the_model_it_interrupts_is_refused(call: str) -> N
     refused, done = found.stdout.splitlines()
     assert "signal handler" in refused, found.stderr
     assert done == "done"
+
+
+# While a thread computes, the main one waits for its turn; what it calls is named by the second argument.
+WAITING = """
+import signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from tiny import in_memory, random_weights, tiny_config
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+
+config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1, isa="portable")
+kv = backend.new_kv(64, 64)
+called = {
+    "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
+    "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
+}[sys.argv[2]]
+
+def stop(signum, frame):
+    raise KeyboardInterrupt
+
+backend.forward(Batch.of([Run([1])]), kv=None)
+other = threading.Thread(target=lambda: backend.forward(Batch.of([Run([1] * 1500, 0, range(64))]), kv))
+other.start()
+time.sleep(0.1)
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    called()
+except KeyboardInterrupt:
+    print("heard while it waited" if other.is_alive() else "heard too late")
+other.join()
+called()
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("call", ["forward", "dequantized"])
+def test_who_waits_for_another_threads_pass_hears_a_signal(call: str) -> None:
+    command = [sys.executable, "-c", WAITING, str(Path(__file__).parents[1]), call]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert found.stdout.splitlines() == ["heard while it waited", "done"], found.stderr
