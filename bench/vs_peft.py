@@ -129,7 +129,7 @@ def encoded(path: Path) -> dict[str, Any]:
 
     source = checkpoint.open(models.huggingface(MODEL)).tokenizer
     assert source
-    examples = Encoder(tokenizer.load(source), 8192).encode_all(records.read(str(path)))
+    examples = map(Encoder(tokenizer.load(source), 8192).encode, records.read(str(path)).items)
     singles = [example for example in examples if isinstance(example, Example)]
     return {"ids": [one.ids.tolist() for one in singles], "learned": [one.learned.tolist() for one in singles]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from tiny_folder import save_tiny_chat_model
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer import Tokenizer
+from pronk.train.data import Data, prepare
 from pronk.train.examples import Encoder, Example, Pair, alpaca_prompt
-from pronk.train.records import Record, Records, parse
+from pronk.train.records import Record, parse
+from pronk.train.settings import Settings
 
 TALK = [
     {"role": "user", "content": "Hi"},
@@ -117,36 +121,48 @@ def test_a_preference_is_two_examples_of_one_prompt(codec: Tokenizer, talks: boo
     assert np.array_equal(prompt, pair.rejected.ids[~pair.rejected.learned])
 
 
-def records(*raw: Any) -> Records:
-    return Records("data.jsonl", [parse(one, f"line {n}") for n, one in enumerate(raw, 1)])
+@pytest.fixture
+def prepared(codec: Tokenizer, tmp_path: Path) -> Callable[..., Data]:
+    """Records in a file, as a run reads them."""
+
+    def prepared(*raw: Any, **options: Any) -> Data:
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in raw))
+        return prepare(Settings("tiny", str(path), **options), codec, 1000)
+
+    return prepared
 
 
-def test_what_does_not_fit_is_an_error_unless_a_cut_was_asked_for(codec: Tokenizer) -> None:
+def test_what_does_not_fit_is_an_error_unless_a_cut_was_asked_for(
+    codec: Tokenizer, prepared: Callable[..., Data]
+) -> None:
     long, short = {"prompt": "2+2=", "completion": "four"}, {"prompt": "1", "completion": "2"}
     with pytest.raises(BadFile, match=r"data.jsonl: line 2: takes 9 tokens, and 6 is the most; raise --max-length"):
-        Encoder(codec, 6).encode_all(records(short, long))
-    cutting = Encoder(codec, 6, too_long="cut")
-    _, cut = cutting.encode_all(records(short, long))
+        prepared(short, long, max_length=6)
+    cutting = prepared(short, long, max_length=6, too_long="cut")
+    _, cut = cutting.train
     assert isinstance(cut, Example)
     assert texts(codec, cut) == ("2+2=fo", "fo")
-    assert (cutting.cut, cutting.skipped) == (1, 0)
-    skipping = Encoder(codec, 6, too_long="skip")
-    assert len(skipping.encode_all(records(short, long))) == 1
-    assert (skipping.cut, skipping.skipped) == (0, 1)
+    assert (cutting.cut, cutting.too_long) == (1, 0)
+    skipping = prepared(short, long, max_length=6, too_long="skip")
+    assert len(skipping.train) == 1
+    assert (skipping.cut, skipping.too_long) == (0, 1)
 
 
-def test_a_cut_that_takes_the_answer_takes_the_record(codec: Tokenizer) -> None:
-    encoder = Encoder(codec, 4, too_long="cut")
+def test_a_cut_that_takes_the_answer_takes_the_record(codec: Tokenizer, prepared: Callable[..., Data]) -> None:
+    record = {"prompt": "2+2=", "completion": "4"}
     with pytest.raises(BadFile, match=r"no record fits into 4 tokens \(1 were skipped\)"):
-        encoder.encode_all(records({"prompt": "2+2=", "completion": "4"}))
-    assert encoder.cut == 0
+        prepared(record, max_length=4, too_long="cut")
+    encoder = Encoder(codec, 4, too_long="cut")
+    assert encoder.encode(parse(record, "")) is None
+    assert (encoder.cut, encoder.skipped) == (0, 1)
 
 
-def test_a_template_that_drops_the_answer_is_seen(codec: Tokenizer, tmp_path: Path) -> None:
+def test_a_template_that_drops_the_answer_is_seen(prepared: Callable[..., Data], tmp_path: Path) -> None:
     template = tmp_path / "deaf.jinja"
     template.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     with pytest.raises(BadFile, match="line 1: the chat template leaves nothing of message 1"):
-        Encoder(codec, 1000, template=str(template)).encode_all(records({"messages": TALK}))
+        prepared({"messages": TALK}, chat_template=str(template))
 
 
 def test_a_chat_template_that_is_not_there_although_no_record_needs_it(codec: Tokenizer, tmp_path: Path) -> None:

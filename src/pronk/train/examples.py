@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.errors import BadFile, BadRequest, NoTokenizer
+from pronk.errors import BadRequest, NoTokenizer
 from pronk.tokenizer import chat
 from pronk.train.containers import BadRecord
-from pronk.train.records import Record, Records
+from pronk.train.records import Record
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
@@ -82,8 +82,8 @@ class Encoder:
     """Makes examples of records.
 
     `template`: a chat template's file or name, instead of the model's own. `max_length`: tokens of the longest example;
-    what is longer is an error, or cut at its end, or skipped, and counted. `chat_instructions`: instruction records go
-    through the chat template as well, instead of Alpaca's.
+    what is longer is an error, or cut at its end, or skipped, and counted. `ctx_size`: what it can be raised to.
+    `chat_instructions`: instruction records go through the chat template as well, instead of Alpaca's.
     """
 
     tokenizer: Tokenizer
@@ -92,6 +92,7 @@ class Encoder:
     train_on_prompt: bool = False
     too_long: TooLong = "error"
     chat_instructions: bool = False
+    ctx_size: int | None = None
     cut: int = 0
     skipped: int = 0
 
@@ -102,20 +103,6 @@ class Encoder:
             raise NoTokenizer("this tokenizer has no token that ends a text; without one no answer learns to stop")
         # One that was asked for is looked at even where no record needs it; a model may have none of its own.
         self._chat = chat.choose(self.tokenizer, self.template) if self.template is not None else None
-
-    def encode_all(self, records: Records) -> list[Example | Pair]:
-        """Of every record, in order. Raises BadFile naming the line of what cannot be encoded."""
-        found = []
-        for record in records.items:
-            try:
-                example = self.encode(record)
-            except (BadRecord, BadRequest) as error:
-                raise BadFile(records.source, str(error), field=record.where) from None
-            if example is not None:
-                found.append(example)
-        if not found:
-            raise BadFile(records.source, f"no record fits into {self.max_length} tokens ({self.skipped} were skipped)")
-        return found
 
     def encode(self, record: Record) -> Example | Pair | None:
         """None where it is too long and to be skipped, or the cut leaves nothing to learn."""
@@ -192,9 +179,15 @@ class Encoder:
     def _fit(self, example: Example) -> Example | None:
         if len(example) > self.max_length:
             if self.too_long == "error":
+                raisable = self.ctx_size is None or len(example) <= self.ctx_size
+                most = (
+                    f"{self.max_length} is the most; raise --max-length, or"
+                    if raisable
+                    else (f"the model's context has {self.ctx_size};")
+                )
                 raise Overlong(
-                    f"takes {len(example)} tokens, and {self.max_length} is the most; raise --max-length, or say with "
-                    "--too-long that such records are to be cut or skipped"
+                    f"takes {len(example)} tokens, and {most} say with --too-long that such records are to be cut or "
+                    "skipped"
                 )
             cut = Example(example.ids[: self.max_length], example.learned[: self.max_length])
             gone = self.too_long == "skip" or not cut.targets  # the cut would take all of the answer
