@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pronk import engines
 from pronk import prompts as given
 from pronk.checkpoint.tensors import Checkpoint, Progress
+from pronk.cpu_engine import memory
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
 from pronk.engine.events import Event
@@ -146,13 +147,14 @@ class LLM:
         step = 1 if chunk is None else chunk
         if type(step) is not int or step < 1:
             raise BadRequest(f"chunk must be a whole number from 1 on, not {chunk!r}")
+        memory.check(4 * len(ids) * self.config.vocab_size, f"logits of {len(ids)} tokens", "give fewer tokens")
         kv = self.backend.new_kv(-(-len(ids) // BLOCK_SIZE), BLOCK_SIZE)
-        logits = []
+        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         for at in range(0, len(ids), step):
             part = ids[at : at + step]
             blocks = range(-(-(at + len(part)) // BLOCK_SIZE))
-            logits.append(self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv))
-        return np.concatenate(logits)
+            logits[at : at + len(part)] = self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv)
+        return logits
 
     def to_torch(self) -> Llama:
         """The same model as a plain torch module in float32, with the weights as this engine has packed them."""

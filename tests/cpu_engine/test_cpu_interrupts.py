@@ -1,5 +1,4 @@
-"""Signals during a pass: after Ctrl-C nothing of it is computed any more, nor waited for in another thread, and a handler
-cannot start another."""
+"""Signals during a pass, or the wait for one: after Ctrl-C no more is computed, and a handler cannot start another."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tiny import in_memory, random_weights, tiny_config
 from pronk.cpu_engine import formats, memory, weights
 from pronk.cpu_engine.backend import CpuBackend, load_native
 from pronk.engine.batch import Batch, Run
-from pronk.errors import PronkError
+from pronk.errors import NotEnoughMemory, PronkError
 
 CONFIG = tiny_config(vocab_size=5000)
 
@@ -52,6 +52,43 @@ def test_a_cache_that_does_not_fit_is_refused_and_keeps_what_it_has(monkeypatch:
             grow()
     assert kv.num_blocks == 1
     assert np.array_equal(engine.forward(batch, kv), before)
+
+
+def test_a_pass_longer_than_a_schedulers_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a long text are most of it; what a pass as long took before stays with the model."""
+    engine = CpuBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)))
+    batch = Batch.of([Run([1] * 600)])
+    before = engine.forward(batch, None)
+    longer = Batch.of([Run([1] * 2000, logits="all")])
+    for free, fits in ((40_000_000, False), (45_000_000, True)):  # 4 * 2000 * 5000 are logits
+        monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
+        if not fits:
+            with pytest.raises(NotEnoughMemory, match=r"a pass over 2000 tokens needs 4\d MB of memory.*KV cache"):
+                engine.forward(longer, None)
+        else:
+            engine.forward(longer, None)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 800_000)  # for keys and values of a layer
+    assert np.array_equal(engine.forward(batch, None), before)
+
+
+def test_memory_that_runs_out_in_a_pass_is_a_clean_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit of the address space, which is not seen before."""
+    engine = CpuBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)))
+
+    class Starved:
+        def forward(self, **_: object) -> None:
+            raise MemoryError("std::bad_alloc")
+
+        activations = forward
+
+        def set_rope(self, *_: object) -> None:
+            pass
+
+    kv = engine.new_kv(1, 64)
+    monkeypatch.setattr(engine, "model", Starved())
+    for call in (engine.forward, engine.activations):
+        with pytest.raises(NotEnoughMemory, match="memory ran out in a pass over 3 tokens; take fewer"):
+            call(Batch.of([Run([1, 2, 3], 0, (0,))]), kv)
 
 
 def test_the_count_is_what_packing_takes() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -35,12 +37,16 @@ _PASS = 512  # tokens of the passes that a scheduler makes
 class CpuBackend:
     engine, device, exact = "cpu", "cpu", True
 
-    def __init__(self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str) -> None:
+    def __init__(
+        self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str, token_bytes: int
+    ) -> None:
+        """`token_bytes`: what a pass takes for each of its tokens, about."""
         self.model, self.config, self.ctx_size = model, checkpoint.config, ctx_size
         self.dtype, self.kv_dtype = dtype, kv_dtype
         self._checkpoint = checkpoint
         self._rope = Rope(model, self.config, ctx_size)
         self._noise = 0.0
+        self._token_bytes, self._longest = token_bytes, _PASS  # the model keeps the memory of its longest pass
 
     @classmethod
     def from_checkpoint(
@@ -84,7 +90,8 @@ class CpuBackend:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
-        return cls(model, checkpoint, ctx_size or checkpoint.config.max_position_embeddings, dtype, str(kv_dtype))
+        ctx_size = ctx_size or checkpoint.config.max_position_embeddings
+        return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, slots))
 
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
         if block_size != BLOCK_SIZE:
@@ -114,11 +121,9 @@ class CpuBackend:
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
-        out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
-        try:
+        with self._passing(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size):
+            out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
             self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
-        except RuntimeError as error:  # called where waiting for the pass under way would never end
-            raise PronkError(f"{error}") from None
         return out
 
     def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
@@ -132,16 +137,33 @@ class CpuBackend:
         widths = {"qkv": config.hidden_size, "o": q, "gate_up": config.hidden_size, "down": config.intermediate_size}
         need = 4 * tokens * (config.num_hidden_layers * sum(widths.values()) + config.hidden_size)
         memory.check(need, f"keeping the activations of {tokens} tokens", "take fewer at a time")
-        taps: dict[str, Any] = {
-            name: np.empty((config.num_hidden_layers, tokens, k), np.float32) for name, k in widths.items()
-        }
-        head = np.empty((1, tokens, config.hidden_size), np.float32)
-        try:
+        with self._passing(batch, kv, need):
+            taps: dict[str, Any] = {
+                name: np.empty((config.num_hidden_layers, tokens, k), np.float32) for name, k in widths.items()
+            }
+            head = np.empty((1, tokens, config.hidden_size), np.float32)
             self.model.activations(**self._arguments(batch, kv), **taps, head=head)
-        except RuntimeError as error:
-            raise PronkError(f"{error}") from None
         inputs = {(layer, name): of[layer] for layer in range(config.num_hidden_layers) for name, of in taps.items()}
         return {**inputs, (-1, "head"): head[0]}
+
+    @contextmanager
+    def _passing(self, batch: Batch, kv: KVStorage | None, result: int) -> Iterator[None]:
+        """A pass that gives `result` bytes. Raises NotEnoughMemory, and PronkError where it would never have its turn.
+
+        What a scheduler's passes take was counted when the model was loaded; longer ones are counted here.
+        """
+        tokens, way_out = len(batch.token_ids), "take fewer tokens at a time, through the KV cache"
+        if tokens > _PASS:
+            cache = 0 if kv else self._forgetful_kv(0).block_bytes * int((-(-batch.lengths // BLOCK_SIZE)).sum())
+            need = result + cache + self._token_bytes * max(0, tokens - self._longest)
+            memory.check(need, f"a pass over {tokens} tokens", way_out)
+        try:
+            yield
+        except MemoryError:
+            raise NotEnoughMemory(f"memory ran out in a pass over {tokens} tokens", way_out) from None
+        except RuntimeError as error:  # called where waiting for the pass under way would never end
+            raise PronkError(f"{error}") from None
+        self._longest = max(self._longest, tokens)
 
     def _arguments(self, batch: Batch, kv: KVStorage | None) -> dict[str, Any]:
         """Of a pass, as the native model takes them."""
@@ -161,7 +183,11 @@ class CpuBackend:
         needed = -(-batch.lengths // BLOCK_SIZE)
         ends = np.cumsum(needed, dtype=np.int32)
         tables = tuple(np.arange(end - count, end, dtype=np.int32) for end, count in zip(ends, needed, strict=True))
-        return load_native().KV(self.model, self.kv_dtype, int(ends[-1]), remembers=False), tables
+        return self._forgetful_kv(int(ends[-1])), tables
+
+    def _forgetful_kv(self, num_blocks: int) -> _native.KV:
+        storage: _native.KV = load_native().KV(self.model, self.kv_dtype, num_blocks, remembers=False)
+        return storage
 
     def _unpack(self, name: str) -> NDArray[np.float32]:
         role, layer, _ = weights.place(name)
@@ -259,9 +285,13 @@ def _smaller(dtype: str, cache_is_most: bool) -> str:
 
 
 def pass_bytes(config: ModelConfig, slots: list[formats.Slot]) -> int:
-    """What a forward pass takes besides, about."""
+    """What a scheduler's forward pass takes besides, about."""
+    return _PASS * token_bytes(config, slots) + 4 * config.vocab_size
+
+
+def token_bytes(config: ModelConfig, slots: list[formats.Slot]) -> int:
+    """What a forward pass takes for each of its tokens, about."""
     q, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     widest = max(config.hidden_size, config.intermediate_size, q)
     outliers = 2 * widest if any(slot.format == "llm-int8" for slot in slots) else 0  # room for all to be some
-    floats = outliers + config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest
-    return 4 * (_PASS * floats + config.vocab_size)
+    return 4 * (outliers + config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest)
