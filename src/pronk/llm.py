@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
-from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
+from pronk.errors import BadRequest, ContextOverflow, NoTokenizer, NotEnoughMemory
 from pronk.generation import Chunk, Generation, Stopwatch, joined
 from pronk.prompts import Message, Prompt, Truncate
 from pronk.streaming import TextStream
@@ -147,9 +148,13 @@ class LLM:
         step = 1 if chunk is None else chunk
         if type(step) is not int or step < 1:
             raise BadRequest(f"chunk must be a whole number from 1 on, not {chunk!r}")
-        memory.check(4 * len(ids) * self.config.vocab_size, f"logits of {len(ids)} tokens", "give fewer tokens")
+        what = f"logits of {len(ids)} tokens"
+        memory.check(4 * len(ids) * self.config.vocab_size, what, "give fewer tokens")
+        try:
+            logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        except MemoryError:
+            raise NotEnoughMemory(f"memory ran out for {what}", "give fewer tokens") from None
         kv = self.backend.new_kv(-(-len(ids) // BLOCK_SIZE), BLOCK_SIZE)
-        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         for at in range(0, len(ids), step):
             part = ids[at : at + step]
             blocks = range(-(-(at + len(part)) // BLOCK_SIZE))
@@ -290,6 +295,9 @@ class LLM:
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     if params is not None and not isinstance(params, SamplingParams):
         raise BadRequest(f"params must be SamplingParams, not {type(params).__name__}; options can be given one by one")
-    if unknown := options.keys() - {field.name for field in fields(SamplingParams)}:
-        raise BadRequest(f"unknown option {min(unknown)!r}; SamplingParams lists those there are")
+    known = [field.name for field in fields(SamplingParams)]
+    if unknown := options.keys() - set(known):
+        close = difflib.get_close_matches(min(unknown), known, n=1)
+        way_out = f"did you mean {close[0]}?" if close else "SamplingParams lists those there are"
+        raise BadRequest(f"unknown option {min(unknown)!r}; {way_out}")
     return replace(params or SamplingParams(), **options)
