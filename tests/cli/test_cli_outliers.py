@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
+from tiny_folder import save_tiny_chat_model
 
 from pronk.cpu_engine import memory
 from pronk.measure import plot_style, sweep
@@ -172,3 +173,13 @@ def test_a_text_shorter_than_a_window(run: Run, model: str, tmp_path: Path) -> N
     assert result.exit_code == 1
     assert result.stderr.startswith("pronk: the text has 10 tokens, and a window takes 512")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", [[], ["--sweep=0,6"]])
+def test_windows_longer_than_the_context(run: Run, text: str, tmp_path: Path, how: list[str]) -> None:
+    """A survey once read on beyond it, where a model computes nothing that it was made for."""
+    short = save_tiny_chat_model(tmp_path / "short", max_position_embeddings=64)
+    result = run("outliers", str(short), "-f", text, "--ctx", "128", *how)
+    assert result.exit_code == 1
+    assert "longer than the context of 64; take smaller ones (--ctx)\n" in result.stderr
+    assert run("outliers", str(short), "-f", text, "--ctx", "64").exit_code == 0

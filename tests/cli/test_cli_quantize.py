@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from click.testing import Result
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
@@ -317,3 +320,34 @@ def test_what_is_no_smaller_is_told(run: Run, model: str, tmp_path: Path) -> Non
     assert "no smaller" not in run("quantize", model, str(small), "--to", "q4").stderr
     result = run("quantize", str(small), str(again), "--to", "q8")
     assert result.stderr == f"{again} is no smaller than {small}, which is quantized already (Q4_1 x 14, Q8_0 x 2)\n"
+
+
+def test_a_budget_for_a_model_of_a_short_context(run: Run, tmp_path: Path) -> None:
+    """Once refused, with advice (--ctx) that this verb does not have."""
+    short = save_tiny_chat_model(tmp_path / "short", max_position_embeddings=64)
+    result = run("quantize", str(short), str(tmp_path / "m.gguf"), "--max-kld", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "(Q4_1 x 16)" in result.stdout
+
+
+@pytest.mark.parametrize(("to", "name"), [("int8", "m"), ("q8", "m.gguf")])
+def test_a_tokenizer_that_is_another_models_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, to: str, name: str
+) -> None:
+    config = tiny_config(vocab_size=200)
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    result = run("quantize", str(tmp_path / "source"), str(tmp_path / name), "--to", to)
+    assert result.exit_code == 1
+    assert "a tokenizer of 259 tokens is another model's" in result.stderr or "the model only 200" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [(["--to", "q4"], True), (["--max-kld", "9"], True), (["--to", "f16"], False)]
+)
+def test_rows_that_no_blocks_fill_are_told(run: Run, tmp_path: Path, how: list[str], told: bool) -> None:
+    config = tiny_config(vocab_size=259, intermediate_size=33, max_position_embeddings=512)
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    result = run("quantize", str(tmp_path / "source"), str(tmp_path / "m.gguf"), *how)
+    assert result.exit_code == 0, result.stderr
+    assert ("2 of 16 matrices have rows that do not fill blocks of 32" in result.stderr) == told

@@ -119,6 +119,8 @@ def command(
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
         console.note(f"{dst} is no smaller than {src}, which is quantized already ({checkpoint.quantization})")
+    if container == "gguf" and to not in ("bf16", "f16"):
+        _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     if as_json:
         console.write_json(receipt)
@@ -151,15 +153,29 @@ def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[st
 
 
 def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> list[int] | None:
-    """None where there is no tokenizer: a receipt can do without a text."""
-    from pronk import tokenizer
+    """None where there is no tokenizer: a receipt can do without a text. Raises BadRequest for another model's."""
+    from pronk.loading import tokenizer_of
 
-    if checkpoint.tokenizer is None:
+    tokenizer = tokenizer_of(checkpoint)
+    if tokenizer is None:
         return None
-    ids = tokenizer.load(checkpoint.tokenizer).encode(text)
+    ids = tokenizer.encode(text)
     if len(ids) < _SHORTEST:
         raise BadRequest(f"{text_name} has {len(ids)} tokens, too few to measure {src} on; give {_SHORTEST} or more")
     return ids
+
+
+def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
+    """Say which matrices could not be given 8 or 4 bits, whatever was asked for or chosen."""
+    from pronk.quantize import GROUP
+
+    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
+    uneven = sum(tensor.shape[1] % GROUP > 0 for tensor in matrices)
+    if uneven:
+        console.note(
+            f"{uneven} of {len(matrices)} matrices have rows that do not fill blocks of {GROUP} weights, which 8 and 4 "
+            "bits are stored in: they are in f16"
+        )
 
 
 def _receipt(

@@ -24,7 +24,7 @@ from pronk.measure.replay import Yardstick
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint, Progress
 
-_CTX = 128  # tokens of a window, of which the second half counts: many short ones say more than a few long ones
+_CTX = 128  # tokens of a window at most, whose second half counts: many short ones say more than a few long ones
 _CHOOSE, _CONFIRM = 4, 8  # windows, at most; and 2 at least, for one has no standard error
 _TRIES = 6  # of the whole, at most
 
@@ -89,9 +89,10 @@ def choose(
     import pronk
 
     _check(max_kld)
-    texts, options = split(ids), dict(loading or {})
+    options = dict(loading or {})
     reference = pronk.load(model, **options, quantize="f32")
-    checkpoint, yardsticks = reference.checkpoint, [Yardstick(reference, text, _CTX) for text in texts]
+    ctx = min(_CTX, reference.ctx_size)
+    checkpoint, yardsticks = reference.checkpoint, [Yardstick(reference, text, ctx) for text in split(ids, ctx)]
     del reference
 
     def measured(formats: Formats, *which: int) -> list[Divergence]:
@@ -126,12 +127,12 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     return _described(parts, wide, harms, steps[:taken], floor, whole, max_kld, tries)
 
 
-def split(ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Windows to choose on, and others to confirm the choice on, both from all over the text."""
-    windows = [list(ids[at : at + _CTX]) for at in range(0, len(ids) - _CTX + 1, _CTX)]
+def split(ids: Sequence[int], ctx: int = _CTX) -> tuple[list[int], list[int]]:
+    """Windows of `ctx` tokens to choose on, and others to confirm the choice on, both from all over the text."""
+    windows = [list(ids[at : at + ctx]) for at in range(0, len(ids) - ctx + 1, ctx)]
     if len(windows) < 4:
         raise BadRequest(
-            f"choosing formats takes a text of {4 * _CTX} tokens at least: two windows of {_CTX} to choose on, and two "
+            f"choosing formats takes a text of {4 * ctx} tokens at least: two windows of {ctx} to choose on, and two "
             f"to confirm on; this one has {len(ids)}"
         )
     wanted = min(len(windows), _CHOOSE + _CONFIRM)

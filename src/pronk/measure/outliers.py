@@ -22,6 +22,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
 from pronk.int8 import Outliers
+from pronk.measure.windows import check_context
 from pronk.quantize import INT8_THRESHOLD
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def outliers(
     llm: LLM, texts: Sequence[Sequence[int]], threshold: float = INT8_THRESHOLD, *, progress: Progress | None = None
 ) -> Survey:
     """Of `texts` of token ids, each read from its own beginning. Raises BadRequest where the engine shows no
-    activations.
+    activations, and for a text that is longer than the context.
     """
     rule, tallies = Outliers(threshold, least=0), dict[Fed, ColumnTally]()
     for fed, x in activations(llm, texts, progress=progress):
@@ -149,6 +150,7 @@ def activations(
     show: Callable[..., Mapping[Fed, Floats]] | None = getattr(llm.backend, "activations", None)
     if show is None:
         raise BadRequest(f"the {llm.backend.engine} engine does not show its activations")
+    check_context(llm.backend, max(map(len, texts)))
     config = llm.config
     attention = config.num_attention_heads * config.head_dim
     widths = 3 * config.hidden_size + attention + config.intermediate_size

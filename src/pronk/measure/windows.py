@@ -82,6 +82,15 @@ def begins_with(llm: LLM) -> int | None:
     return llm.tokenizer.bos_id if llm.has_tokenizer and llm.tokenizer.add_bos else None
 
 
+def check_context(backend: Backend, longest: int) -> None:
+    """Raises BadRequest where windows of which `longest` tokens are read do not fit."""
+    if longest > backend.ctx_size:
+        raise BadRequest(
+            f"windows of which {longest} tokens are read are longer than the context of {backend.ctx_size}; take "
+            "smaller ones (--ctx)"
+        )
+
+
 def check_numbers(logits: Logits) -> None:
     """Raises PronkError where one is none."""
     if not np.isfinite(logits).all():
@@ -143,11 +152,7 @@ class Reader:
 
     def __init__(self, backend: Backend, longest: int) -> None:
         """`longest`: tokens of the longest window."""
-        if longest > backend.ctx_size:
-            raise BadRequest(
-                f"windows of which {longest} tokens are read are longer than the context of {backend.ctx_size}; take "
-                "smaller ones (--ctx), or a larger context (--ctx-size)"
-            )
+        check_context(backend, longest)
         self._backend = backend
         self._kv = backend.new_kv(-(-longest // BLOCK_SIZE), BLOCK_SIZE)
 
