@@ -25,7 +25,7 @@ from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
-from pronk.errors import BadRequest, ContextOverflow, NoTokenizer, NotEnoughMemory
+from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer
 from pronk.generation import Chunk, Generation, Stopwatch, joined
 from pronk.prompts import Message, Prompt, Truncate
 from pronk.streaming import TextStream

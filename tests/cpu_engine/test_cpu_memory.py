@@ -121,3 +121,23 @@ def test_the_least_limit_of_the_groups_holds(tmp_path: Path, monkeypatch: pytest
     assert memory.free_bytes() == 8000 * 1024
     (tmp_path / "meminfo").write_text("")
     assert memory.free_bytes() is None
+
+
+def test_limits_of_groups_of_version_1_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen as version 2's only, they let a process that did not fit be killed."""
+    inner = tmp_path / "memory" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, limit, usage in ((inner, 2**63 - 4096, 500), (inner.parent, 1000, 700)):
+        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (folder / "memory.usage_in_bytes").write_text(f"{usage}\n")
+        (folder / "memory.stat").write_text("active_file 9\ntotal_active_file 40\ntotal_inactive_file 60\n")
+    cgroup = tmp_path / "cgroup"
+    read = memory._read
+    monkeypatch.setattr(memory, "_read", lambda path: read(cgroup if str(path) == "/proc/self/cgroup" else path))
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    cgroup.write_text("9:name=systemd:/\n4:memory:/outer/inner\n1:cpu:/outer\n0::/\n")
+    assert memory.free_bytes() == 1000 - 700 + 100
+    cgroup.write_text("4:memory:/of/a/host\n0::/\n")  # as a container may see it, which has its own at the root
+    for name, number in (("limit", 600), ("usage", 100)):
+        (tmp_path / "memory" / f"memory.{name}_in_bytes").write_text(f"{number}\n")
+    assert memory.free_bytes() == 500

@@ -17,7 +17,7 @@ def check(need: int, what: str, way_out: str, free: int | None = None) -> None:
 
 
 def free_bytes() -> int | None:
-    """What the system and this process's cgroup (version 2) still give; None where neither tells: outside of Linux."""
+    """What the system and this process's cgroups still give; None where neither tells: outside of Linux."""
     found = [free for free in (_system(), _cgroup()) if free is not None]
     return min(found, default=None)
 
@@ -37,19 +37,25 @@ def _system() -> int | None:
 
 def _cgroup() -> int | None:
     """The least of the groups on the way to the root, each less what it uses. Cached files can be dropped."""
-    own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), None)
-    if own is None:
-        return None
     found = []
-    group = _CGROUPS / own.lstrip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(_CGROUPS):
-            break
-        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
-        if limit.isdigit() and used.isdigit():
-            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-            files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-            found.append(max(0, int(limit) - int(used) + files))
+    for line in _read(Path("/proc/self/cgroup")).splitlines():  # "0::/path", and for version 1 "4:memory:/path"
+        _, controllers, own = line.split(":", 2)
+        if not controllers:
+            root, names, files = _CGROUPS, ("memory.max", "memory.current"), "{}active_file"
+        elif "memory" in controllers.split(","):
+            root, names = _CGROUPS / controllers, ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            files = "total_{}active_file"  # its groups' included, as in the usage
+        else:
+            continue
+        group = root / own.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(root):
+                break
+            limit, used = (_read(folder / name).strip() for name in names)
+            if limit.isdigit() and used.isdigit():
+                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                cached = sum(int(stat.get(files.format(kind), 0)) for kind in ("", "in"))
+                found.append(max(0, int(limit) - int(used) + cached))
     return min(found, default=None)
 
 
