@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
-import torch
 from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -59,6 +61,8 @@ def save_huggingface(
         if container == "safetensors":
             safetensors.numpy.save_file(part, folder / name, metadata={"format": "pt"})
         else:
+            import torch
+
             torch.save({key: as_torch(array) for key, array in part.items()}, folder / name)
     return folder
 
@@ -71,6 +75,8 @@ def save_meta(
     embedding_split: Literal["columns", "rows"] = "rows",
 ) -> Path:
     """As model-parallel training of `shards` ranks left it; `embedding_split` is "columns" in Llama 1 and 2."""
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.json").write_text(json.dumps(meta_params(config)))
     for rank in range(shards):
@@ -129,6 +135,8 @@ def interleave(array: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def as_torch(array: NDArray[Any]) -> torch.Tensor:
+    import torch
+
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

@@ -13,7 +13,8 @@ import pytest
 
 from pronk.cli import VERBS
 
-SRC = Path(__file__).resolve().parents[1] / "src" / "pronk"
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "pronk"
 
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
@@ -23,7 +24,7 @@ FLOORS = [
     (1, ("checkpoint", "tokenizer", "int8", "engine")),
     (2, ("torch_engine", "cpu_engine")),
     (4, ("generation", "stopping", "streaming", "prompts", "watched", "engines", "llm", "loading", "train")),
-    (5, ("measure", "serve")),
+    (5, ("measure",)),
     (6, ("cli",)),
     (7, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside
 ]
@@ -96,7 +97,7 @@ def test_the_rules_can_be_broken(tmp_path: Path) -> None:
 
 def house() -> dict[str, str]:
     """What docs/architecture.md says of each folder."""
-    listing = (SRC.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    listing = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
     folder, said = "", defaultdict[str, str](str)
     for line in listing.partition("src/native")[0].splitlines():
         indent = len(line) - len(line.lstrip())
@@ -130,3 +131,23 @@ def test_everything_but_the_engine_loads_without_torch() -> None:
     names = [f"pronk.{m}".rstrip(".") for m in modules() if room(m) not in ("torch_engine", "train", "__main__")]
     script = "import sys; sys.modules['torch'] = None\nfor m in sys.argv[1:]: __import__(m)"
     subprocess.run([sys.executable, "-c", script, *names], check=True)
+
+
+def test_what_wheels_are_tested_with_is_installed_beside_them() -> None:
+    """Their tests imported torch and gguf, which no wheel's environment has unless cibuildwheel is told."""
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    told = re.search(r"^test-requires = (.*)", settings, re.MULTILINE)
+    command = re.search(r'^test-command = "pytest (.*)"', settings, re.MULTILINE)
+    assert told
+    assert command
+    helpers = {path.stem: path for path in (ROOT / "tests").glob("*.py")}
+    todo = [helpers.pop("conftest"), *(path for folder in command[1].split() for path in (ROOT / folder).glob("*.py"))]
+    found: set[str] = set()
+    while todo:
+        names = imports(todo.pop(), at_module_level=True)
+        found |= names
+        todo += [helpers.pop(name) for name in names & helpers.keys()]
+    assert "pronk.cpu_engine.backend" in found
+    absent = {library for library in HEAVY if library not in told[1]}
+    assert not absent & {name.split(".")[0] for name in found}
+    assert not {name for name in found if name.startswith(("pronk.torch_engine", "pronk.train"))}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
-import torch
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 from pronk import _native
 from pronk.config import ModelConfig
 from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
 from pronk.llm import LLM
-from pronk.torch_engine.backend import TorchBackend
 
 SHAPES = {
     **CONFIGS,
@@ -36,7 +35,7 @@ def some_ids(config: ModelConfig, length: int = LENGTH) -> list[int]:
     return np.random.default_rng(1).integers(0, config.vocab_size, length).tolist()
 
 
-def whole(engine: CpuBackend | TorchBackend, ids: list[int]) -> np.ndarray:
+def whole(engine: Backend, ids: list[int]) -> np.ndarray:
     return engine.forward(Batch.of([Run(ids, logits="all")]), None)
 
 
@@ -68,6 +67,9 @@ def test_the_oracle_check_can_fail() -> None:
 
 @pytest.mark.parametrize("name", ["gqa", "tied", "biases", "odd"])
 def test_both_engines_agree(name: str) -> None:
+    pytest.importorskip("torch")
+    from pronk.torch_engine.backend import TorchBackend
+
     config = tiny_config(**CONFIGS[name])
     checkpoint, ids = in_memory(config, random_weights(config)), some_ids(config)
     other = TorchBackend.from_checkpoint(checkpoint, device="cpu")
@@ -86,6 +88,9 @@ def test_smaller_keys_and_values_cost_little(kv: str) -> None:
 
 @pytest.mark.parametrize("quantize", ["f32", "f16", "bf16", "int8", "q8", "q4"])
 def test_the_torch_module_has_the_weights_as_packed(quantize: str) -> None:
+    torch = pytest.importorskip("torch")
+    from pronk.torch_engine.backend import TorchBackend
+
     config = tiny_config(**CONFIGS["odd"], attention_bias=True, tie_word_embeddings=True)
     weights = random_weights(config)
     checkpoint = in_memory(config, weights)

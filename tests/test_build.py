@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ROOT / "src" / "native"
 CMAKE = (ROOT / "CMakeLists.txt").read_text()
 
