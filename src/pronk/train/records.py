@@ -94,7 +94,7 @@ def parse(raw: object, where: str) -> Record:
         raise BadRecord(f"must be an object, not {short(raw)}")
     kind = next((kind for kind, (needed, _) in _KEYS.items() if all(key in raw for key in needed)), None)
     if kind is None:
-        raise BadRecord(f"has the keys {short(sorted(map(str, raw)))}, which make no record; {_ways()} do")
+        raise BadRecord(f"has the keys {short(sorted(map(str, raw)))}, which make no record; these do: {_ways()}")
     needed, optional = _KEYS[kind]
     values = {key: raw[key] for key in (*needed, *optional) if raw.get(key) is not None}
     for key in needed:
