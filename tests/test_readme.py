@@ -1,4 +1,4 @@
-"""The README is executed: its Python runs, its commands exist, its tree is the tree."""
+"""The README is executed: its Python runs, its commands exist, its tree is the tree. Links of every page work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = sorted(
+    str(page.relative_to(ROOT)) for folder in (".", "bench", "docs", "docs/*") for page in ROOT.glob(f"{folder}/*.md")
+)
 
 
 def blocks(language: str) -> list[str]:
@@ -33,11 +36,18 @@ def test_the_first_two_commands_are_the_ones_that_ci_and_newcomers_run() -> None
     assert "sed -n" in (ROOT / ".ci" / "run").read_text()  # CI takes the second out of this file
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^):]+))?\)", (ROOT / page).read_text(encoding="utf-8")):
+        there = (ROOT / page).parent / target if target else ROOT / page
+        assert there.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page}: {target}#{anchor}"
 
 
 def test_the_tree_names_what_exists() -> None:
