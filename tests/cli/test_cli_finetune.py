@@ -215,6 +215,18 @@ def test_what_is_left_out_is_counted(finetune: Run, tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_that_reads_more_than_there_is_is_said(finetune: Run, tmp_path: Path) -> None:
+    """Else a huge --accumulate would go round and round the data without a sign."""
+    result = finetune("--accumulate", "5", "--batch-size", "1", "--max-steps", "1", data=records(tmp_path, GOOD, GOOD))
+    assert result.stderr.splitlines()[1].startswith("each step reads all the data 2.5 times: ")
+    assert "each step reads" not in finetune("--accumulate", "18", "--max-steps", "1", "--show-batch").stderr
+    too_many = finetune("--accumulate", str((1 << 20) + 1))
+    assert (too_many.exit_code, too_many.stderr.splitlines()[0]) == (
+        2,
+        "pronk: a step is of 1048576 micro-batches at most, not 1048577",
+    )
+
+
 def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     assert "cannot be written: File exists" in finetune().stderr

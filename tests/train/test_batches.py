@@ -99,6 +99,16 @@ def test_passes_are_what_accumulation_left_free() -> None:
     assert Batches([40] * 8).passes([[0], [1], [2]]) == [[0], [1], [2]]
 
 
+def test_passes_of_a_step_of_thousands_take_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are added up once for each micro-batch, not once for each pass that it might go into."""
+    added = []
+    batches = Batches([40 + n % 50 for n in range(300)])
+    tokens = Batches._tokens
+    monkeypatch.setattr(Batches, "_tokens", lambda self, batch: added.append(1) or tokens(self, batch))
+    batches.passes(batches.epoch(1))
+    assert len(added) <= 3 * 300
+
+
 def test_packed_together_each_is_as_if_alone() -> None:
     config = tiny_config()
     model = Llama(config)

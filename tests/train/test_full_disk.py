@@ -80,6 +80,17 @@ def test_metrics_that_cannot_be_cut_stay(tmp_path: Path) -> None:
     assert (tmp_path / METRICS).read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["merged", "merged.gguf"])
+def test_a_merge_names_its_destination(model: Path, data: Path, tmp_path: Path, name: str) -> None:
+    """Not the hidden folder beside it, in which it is written until its receipt is good."""
+    run_of(Settings(str(model), str(data)), tmp_path / "run").write()
+    before = sorted(tmp_path.iterdir())
+    with room_for(20_000):
+        result = CliRunner().invoke(group, ["merge", str(model), str(tmp_path / "run"), str(tmp_path / name)])
+    assert (result.exit_code, result.stderr) == (1, f"pronk: {tmp_path / name}: cannot be written: File too large\n")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_curve_that_cannot_be_drawn_costs_neither_the_last_one_nor_the_report(
     model: Path, data: Path, tmp_path: Path
 ) -> None:

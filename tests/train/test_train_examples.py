@@ -139,6 +139,11 @@ def test_what_does_not_fit_is_an_error_unless_a_cut_was_asked_for(
     long, short = {"prompt": "2+2=", "completion": "four"}, {"prompt": "1", "completion": "2"}
     with pytest.raises(BadFile, match=r"data.jsonl: line 2: takes 9 tokens, and 6 is the most; raise --max-length"):
         prepared(short, long, max_length=6)
+    beyond = {"prompt": "2" * 1000, "completion": "four"}
+    with pytest.raises(
+        BadFile, match=r"line 1: takes 1005 tokens, and the model's context has 1000; say with --too-long"
+    ):
+        prepared(beyond, max_length=6)  # which could not be raised so far
     cutting = prepared(short, long, max_length=6, too_long="cut")
     _, cut = cutting.train
     assert isinstance(cut, Example)

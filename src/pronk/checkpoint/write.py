@@ -41,6 +41,7 @@ def save(
     progress: Progress | None = None,
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    known_as: Path | None = None,
 ) -> Path:
     """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
 
@@ -54,6 +55,8 @@ def save(
     along where the format holds it (`tokenizer_problem` says where it does not): safetensors gets copies of the
     source's Hugging Face files, or else `tokenizer_files` (name -> content); GGUF gets `vocabulary`, and so does
     llama2.c, as tokenizer.bin beside the file.
+
+    `known_as`: what a message calls `destination` where the disk refuses, for one that gets its name later.
 
     Numbers are rounded to nearest where `dtype` is narrower, vectors never in GGUF and llama2.c. Peak memory is one
     tensor. Everything is written under another name and renamed at the end.
@@ -88,7 +91,7 @@ def save(
         elif not overwrite:
             raise BadRequest(f"{beside} exists and is another tokenizer; overwrite it, or save into another folder")
 
-    with _one_line(destination), _replacing(destination) as partial:
+    with _one_line(known_as or destination), _replacing(destination) as partial:
         if to == "safetensors":
             partial.mkdir()
             write_safetensors.write(partial, stream, types, max_shard_bytes, quantization)

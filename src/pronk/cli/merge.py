@@ -99,6 +99,7 @@ def command(
                     vocabulary=vocabulary,
                     tokenizer_files=files,
                     progress=advance,
+                    known_as=Path(dst),
                 )
             receipt = _receipt(base, adapter, source, made, text, loading)
             receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}

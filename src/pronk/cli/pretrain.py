@@ -114,6 +114,7 @@ def command(
         with progress.shown("reading", unit=_of_characters, logged=True) as advance:
             ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
         _note(ready)
+        training.note_step(ready.data, ready.settings)
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": group.device or device, "threads": threads}
         run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)

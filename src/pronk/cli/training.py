@@ -67,6 +67,7 @@ def perform(
         held.enter_context(memory_suffices())
         data = _prepared(settings, codec, checkpoint)
         _note_losses(data)
+        note_step(data, settings)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
         before = group.lead(lambda _: _samples(settings.model, prompts, tokenizer=tokenizer, **loading))
@@ -180,6 +181,18 @@ def _note_losses(data: Data) -> None:
         console.note(f"keys of records that nobody reads: {short(sorted(data.unused))}")
     if not data.held_out:
         console.note("nothing is held out: whether it learns more than the data by heart will not be known")
+
+
+def note_step(data: Data, settings: Settings) -> None:
+    """Said where a step holds more than all there is: it takes longer, and learns nothing more."""
+    from pronk.train.data import batches_of
+
+    there = len(batches_of(data, settings).epoch(0))
+    if settings.accumulate > there:
+        console.note(
+            f"each step reads all the data {settings.accumulate / there:.1f} times: --accumulate is "
+            f"{settings.accumulate}, and the micro-batches of an epoch are {there}"
+        )
 
 
 def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:

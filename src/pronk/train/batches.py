@@ -102,12 +102,16 @@ class Batches:
         short ones.
         """
         found: list[list[int]] = []
+        room: list[int] = []  # tokens that each of them could still take
         for batch in sorted(batches, key=self._tokens, reverse=True):  # the longest first, each where there is room
-            room = (one for one in found if self._tokens(one) + self._tokens(batch) <= self._most)
-            if (one := next(room, None)) is None:
+            tokens = self._tokens(batch)
+            at = next((at for at, left in enumerate(room) if left >= tokens), None)
+            if at is None:
                 found.append(list(batch))
+                room.append(self._most - tokens)
             else:
-                one += batch
+                found[at] += batch
+                room[at] -= tokens
         return found
 
     @cached_property

@@ -40,6 +40,7 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
         train_on_prompt=settings.train_on_prompt,
         too_long=settings.too_long,  # type: ignore[arg-type]
         chat_instructions=settings.chat_instructions,
+        ctx_size=ctx_size,
     )
     sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
     found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]

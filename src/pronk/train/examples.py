@@ -179,22 +179,19 @@ class Encoder:
     def _fit(self, example: Example) -> Example | None:
         if len(example) > self.max_length:
             if self.too_long == "error":
-                raisable = self.ctx_size is None or len(example) <= self.ctx_size
-                most = (
-                    f"{self.max_length} is the most; raise --max-length, or"
-                    if raisable
-                    else (f"the model's context has {self.ctx_size};")
-                )
-                raise Overlong(
-                    f"takes {len(example)} tokens, and {most} say with --too-long that such records are to be cut or "
-                    "skipped"
-                )
+                raise Overlong(self._too_long(len(example)))
             cut = Example(example.ids[: self.max_length], example.learned[: self.max_length])
             gone = self.too_long == "skip" or not cut.targets  # the cut would take all of the answer
             return None if gone else cut
         if not example.targets:
             raise BadRecord("has no token to be learned")
         return example
+
+    def _too_long(self, length: int) -> str:
+        ways = "say with --too-long that such records are to be cut or skipped"
+        if self.ctx_size is not None and length > self.ctx_size:
+            return f"takes {length} tokens, and the model's context has {self.ctx_size}; {ways}"
+        return f"takes {length} tokens, and {self.max_length} is the most; raise --max-length, or {ways}"
 
 
 def alpaca_prompt(values: Mapping[str, str]) -> str:

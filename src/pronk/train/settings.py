@@ -12,7 +12,7 @@ from pronk.train.loop import Precision
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 _MOST = 1e15  # of a number, so that products of two are still float32
-_RANK = 1 << 20
+_RANK = _MICRO_BATCHES = 1 << 20
 _BETA = 1e9  # ipo squares what it divides by it
 
 
@@ -92,6 +92,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
+        if self.accumulate > _MICRO_BATCHES:
+            raise BadRequest(f"a step is of {_MICRO_BATCHES} micro-batches at most, not {self.accumulate}")
         if not 0 <= self.seed < 1 << 64:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if self.preference and self.train_on_prompt:
