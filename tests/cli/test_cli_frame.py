@@ -203,6 +203,24 @@ def test_ctrl_c_while_loading(start: Start, fake_pronk: list[str]) -> None:
     assert (process.returncode, out, err) == (130, "", "\n")
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ctrl_c_while_a_library_imports_another(start: Start, tmp_path: Path, interrupted: bool) -> None:
+    """ml_dtypes makes an ImportError of what ends its import of NumPy, as all do that use NumPy in C."""
+    program = tmp_path / "importing.py"
+    program.write_text(
+        "import os, signal, pronk\nfrom pronk.cli import main\n"
+        "def load(*a, **k):\n"
+        "    try:\n"
+        f"        if {interrupted}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except BaseException:\n        pass\n"
+        "    raise ImportError('numpy._core.umath failed to import')\n"
+        "vars(pronk)['load'] = load\nmain()\n"
+    )
+    process = start([sys.executable, str(program), "generate", "x"])
+    err = process.communicate(timeout=60)[1]
+    assert (process.returncode, err == "\n") == ((130, True) if interrupted else (1, False))
+
+
 def test_ctrl_c_while_reading_standard_input(start: Start, fake_pronk: list[str]) -> None:
     process = start([*fake_pronk, "chat"])
     assert process.stdin is not None

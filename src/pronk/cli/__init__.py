@@ -100,7 +100,10 @@ class Verbs(click.Group):
             if not out_of_memory(error):
                 raise
             raise Failure("out of memory; fewer bits (--quantize, --dtype) or a smaller --ctx-size take less") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ImportError) as error:
+            # Libraries in C that import others say of any exception in there that these cannot be imported.
+            if isinstance(error, ImportError) and signal.getsignal(signal.SIGINT) is not _end:
+                raise
             click.echo(err=True)
             raise click.exceptions.Exit(130) from None
 
@@ -158,8 +161,12 @@ def main() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C raises, as always; the second one ends the program, for a library may have swallowed the first."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.signal(signal.SIGINT, _end)
     raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(130)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
