@@ -200,11 +200,6 @@ def test_preferences_stand_alone(tmp_path: Path) -> None:
         records.read(write_lines(tmp_path / "data", ONE_OF_EACH["preference"], ONE_OF_EACH["text"]))
 
 
-def test_a_limit_takes_the_first(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "data", *[{"text": str(n)} for n in range(5)])
-    assert [record.values["text"] for record in records.read(path, limit=2).items] == ["0", "1"]
-
-
 @pytest.mark.parametrize("name", ["nowhere.json", "no/where.JSONL", "./no/where", "a/b/c", "/tmp/none/here.jsonl"])
 def test_what_is_neither_file_nor_dataset(name: str) -> None:
     with pytest.raises(ModelNotFound, match="no such file, and no dataset's name either"):

@@ -143,8 +143,6 @@ def scatter(
 def lines(
     panels: Sequence[tuple[str, str, Mapping[str, Sequence[tuple[float, Value]]]]],
     colour: Mapping[str, str],
-    *,
-    logarithmic: bool = True,
 ) -> Figure | None:
     """Values along an axis, one line a name: a panel for each (title, label of the axis, {name: [(x, value)]})."""
     panels = [panel for panel in panels if any(panel[2].values())]
@@ -155,7 +153,7 @@ def lines(
             for n, (name, points) in enumerate(series.items()):
                 line(axis, name, points, colour[name], MARKERS[n % len(MARKERS)])
             ticks = sorted({x for points in series.values() for x, _ in points})
-            if logarithmic and ticks and ticks[0] > 0:
+            if ticks and ticks[0] > 0:
                 axis.set_xscale("log", base=2)
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.margins(x=0.12)

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MOST_COLUMNS = 480  # that a picture has room for
 
-def heat_map(counts: Any, title: str, *, layers: Sequence[int] | None = None, most_columns: int = 480) -> Figure:
+
+def heat_map(counts: Any, title: str) -> Figure:
     """How often each column passed, a row a layer: counts [layers, columns], any array of numbers from 0 up.
 
-    Colours are logarithmic, and zero has none. A picture has room for `most_columns`: of more, neighbours share a cell,
-    which shows the largest of them, so that a single column cannot vanish between pixels. The columns that passed most
+    Colours are logarithmic, and zero has none. Where there are more columns than pixels, neighbours share a cell, which
+    shows the largest of them, so that a single column cannot vanish. The columns that passed most
     often, over all layers, are named above the map.
     """
     import numpy as np
 
     counts = np.asarray(counts, np.float64)
     rows, columns = counts.shape
-    together = -(-columns // most_columns)
+    together = -(-columns // _MOST_COLUMNS)
     padded = np.pad(counts, ((0, 0), (0, -columns % together)))
     pooled = padded.reshape(rows, -1, together).max(axis=2)
     with figure_of(9.0, 1.7 + 0.115 * rows) as (figure, (axis,)):
@@ -40,9 +42,7 @@ def heat_map(counts: Any, title: str, *, layers: Sequence[int] | None = None, mo
             norm=LogNorm(1, max(counts.max(initial=0), 2)),
         )  # fmt: skip
         axis.set_xlim(-0.5, columns - 0.5)
-        numbers = list(layers) if layers is not None else list(range(rows))
-        step = max(1, -(-rows // 12))
-        axis.set_yticks(range(0, rows, step), [str(n) for n in numbers[::step]])
+        axis.set_yticks(range(0, rows, max(1, -(-rows // 12))))
         _name_columns(axis, counts.sum(axis=0))
         if counts.any():
             bar = figure.colorbar(image, ax=axis, label="times passed", pad=0.01, aspect=16)

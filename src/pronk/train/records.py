@@ -58,12 +58,10 @@ class Records:
         return BadFile(self.source, problem, field=record.where)
 
 
-def read(source: str | Path, *, skip_bad: bool = False, limit: int | None = None) -> Records:
-    """`limit`: take the first so many. Raises BadFile, ModelNotFound, and PronkError where a library is missing."""
+def read(source: str | Path, *, skip_bad: bool = False) -> Records:
+    """Raises BadFile, ModelNotFound, and PronkError where a library is missing."""
     records = Records(str(source))
     for where, raw in containers.read(source):
-        if limit is not None and len(records.items) >= limit:
-            break
         try:
             record = parse(raw, where)
         except BadRecord as error:
