@@ -74,10 +74,8 @@ class CpuBackend:
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
         native, slots = load_native(), formats.slots(checkpoint, quantize)
-        dtype, outliers = (
-            weights.commonest(checkpoint, slots),
-            _outliers(checkpoint, slots, int8_threshold, int8_outliers),
-        )
+        dtype = weights.commonest(checkpoint, slots)
+        outliers = _outliers(checkpoint, slots, int8_threshold, int8_outliers)
         if kv_dtype in (None, "auto"):
             kv_dtype = default_kv_dtype(dtype)
         model = new_model(native, checkpoint.config, threads or native.default_threads(), isa, outliers)
