@@ -11,9 +11,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, short
 
@@ -58,12 +59,33 @@ def read(source: str | Path) -> Iterator[tuple[str, Any]]:
             yield from _csv(path)
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"not UTF-8 text (byte {error.start}); convert it first") from None
+    except UnicodeDecodeError:  # of a library's
+        raise BadFile(path, "holds text that is not UTF-8; convert it first") from None
+
+
+@contextmanager
+def _text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """The file, to be read; BadFile names the line that is not UTF-8."""
+    with path.open(encoding="utf-8-sig", newline=newline) as file:
+        try:
+            yield file
+        except UnicodeDecodeError:
+            raise BadFile(path, "not UTF-8 text; convert it first", field=_not_text(path)) from None
+
+
+def _not_text(path: Path) -> str | None:
+    """Where: the error itself counts from the beginning of the piece that was decoded."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return f"line {number}, byte {error.start}"
+    return None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
+    with _text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
@@ -83,15 +105,17 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRecord:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    with _text(path) as file:
+        text = file.read()
     try:
-        records = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_members)
+        records = json.loads(text, object_pairs_hook=_members)
     except (ValueError, RecursionError) as error:
         raise BadFile(path, f"is not JSON: {error}") from None
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _text(path, newline="") as file:
         delimiter = "\t" if "\t" in file.readline() else ","
         file.seek(0)
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
