@@ -117,3 +117,27 @@ def test_ctrl_c_while_the_report_is_drawn_says_how_to_go_on(
     result = run("compare", model, "--to", "q8", "--out", str(out))
     assert result.exit_code == 130
     assert f"go on with: pronk compare --resume --out {out}" in result.stderr
+
+
+def test_a_context_without_room_for_texts_says_so_once(run: Run, model: str, tmp_path: Path) -> None:
+    """Its report once named prompts that were never written, and texts of each variant as missing."""
+    out = tmp_path / "report"
+    arguments = ["--engine", "cpu", "--threads", "1", "--rounds", "1", "--prefill", "8", "--decode-tokens", "4"]
+    done = run("compare", model, "--to", "q8", "--out", str(out), *arguments, "--windows", "2", "--ctx-size", "64")
+    assert done.exit_code == 0, done.stderr
+    assert "prompts, greedy" not in done.stderr
+    page = (out / "REPORT.md").read_text()
+    assert "texts: the prompts leave no room in a context of 64 tokens" in page
+    assert "texts of q8" not in page
+    assert "| Generation |" not in page
+    assert "a single round, whose differences from the original may be the machine's noise; quality" in page
+
+
+def test_a_tokenizer_that_is_another_models_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+    config = tiny_config(vocab_size=200)
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    done = run("compare", str(tmp_path / "source"), "--to", "q8", "--out", str(tmp_path / "report"), *QUICK)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("pronk: ")
+    assert "another model's" in done.stderr
+    assert done.stderr.count("\n") == 1

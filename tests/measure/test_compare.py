@@ -376,3 +376,12 @@ def test_problems_are_found(request_: Request, tmp_path: Path) -> None:
 
 def test_no_number_is_null_in_json() -> None:
     assert strict_json.finite({"a": [float("nan"), (1.5, float("inf"))]}) == {"a": [None, [1.5, None]]}
+
+
+def test_a_step_that_could_not_be_written_is_not_said_to_be_kept(tmp_path: Path) -> None:
+    """A disk full from the first step on once made pronk compare tell people to go on with a file there was not."""
+    (tmp_path / "file").touch()
+    book = journal.Journal(tmp_path / "file" / "report", {}, lambda steps: {})
+    with pytest.raises(PronkError, match="cannot be written"):
+        book.record("one", 1)
+    assert book.steps == {}

@@ -88,7 +88,8 @@ def about(comparison: Comparison) -> list[str]:
         if comparison.reference:
             lines.append(
                 f"quality: {comparison.windows} windows of {comparison.window} tokens of {comparison.text}, against "
-                f"{comparison.reference.name}; {settings['prompts']} prompts, greedy and sampled"
+                f"{comparison.reference.name}"
+                + (f"; {settings['prompts']} prompts, greedy and sampled" if comparison.new_tokens else "")
             )
     if comparison.request.techniques:
         lines.append(f"techniques: {', '.join(techniques.titles(comparison))}")

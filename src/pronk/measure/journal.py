@@ -33,9 +33,13 @@ class Journal:
         self.steps: dict[str, Any] = dict(steps)
 
     def record(self, step: str, result: Any) -> None:
-        """Keep what a step gave, on disk. Raises PronkError where the file cannot be written."""
+        """Keep what a step gave, on disk. Raises PronkError, and does not keep it, where the file cannot be written."""
         self.steps[step] = result
-        self.write()
+        try:
+            self.write()
+        except PronkError:
+            del self.steps[step]
+            raise
 
     def report(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **self._compose(self.steps), "steps": self.steps}

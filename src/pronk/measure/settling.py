@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pronk import checkpoint as checkpoints
-from pronk import engines, loading, tokenizer
+from pronk import engines, loading
 from pronk.checkpoint import hub
 from pronk.cpu_engine import memory as system
 from pronk.engines import Engine
@@ -144,11 +144,10 @@ def _variant(name: str, original: str, engine: Engine, opened: Checkpoint, reque
 
 
 def _tokenizer(request: Request, opened: Checkpoint) -> Tokenizer:
-    named = request.loading.get("tokenizer")
-    source = loading.find_tokenizer(named) if named else opened.tokenizer
-    if source is None:
+    codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
+    if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
-    return tokenizer.load(source, model_vocab_size=opened.config.vocab_size)
+    return codec
 
 
 def _read(name: str) -> str:

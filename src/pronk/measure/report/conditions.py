@@ -42,9 +42,7 @@ def conditions(report: Report) -> list[Block]:
         "Text's tokens": _joined(_of(report, "settings", "text_tokens"),
                                  _of(report, "settings", "text_sha256", before="SHA-256")),
         "Protocol": _protocol(report),
-        "Generation": _joined(_of(report, "settings", "prompts", "prompts"),
-                              _of(report, "settings", "new_tokens", "new tokens"),
-                              _of(report, "settings", "seed", before="seed")),
+        "Generation": _generation(report),
         "Reference": _of(report, "settings", "reference"),
         "Variants": "; ".join(f"{name_of(v)}: {_options(v)}" for v in reading.entries(report, "variants")),
         "pronk": reading.text(report, "pronk"),
@@ -64,6 +62,17 @@ def _of(report: Report, room: str, key: str, unit: str = "", *, before: str = ""
         texts = any(isinstance(one, str) for one in found)
         said = str(len(found)) if texts else words.listed([reading.text(one) for one in found])
     return " ".join(filter(None, (before, said, unit))) if said else ""
+
+
+def _generation(report: Report) -> str:
+    """Nothing where the context had no room for it."""
+    if reading.number(report, "settings", "new_tokens") == 0:
+        return ""
+    return _joined(
+        _of(report, "settings", "prompts", "prompts"),
+        _of(report, "settings", "new_tokens", "new tokens"),
+        _of(report, "settings", "seed", before="seed"),
+    )
 
 
 def _protocol(report: Report) -> str:

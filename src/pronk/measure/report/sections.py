@@ -109,16 +109,16 @@ def _glance(report: Report, variants: Sequence[Variant], base: Variant | None) -
     if not rows:
         only_techniques = not variants and reading.entries(report, "techniques")
         return [] if only_techniques else [Paragraph("Nothing has been measured yet.")]
-    caption = (
-        f"Original and quantized on the same work: median of {_rounds(report)}, beneath it minimum to maximum, and "
-    )
-    caption += "the difference from the original; quality ± its standard error"
+    caption = f"Original and quantized on the same work: {_rounds(report)}; quality ± its standard error"
     return [Table(caption, "Metric", _names(variants), rows)]
 
 
 def _rounds(report: Report) -> str:
     count = reading.text(report, "settings", "rounds")
-    return f"{count} rounds" if count else "all rounds"
+    if count == "1":
+        return "a single round, whose differences from the original may be the machine's noise"
+    rounds = f"{count} rounds" if count else "all rounds"
+    return f"median of {rounds}, beneath it minimum to maximum, and the difference from the original"
 
 
 def _of_tokens(variants: Sequence[Variant]) -> str:
@@ -256,10 +256,11 @@ def _missing(report: Report, variants: Sequence[Variant]) -> list[Block]:
     if not variants and not reading.entries(report, "techniques"):
         items.append("any variant")
     reference = reading.text(report, "settings", "reference")
+    written = reading.number(report, "settings", "new_tokens") != 0  # 0: no room for any, and that is said
     for part, path in PARTS.items():
         lacking = [
             name_of(v) for v in variants
-            if not reading.at(v, *path) and not _beyond_need(v, part, reference)
+            if not reading.at(v, *path) and not _beyond_need(v, part, reference) and (part != "texts" or written)
         ]  # fmt: skip
         if lacking:
             items.append(f"{part} of {words.listed(lacking)}")
