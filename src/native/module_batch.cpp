@@ -1,5 +1,7 @@
 #include "module_batch.h"
 
+#include <algorithm>
+
 namespace pronk {
 
 namespace {
@@ -17,7 +19,7 @@ void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_
 
 void BatchArrays::check(const Model& model, const PyKV& kv) const {
     const int64_t tokens = token_ids.size();
-    check_range("the number of tokens", tokens, 1, kMostTokens);
+    check_range("the number of tokens", tokens, 1, std::min(kMostTokens, INT32_MAX / model.config.num_attention_heads));
     if (positions.size() != token_ids.size())
         refuse("there are ", positions.size(), " positions for ", tokens, " tokens");
     check_offsets("offsets", offsets, tokens, 1);
@@ -32,6 +34,10 @@ void BatchArrays::check(const Model& model, const PyKV& kv) const {
             refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);
     std::vector<bool> written(kv.kv.num_blocks());
     for (size_t n = 0; n + 1 < offsets.size(); ++n) check_run(n, model, kv, written);
+    for (size_t n = 0; n + 1 < offsets.size(); ++n)
+        for (int32_t i = 0; i < positions[offsets[n]] / kKVBlock; ++i)
+            if (const int32_t block = blocks[block_offsets[n] + i]; written[block])
+                refuse("block ", block, " is written by one run and read by another");
 }
 
 void BatchArrays::check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const {

@@ -166,8 +166,10 @@ private:
 
     Slot find(const std::string& role, int layer) {
         const Config& c = model.config;
-        if (role == "embed_tokens") return {&model.embed_tokens, c.vocab_size, c.hidden_size};
-        if (role == "lm_head") return {&model.lm_head, c.vocab_size, c.hidden_size};
+        if (role == "embed_tokens" || role == "lm_head") {
+            if (layer != -1) refuse(role, " is of no layer, which is -1, not ", layer);
+            return {role == "lm_head" ? &model.lm_head : &model.embed_tokens, c.vocab_size, c.hidden_size};
+        }
         check_range("layer", layer, 0, static_cast<int64_t>(model.layers.size()) - 1);
         Layer& of = model.layers[layer];
         const int64_t q = static_cast<int64_t>(c.num_attention_heads) * c.head_dim;

@@ -76,6 +76,7 @@ MODEL.forward(**batch())
         ({"blocks": ints(3, -1, 2)}, "no block -1"),
         ({"blocks": ints(3, 3, 2)}, "block 3 is written twice"),
         ({"blocks": ints(3, 0, 3)}, "block 3 is written twice"),
+        ({"blocks": ints(3, 0, 3), "positions": ints(64, 65, 66, 67, 68, 0, 1, 2)}, "written by one run and read"),
         ({"blocks": ints(3, 0)}, "end with 2"),
         ({"block_offsets": ints(0, 3)}, "1 block tables for 2 runs"),
         ({"block_offsets": ints(0, 4, 3)}, "block_offsets must ascend"),
@@ -163,6 +164,7 @@ def test_a_model_that_is_not_complete_does_not_run() -> None:
         (lambda: model.allocate("q_proj", 2, "f32"), "layer must be from 0 to 1"),
         (lambda: model.allocate("q_proj", -1, "f32"), "layer must be from 0 to 1"),
         (lambda: model.allocate("z_proj", 0, "f32"), "no matrix z_proj"),
+        (lambda: model.allocate("lm_head", 0, "f32"), "lm_head is of no layer"),
         (lambda: model.allocate("q_proj", 0, "q5"), "no weight format q5"),
         (lambda: model.allocate("up_proj", 0, "f32"), "part of gate_up_proj"),
         (lambda: model.set_norm("norms", 0, floats(32)), "no norm norms"),
@@ -197,9 +199,24 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         (lambda: model.unpack("up_proj", 0, 0, floats(48, 31)), "out must be of shape"),
         (lambda: model.set_bias("up_proj", 0, floats(96)), "must have 48 numbers"),
         (lambda: model.set_bias("embed_tokens", -1, floats(64)), "has no bias"),
+        (lambda: model.set_bias("embed_tokens", 0, floats(64)), "of no layer"),
     ):
         with pytest.raises(ValueError, match=problem):
             call()
+
+
+def test_rows_of_attention_are_counted_in_32_bits() -> None:
+    """A row for each head of each token."""
+    config = tiny_config(hidden_size=1, intermediate_size=1, num_hidden_layers=1, num_attention_heads=1 << 14,
+                         num_key_value_heads=1, head_dim=2, max_position_embeddings=1 << 17)  # fmt: skip
+    engine = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1)
+    engine.forward(Batch.of([Run([1])]), None)
+    tokens = np.zeros(1 << 17, np.int32)
+    arguments = {"token_ids": tokens, "positions": np.arange(1 << 17, dtype=np.int32), "offsets": ints(0, 1 << 17),
+                 "blocks": np.arange(1 << 11, dtype=np.int32), "block_offsets": ints(0, 1 << 11), "logits_rows": ints(),
+                 "kv": _native.KV(engine.model, "f32", 1 << 11), "out": floats(0, config.vocab_size)}  # fmt: skip
+    with pytest.raises(ValueError, match="number of tokens must be from 1 to 131071, not 131072"):
+        engine.model.forward(**arguments)
 
 
 def test_keys_and_values_are_checked() -> None:
