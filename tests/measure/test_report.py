@@ -301,6 +301,16 @@ def test_a_generated_script_is_shown(whole: Path) -> None:
     assert "&lt;script&gt;alert(" in html
 
 
+def test_the_picture_has_the_verdict_s_noise_floor(
+    sample: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest of them: under the highest lay a format that the verdict said to be 14 times the floor from f32."""
+    drawn: list[float] = []
+    monkeypatch.setattr(plots, "scatter", lambda *_, floor, **__: drawn.append(floor))
+    rendered(sample, tmp_path)
+    assert drawn == [min(variant["quality"]["noise_floor"]["mean"] for variant in sample["variants"])]
+
+
 @pytest.mark.usefixtures("no_matplotlib")
 def test_without_matplotlib_all_but_plots(sample: Any, tmp_path: Path) -> None:
     markdown, html = rendered(sample, tmp_path)

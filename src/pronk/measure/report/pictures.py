@@ -131,7 +131,7 @@ def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
         if (size := verdict.size(v)) and (kld := verdict.divergence(v))
     }
     floors = [f for v in variants if (f := reading.number(v, "quality", "noise_floor", "mean"))]
-    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=max(floors, default=None),
+    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=min(floors, default=None),
                            floor_label="noise floor")  # fmt: skip
     alt = "Quality against size. " + ", ".join(
         f"{name}: {words.digits(x)} {unit}, KLD {words.digits(y.value)}" for name, (x, y) in points.items()
