@@ -266,7 +266,6 @@ def test_64_bit_sizes_that_lie(tmp_path: Path, value: int, field: int) -> None:
     assert torch_zip.read(tmp_path / "x") == {}
 
 
-TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\nq\1"
 PICKLE_BOMBS = {
     "dicts": b"\x80\x02" + b"}" * 16_000_000,
     "marks": b"\x80\x02" + b"(" * 16_000_000,

@@ -15,7 +15,7 @@ from pronk.tokenizer.special_split import SpecialSplit
 from pronk.vocabulary import TokenType, Vocabulary
 
 SPACE = "\u2581"
-UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
+BPE = 2  # TrainerSpec.model_type; 1 is unigram
 _NONE = (1 << 64) - 1  # -1, as a varint has it
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)

@@ -34,8 +34,8 @@ class Work(Protocol):
 class Objective(Protocol):
     slack: float  # how far over four times its recent mean a loss may be before it is taken for a leap
 
-    def work(self, examples: Sequence[Any], device: torch.device) -> Any:
-        """A Work, for `cost` of the same objective."""
+    def work(self, examples: Sequence[Any], device: torch.device) -> Work:
+        """For `cost` of the same objective."""
 
     def cost(self, model: Llama, work: Any) -> tuple[Tensor, Mapping[str, float]]:
         """The sum over the micro-batch, with its gradient; and sums of whatever else is to be seen of it."""

@@ -43,7 +43,7 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
     sections = [
         Section("At a glance", _glance(report, variants, base)),
         Section("Verdict", _verdicts(report, variants, base)),
-        Section("Latency", _latency(report, variants, base, pictures)),
+        Section("Latency", _latency(variants, base, pictures)),
         Section("Memory", _memory(variants, base, pictures)),
         Section("Quality", _quality(report, variants, pictures)),
         Section("Texts", texts(report, variants, base)),
@@ -147,9 +147,7 @@ def _pictures(pictures: Mapping[str, Plot], *names: str) -> list[Block]:
     return [pictures[name] for name in names if name in pictures]
 
 
-def _latency(
-    report: Report, variants: Sequence[Variant], base: Variant | None, pictures: Mapping[str, Plot]
-) -> list[Block]:
+def _latency(variants: Sequence[Variant], base: Variant | None, pictures: Mapping[str, Plot]) -> list[Block]:
     waits = [
         *row("Load, s", variants, plain("latency", "load_s")),
         *row(f"TTFT, ms{_of_tokens(variants)}", variants, beside(base, latency_of("ttft_ms"), rate=False)),
