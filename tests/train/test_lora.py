@@ -147,6 +147,7 @@ def edited(change: dict[str, Any]) -> Callable[[Path], None]:
         (lambda f: (f / adapter.CONFIG).write_text("{"), BadFile, "adapter_config.json"),
         (edited({"peft_type": "IA3"}), Unsupported, "peft_type='IA3' is not supported"),
         (edited({"use_dora": True}), Unsupported, "use_dora=True is not supported"),
+        (edited({"init_lora_weights": "pissa"}), Unsupported, "which changes the base model's weights; save it with"),
         (edited({"modules_to_save": ["lm_head"]}), Unsupported, "modules_to_save="),
         (edited({"bias": "all"}), Unsupported, "bias='all'"),
         (edited({"target_modules": ".*proj"}), Unsupported, "only a list of names"),

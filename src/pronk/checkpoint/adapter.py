@@ -65,6 +65,10 @@ _HISTORY = frozenset(
 )
 _OURS = frozenset("peft_type r lora_alpha lora_dropout target_modules use_rslora".split())
 
+# How A and B may begin. Other ways (pissa, olora, corda, loftq, ...) take from the base model's weights what they
+# begin with, and PEFT does so again whenever such an adapter is loaded: to the base as it is they do not belong.
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
+
 
 def read_config(folder: Path) -> tuple[LoraConfig, str]:
     """What the adapter is, and the name of its base model ("" where it does not say). Raises BadFile, Unsupported."""
@@ -81,6 +85,9 @@ def read_config(folder: Path) -> tuple[LoraConfig, str]:
     for key, value in raw.items():
         if key not in _OURS | _HISTORY and value not in (None, False, "none", {}, []):
             raise Unsupported(f"{path}: {key}={short(value)} is not supported; merge the adapter with PEFT instead")
+    if (begun := raw.get("init_lora_weights")) not in _BEGINNINGS:
+        problem = f"init_lora_weights={short(begun)} is not supported, which changes the base model's weights"
+        raise Unsupported(f"{path}: {problem}; save it with PEFT's path_initial_model_for_weight_conversion")
     targets = raw.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
         raise Unsupported(f"{path}: target_modules={short(targets)} is not supported; only a list of names is")
