@@ -234,6 +234,7 @@ def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter").write_text("mine")
     assert "holds 'letter', which is no run's" in finetune().stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["letter"]  # and no lock in somebody's folder
     (tmp_path / "out" / "letter").unlink()
     assert "no checkpoint to resume from" in finetune("--resume").stderr
     assert finetune("--max-steps", "1").exit_code == 0

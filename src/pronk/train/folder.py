@@ -31,7 +31,7 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
 
     Raises PronkError where it cannot be had, or holds another run's work.
     """
-    there = folder.exists()
+    there, locked, foreign = folder.exists(), (folder / _LOCK).exists(), False
     try:
         folder.mkdir(exist_ok=True)
         lock = FileLock(folder / _LOCK, timeout=0)
@@ -52,17 +52,18 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
             held = []
         if not resume and state.checkpoints(folder / CHECKPOINTS):
             raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
-        if not resume and held:
+        if foreign := not resume and bool(held):
             raise BadRequest(
                 f"{folder} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one"
             )
         yield folder
     finally:
         with suppress(OSError):  # it does not matter, and some systems let no open file go
-            if [path.name for path in folder.iterdir()] == [_LOCK]:
+            empty = [path.name for path in folder.iterdir()] == [_LOCK]
+            if empty or (foreign and not locked):  # where nothing of a run belongs
                 (folder / _LOCK).unlink()
-                if not there:
-                    folder.rmdir()
+            if empty and not there:
+                folder.rmdir()
         lock.release()
 
 
