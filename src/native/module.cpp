@@ -118,7 +118,7 @@ bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string
         refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);
     const uint8_t* data = raw.data();
     std::atomic<bool> good{true};
-    nb::gil_scoped_release released;
+    Released released;
     const auto body = [&](int64_t begin, int64_t end) {
         if (!good.load(std::memory_order_relaxed)) return;
         if (!pack_rows(matrix, data + begin * stride, stride, type->source, first + begin, first + end, placement(part)))
@@ -134,7 +134,7 @@ void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out
     if (first < 0 || first > rows || count > rows - first)
         refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);
     float* data = out.data();
-    nb::gil_scoped_release released;
+    Released released;
     share(pool, count, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) unpack_row(matrix, placement(part).row(first + r), data + r * matrix.cols);
     });
@@ -145,6 +145,7 @@ void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out
 NB_MODULE(_native, module) {
     using namespace pronk;
     nb::set_leak_warnings(false);  // a program may end with a model in its hands
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Ending::begin));
     module.def("isas", [] {
         nb::list names;
         for (const char* name : kIsas)

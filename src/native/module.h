@@ -15,6 +15,7 @@
 
 #include "arena.h"
 #include "kernels.h"
+#include "module_gil.h"
 #include "threads.h"
 
 namespace nb = nanobind;

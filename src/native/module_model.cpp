@@ -18,7 +18,7 @@ public:
         const auto now = std::chrono::steady_clock::now();
         if (raised_ || now < next_) return raised_;
         next_ = now + std::chrono::milliseconds(50);
-        nb::gil_scoped_acquire acquired;
+        Acquired acquired;
         return raised_ = PyErr_CheckSignals() != 0;
     }
 
@@ -148,7 +148,7 @@ private:
             refuse("these keys and values are those of another model");
         bool done;
         {
-            const nb::gil_scoped_release released;
+            const Released released;
             const std::scoped_lock locks(mutex, kv.mutex);
             batch.check(model, kv);
             model.embedding_noise = embedding_noise;
@@ -236,7 +236,7 @@ void new_kv(PyKV* place, const PyModel& of, const std::string& type, int64_t num
 
 void resize(PyKV& kv, int64_t num_blocks) {
     check_range("num_blocks", num_blocks, 0, INT32_MAX);
-    const nb::gil_scoped_release released;
+    const Released released;
     const std::scoped_lock lock(kv.mutex);
     if (num_blocks < kv.kv.num_blocks()) refuse("blocks can only be added; there are ", kv.kv.num_blocks());
     kv.kv.resize(num_blocks);
@@ -246,7 +246,7 @@ void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
     check_shape("pairs", pairs, pairs.shape(0), 2);
     std::vector<int32_t> blocks(pairs.size());
     if (!blocks.empty()) std::memcpy(blocks.data(), pairs.data(), pairs.nbytes());
-    const nb::gil_scoped_release released;
+    const Released released;
     const std::scoped_lock lock(kv.mutex);
     for (const int32_t block : blocks)
         if (block < 0 || block >= kv.kv.num_blocks()) refuse("there is no block ", block, " among ", kv.kv.num_blocks());

@@ -25,7 +25,7 @@ public:
                 throw std::runtime_error("the model is at work in the pass that this signal handler interrupts: it can be "
                                          "called again when the handler has returned");
             while (!mutex_.try_lock_for(std::chrono::milliseconds(50))) {
-                const nb::gil_scoped_acquire acquired;
+                const Acquired acquired;
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
             }
         }
@@ -53,7 +53,7 @@ private:
 class Unlocked {
 public:
     explicit Unlocked(Mutex& mutex) : mutex_(mutex) {
-        const nb::gil_scoped_release released;
+        const Released released;
         mutex_.lock();
     }
     ~Unlocked() { mutex_.unlock(); }

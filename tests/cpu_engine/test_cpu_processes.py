@@ -103,3 +103,32 @@ def test_threads_of_python_share_a_model() -> None:
         "print(texts == [expected] * 8)"
     )
     assert run(script) == "True\n"
+
+
+# Passes that end in the middle of Python's own end, and long ones; and a pass of the main thread after that began.
+DAEMONS = """
+import atexit, sys, threading, time
+atexit.register(lambda: print(backends[2].forward(Batch.of([Run([1])]), None).shape))
+sys.path.insert(0, sys.argv[1])
+from tiny import in_memory, random_weights, tiny_config
+from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.batch import Batch, Run
+
+config = tiny_config()
+backends = [CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1) for _ in range(3)]
+
+def forever(backend, tokens):
+    while True:
+        backend.forward(Batch.of([Run([1] * tokens)]), None)
+
+for tokens, backend in zip((1, 1, 4000), (*backends[:2], backends[0])):
+    threading.Thread(target=forever, args=(backend, tokens), daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_program_ends_while_daemon_threads_compute() -> None:
+    command = [sys.executable, "-c", DAEMONS, str(TESTS)]
+    for _ in range(3):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert (found.returncode, found.stdout, found.stderr) == (0, "(1, 96)\n", "")
