@@ -385,3 +385,22 @@ def test_a_step_that_could_not_be_written_is_not_said_to_be_kept(tmp_path: Path)
     with pytest.raises(PronkError, match="cannot be written"):
         book.record("one", 1)
     assert book.steps == {}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_of_two_that_write_to_one_folder_the_second_is_told(tmp_path: Path, begun: bool) -> None:
+    """Both once ended as if all were well, and the report was that of whoever wrote last."""
+    if begun:  # both go on with it
+        (tmp_path / journal.NAME).write_text("{}")
+    first, second = (journal.Journal(tmp_path, {}, lambda steps: {}) for _ in range(2))
+    first.record("one", 1)
+    first.record("two", 2)
+    with pytest.raises(PronkError, match="another process writes here, too"):
+        second.record("other", 3)
+    assert second.steps == {}
+    first.record("three", 3)
+    assert first.write() == strict_json.read(tmp_path / journal.NAME)
+    assert list(strict_json.read(tmp_path / journal.NAME)["steps"]) == ["one", "two", "three"]
+    (tmp_path / journal.NAME).unlink()
+    first.record("four", 4)
+    assert len(strict_json.read(tmp_path / journal.NAME)["steps"]) == 4

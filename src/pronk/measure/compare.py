@@ -68,8 +68,7 @@ def compare(
             _quality(comparison, comparison.reference, journal, pace)
     if comparison.request.techniques:
         techniques.measure(comparison, journal, pace)
-    journal.write()
-    return journal.report()
+    return journal.write()
 
 
 def about(comparison: Comparison) -> list[str]:

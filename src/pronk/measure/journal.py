@@ -6,6 +6,7 @@ training.json, of techniques of training, is another.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -31,6 +32,7 @@ class Journal:
     def __init__(self, folder: Path, steps: Mapping[str, Any], compose: Compose, name: str = NAME) -> None:
         self.path, self._compose = folder / name, compose
         self.steps: dict[str, Any] = dict(steps)
+        self._left = _digest(self.path)  # as it was left by us: where it changes, another writes there, too
 
     def record(self, step: str, result: Any) -> None:
         """Keep what a step gave, on disk. Raises PronkError, and does not keep it, where the file cannot be written."""
@@ -38,7 +40,7 @@ class Journal:
         try:
             self.write()
         except PronkError:
-            del self.steps[step]
+            self.steps.pop(step, None)
             raise
 
     def report(self) -> dict[str, Any]:
@@ -51,18 +53,34 @@ class Journal:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise BadFile(self.path, f"is damaged; {ANEW}", field="steps") from None
 
-    def write(self) -> None:
-        """Beside its place first: a reader never finds half of it."""
-        text = json.dumps(strict_json.finite(self.report()), indent=1, ensure_ascii=False, allow_nan=False)
+    def write(self) -> dict[str, Any]:
+        """The report, beside its place first: a reader never finds half of it. Raises PronkError where it cannot be
+        written, or another process has written there.
+        """
+        report = self.report()
+        text = json.dumps(strict_json.finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        if (found := _digest(self.path)) and found != self._left:
+            self.steps.clear()  # none of them is kept
+            raise PronkError(f"{self.path}: another process writes here, too; give each a folder of its own (--out)")
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text + "\n", encoding="utf-8")
+            beside.write_bytes(text.encode())
             beside.replace(self.path)
         except OSError as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
+        self._left = hashlib.sha256(text.encode()).digest()
+        return report
+
+
+def _digest(path: Path) -> bytes | None:
+    """Of what the file holds; None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return None
 
 
 def read(folder: Path, name: str = NAME, wrong: Callable[[Any], Iterator[str]] = problems) -> dict[str, Any]:

@@ -84,8 +84,7 @@ def measure(
         if name not in journal.steps:
             with pace.step(name, f"{setting.name}, round {number + 1} of {grid.request.rounds}"):
                 journal.record(name, _measured(grid, setting, account=number == 0))
-    journal.write()
-    return journal.report()
+    return journal.write()
 
 
 def _measured(grid: Grid, setting: Setting, *, account: bool) -> dict[str, Any]:
