@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pronk.measure import plot_style, plots, plots_outliers
-from pronk.measure.plot_style import Value
-from pronk.measure.report import reading, render, verdict, words
+from pronk.measure import plot_style, plots
+from pronk.measure.report import reading, render, verdict
 from pronk.measure.report.document import Table
-from pronk.measure.report.markdown import escaped
 from pronk.measure.report.sections import document
-from pronk.measure.report.texts import split
 
 SAMPLE: dict[str, Any] = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
+
+
 NAMES = [variant["name"] for variant in SAMPLE["variants"]]
+
+
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -351,76 +352,12 @@ def test_the_verb(sample: Any, tmp_path: Path) -> None:
     assert run.stderr.startswith(f"pronk: {tmp_path / 'report.json'}: not JSON: ")
 
 
-# Verdicts
-
-
-def judged(mean: float, error: float, floor: float | None = 1e-4) -> verdict.Verdict:
-    quality = {"divergence": {"mean": mean, "standard_error": error, "top1": 0.9},
-               "noise_floor": {"mean": floor}}  # fmt: skip
-    return verdict.verdict({"name": "x", "quality": quality}, None, [], "f32")
-
-
-@pytest.mark.parametrize(("mean", "error", "badge"), [
-    (0.0, 0.0, "equal to f32"), (2e-4, 1e-6, "indistinguishable"), (2.9e-4, 1e-5, "indistinguishable or very close"),
-    (3.2e-4, 1e-6, "very close"), (0.0048, 1e-5, "very close"), (0.0048, 2e-4, "very close or close"),
-    (0.01, 1e-4, "close"), (0.03, 1e-3, "visibly different"), (0.079, 1e-3, "visibly different or clearly different"),
-    (0.3, 0.01, "clearly different"),
-])  # fmt: skip
-def test_verdicts_are_as_certain_as_their_errors_allow(mean: float, error: float, badge: str) -> None:
-    assert judged(mean, error).badge == badge
-    assert ("More text would settle" in judged(mean, error).text) == (" or " in badge)
-
-
-def test_nothing_is_indistinguishable_without_a_noise_floor() -> None:
-    assert judged(1e-6, 1e-8, None).badge == "very close"
-    assert "no noise floor" in judged(1e-6, 1e-8, None).text
-
-
-def test_a_coarse_model_is_not_excused_by_its_own_noise() -> None:
-    def of(name: str, mean: float, floor: float) -> dict[str, Any]:
-        return {"name": name, "quality": {"divergence": {"mean": mean, "standard_error": 1e-5},
-                                          "noise_floor": {"mean": floor}}}  # fmt: skip
-
-    original, coarse = of("bf16", 1.3e-4, 1.2e-4), of("q2", 0.2, 0.1)
-    assert verdict.verdict(coarse, original, [], "f32").badge == "clearly different"
-    assert verdict.verdict(original, original, [], "f32").badge == "indistinguishable"
-
-
 def test_techniques_alone_are_a_report(sample: Any, tmp_path: Path) -> None:
     sample["variants"], sample["texts"] = [], []
     markdown, html = rendered(sample, tmp_path)
     assert Page(html).tags.count("svg") == 2
     assert "Nothing has been measured" not in markdown
     assert "## What is missing" not in markdown
-
-
-def test_pinsker_bounds_what_the_verdict_says() -> None:
-    """The share of sampled tokens that can differ is the total variation: never over sqrt(KLD / 2)."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    p = rng.dirichlet(np.full(50, 0.3), 200)
-    q = 0.7 * p + 0.3 * rng.dirichlet(np.full(50, 0.3), 200)
-    kld = (p * np.log(p / q)).sum(1).mean()
-    assert 0.5 * np.abs(p - q).sum(1).mean() <= (kld / 2) ** 0.5
-    bound = re.search(r"at most ([\d.]+)%", judged(float(kld), 0.0).text)
-    assert bound
-    assert float(bound[1]) == pytest.approx(100 * (kld / 2) ** 0.5, abs=0.06)
-
-
-def summary(*rounds: float) -> dict[str, Any]:
-    return {"median": sorted(rounds)[len(rounds) // 2], "min": min(rounds), "max": max(rounds), "rounds": list(rounds)}
-
-
-def test_rounds_are_compared_with_each_other() -> None:
-    """A machine that slows down from round to round slows both; the ratio stays."""
-    times = reading.ratio(summary(20, 10, 5), summary(10, 5, 2.5))
-    assert times == Value(2.0, 2.0, 2.0)
-    assert words.faster(times) == "2.0× faster"
-    assert words.faster(reading.ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
-    assert words.faster(reading.ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
-    assert reading.ratio(None, summary(1, 2)) is None
-    assert reading.ratio(3, 2) == Value(1.5)
 
 
 def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None:
@@ -432,90 +369,6 @@ def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None
     assert "Outdone by other" in verdict.verdict(q8, variants[0], [q8, better], "f32").text
     better["memory"]["weights_measured"] += 1
     assert "Outdone" not in verdict.verdict(q8, variants[0], [q8, better], "f32").text
-
-
-# Words
-
-
-@pytest.mark.parametrize(("value", "said"), [
-    (None, "—"), (0, "0"), (1234.5, "1,234"), (45.64, "45.6"), (0.00289, "0.00289"), (2.7e-6, "0.00000270"),
-    (1.2e-9, "1.20e-09"), (-3.0, "-3.00"),
-])  # fmt: skip
-def test_digits(value: float | None, said: str) -> None:
-    assert words.digits(value) == said
-
-
-def test_sizes_and_shares() -> None:
-    assert words.smaller(47, 100) == "53% smaller"
-    assert words.smaller(110, 100) == "10% larger"
-    assert words.smaller(210, 100) == "2.1× larger"
-    assert words.smaller(100.1, 100) == "the same"
-    assert words.percent(0.99996) == "99.996%"  # not 100.0%
-    assert words.percent(1.0) == "100.0%"
-    assert words.listed(["a"]) == "a"
-    assert words.listed(["a", "b", "c"]) == "a, b and c"
-
-
-@pytest.mark.parametrize(("base", "text", "parts"), [
-    ("one two three", "one two three", ("one two three", "", "")),
-    ("one two three", "one twelve three", ("one ", "twelve", " three")),
-    ("one two", "one two three", ("one two", " three", "")),
-    ("one two three", "one two", ("one two", "", "")),
-    ("", "new text", ("", "new", " text")),
-    ("abc", "", ("", "", "")),
-])  # fmt: skip
-def test_the_first_difference_is_found(base: str, text: str, parts: tuple[str, str, str]) -> None:
-    assert split(base, text) == parts
-    assert "".join(split(base, text)) == text
-
-
-def test_markdown_shows_what_it_was_given() -> None:
-    assert escaped("a|b *c* <d> _e_\nf") == r"a\|b \*c\* &lt;d&gt; \_e\_ f"
-
-
-# Plots
-
-
-def test_colours_are_one_for_a_name() -> None:
-    colour = plot_style.colours(["b", "a", "c", "b"], "a")
-    assert colour["a"] == plot_style.ORIGINAL
-    assert len(set(colour.values())) == 3
-    assert plot_style.colours(["b", "a", "c"], "a") == colour
-    assert len(plot_style.colours([str(n) for n in range(20)])) == 20
-
-
-def test_a_name_that_has_no_colour_yet_gets_one_that_no_other_has() -> None:
-    """Of seven formats in one plot two were blue and two orange: each list was given the palette from its beginning."""
-    known = plot_style.colours(["bf16", "llm-int8", "q8", "q4"], "bf16")
-    colour = plot_style.colours(["f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"], known=known)
-    assert len(set(colour.values())) == 7
-    assert {name: colour[name] for name in known} == known
-
-
-def test_outliers_are_drawn_so_that_none_is_lost() -> None:
-    import numpy as np
-
-    counts = np.zeros((4, 5000))
-    counts[2, 4321] = 7
-    picture = plot_style.svg(plots_outliers.heat_map(counts, "columns over 6.0"))
-    assert ">4321<" in picture
-    assert "columns over 6.0" in picture
-    figure = plots_outliers.heat_map(counts, "t")
-    shown = figure.axes[0].images[0].get_array()
-    assert shown is not None
-    assert shown.count() == 1  # one cell is coloured, of fewer than 5000
-    assert shown.max() == 7
-    assert "no column passed" in plot_style.svg(plots_outliers.heat_map(np.zeros((2, 3)), "none"))
-
-
-def test_a_sweep_names_its_knee() -> None:
-    inf = float("inf")
-    picture = plot_style.svg(
-        plots_outliers.sweep([0, 6, inf], [0.001, 0.002, 0.03], [{"median": 9, "min": 8, "max": 10}, 20, None], 6)
-    )
-    assert "knee: 6" in picture
-    assert ">∞<" in picture
-    assert plots_outliers.sweep([0, 6], [None, None], [None, None]).axes
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise")

@@ -1,0 +1,63 @@
+"""A report's words: ratios, digits, shares, first differences, and Markdown that shows what it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pronk.measure.plot_style import Value
+from pronk.measure.report import reading, words
+from pronk.measure.report.markdown import escaped
+from pronk.measure.report.texts import split
+
+
+def summary(*rounds: float) -> dict[str, Any]:
+    return {"median": sorted(rounds)[len(rounds) // 2], "min": min(rounds), "max": max(rounds), "rounds": list(rounds)}
+
+
+def test_rounds_are_compared_with_each_other() -> None:
+    """A machine that slows down from round to round slows both; the ratio stays."""
+    times = reading.ratio(summary(20, 10, 5), summary(10, 5, 2.5))
+    assert times == Value(2.0, 2.0, 2.0)
+    assert words.faster(times) == "2.0× faster"
+    assert words.faster(reading.ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
+    assert words.faster(reading.ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
+    assert reading.ratio(None, summary(1, 2)) is None
+    assert reading.ratio(3, 2) == Value(1.5)
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (None, "—"), (0, "0"), (1234.5, "1,234"), (45.64, "45.6"), (0.00289, "0.00289"), (2.7e-6, "0.00000270"),
+    (1.2e-9, "1.20e-09"), (-3.0, "-3.00"),
+])  # fmt: skip
+def test_digits(value: float | None, said: str) -> None:
+    assert words.digits(value) == said
+
+
+def test_sizes_and_shares() -> None:
+    assert words.smaller(47, 100) == "53% smaller"
+    assert words.smaller(110, 100) == "10% larger"
+    assert words.smaller(210, 100) == "2.1× larger"
+    assert words.smaller(100.1, 100) == "the same"
+    assert words.percent(0.99996) == "99.996%"  # not 100.0%
+    assert words.percent(1.0) == "100.0%"
+    assert words.listed(["a"]) == "a"
+    assert words.listed(["a", "b", "c"]) == "a, b and c"
+
+
+@pytest.mark.parametrize(("base", "text", "parts"), [
+    ("one two three", "one two three", ("one two three", "", "")),
+    ("one two three", "one twelve three", ("one ", "twelve", " three")),
+    ("one two", "one two three", ("one two", " three", "")),
+    ("one two three", "one two", ("one two", "", "")),
+    ("", "new text", ("", "new", " text")),
+    ("abc", "", ("", "", "")),
+])  # fmt: skip
+def test_the_first_difference_is_found(base: str, text: str, parts: tuple[str, str, str]) -> None:
+    assert split(base, text) == parts
+    assert "".join(split(base, text)) == text
+
+
+def test_markdown_shows_what_it_was_given() -> None:
+    assert escaped("a|b *c* <d> _e_\nf") == r"a\|b \*c\* &lt;d&gt; \_e\_ f"

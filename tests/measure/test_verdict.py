@@ -1,0 +1,56 @@
+"""Verdicts of reports: as certain as the errors of what was measured allow."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pronk.measure.report import verdict
+
+
+def judged(mean: float, error: float, floor: float | None = 1e-4) -> verdict.Verdict:
+    quality = {"divergence": {"mean": mean, "standard_error": error, "top1": 0.9},
+               "noise_floor": {"mean": floor}}  # fmt: skip
+    return verdict.verdict({"name": "x", "quality": quality}, None, [], "f32")
+
+
+@pytest.mark.parametrize(("mean", "error", "badge"), [
+    (0.0, 0.0, "equal to f32"), (2e-4, 1e-6, "indistinguishable"), (2.9e-4, 1e-5, "indistinguishable or very close"),
+    (3.2e-4, 1e-6, "very close"), (0.0048, 1e-5, "very close"), (0.0048, 2e-4, "very close or close"),
+    (0.01, 1e-4, "close"), (0.03, 1e-3, "visibly different"), (0.079, 1e-3, "visibly different or clearly different"),
+    (0.3, 0.01, "clearly different"),
+])  # fmt: skip
+def test_verdicts_are_as_certain_as_their_errors_allow(mean: float, error: float, badge: str) -> None:
+    assert judged(mean, error).badge == badge
+    assert ("More text would settle" in judged(mean, error).text) == (" or " in badge)
+
+
+def test_nothing_is_indistinguishable_without_a_noise_floor() -> None:
+    assert judged(1e-6, 1e-8, None).badge == "very close"
+    assert "no noise floor" in judged(1e-6, 1e-8, None).text
+
+
+def test_a_coarse_model_is_not_excused_by_its_own_noise() -> None:
+    def of(name: str, mean: float, floor: float) -> dict[str, Any]:
+        return {"name": name, "quality": {"divergence": {"mean": mean, "standard_error": 1e-5},
+                                          "noise_floor": {"mean": floor}}}  # fmt: skip
+
+    original, coarse = of("bf16", 1.3e-4, 1.2e-4), of("q2", 0.2, 0.1)
+    assert verdict.verdict(coarse, original, [], "f32").badge == "clearly different"
+    assert verdict.verdict(original, original, [], "f32").badge == "indistinguishable"
+
+
+def test_pinsker_bounds_what_the_verdict_says() -> None:
+    """The share of sampled tokens that can differ is the total variation: never over sqrt(KLD / 2)."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(50, 0.3), 200)
+    q = 0.7 * p + 0.3 * rng.dirichlet(np.full(50, 0.3), 200)
+    kld = (p * np.log(p / q)).sum(1).mean()
+    assert 0.5 * np.abs(p - q).sum(1).mean() <= (kld / 2) ** 0.5
+    bound = re.search(r"at most ([\d.]+)%", judged(float(kld), 0.0).text)
+    assert bound
+    assert float(bound[1]) == pytest.approx(100 * (kld / 2) ** 0.5, abs=0.06)
