@@ -45,18 +45,26 @@ def test_an_interrupted_pass_does_not_go_through_its_layers() -> None:
     assert float(found.stdout) < 0.2
 
 
-# The handler asks the model that it interrupts for another pass, in the way named by the second argument.
-CALLED_AGAIN = """
+# Of a size whose passes last long enough to be interrupted.
+MADE = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
 from tiny import in_memory, random_weights, tiny_config
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
+
+def made(threads):
+    config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    source = in_memory(config, random_weights(config))
+    backend = CpuBackend.from_checkpoint(source, threads=threads, isa="portable")
+    return backend, backend.new_kv(64, 64)
+"""
+
+# The handler asks the model that it interrupts for another pass, in the way named by the second argument.
+CALLED_AGAIN = """
 from pronk.errors import PronkError
 
-config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
-backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=2, isa="portable")
-kv = backend.new_kv(64, 64)
+backend, kv = made(threads=2)
 called = {
     "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
     "farther": lambda: backend.forward(Batch.of([Run([1] * 2100)]), None),
@@ -81,7 +89,7 @@ print("done")
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("call", ["forward", "farther", "resize", "dequantized"])
 def test_a_handler_that_calls_the_model_it_interrupts_is_refused(call: str) -> None:
-    command = [sys.executable, "-c", CALLED_AGAIN, str(Path(__file__).parents[1]), call]
+    command = [sys.executable, "-c", MADE + CALLED_AGAIN, str(Path(__file__).parents[1]), call]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     refused, done = found.stdout.splitlines()
     assert "signal handler" in refused, found.stderr
@@ -90,15 +98,9 @@ def test_a_handler_that_calls_the_model_it_interrupts_is_refused(call: str) -> N
 
 # While a thread computes, the main one waits for its turn; what it calls is named by the second argument.
 WAITING = """
-import signal, sys, threading, time
-sys.path.insert(0, sys.argv[1])
-from tiny import in_memory, random_weights, tiny_config
-from pronk.cpu_engine.backend import CpuBackend
-from pronk.engine.batch import Batch, Run
+import threading, time
 
-config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
-backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1, isa="portable")
-kv = backend.new_kv(64, 64)
+backend, kv = made(threads=1)
 called = {
     "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
     "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
@@ -126,6 +128,6 @@ print("done")
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("call", ["forward", "dequantized"])
 def test_who_waits_for_another_threads_pass_hears_a_signal(call: str) -> None:
-    command = [sys.executable, "-c", WAITING, str(Path(__file__).parents[1]), call]
+    command = [sys.executable, "-c", MADE + WAITING, str(Path(__file__).parents[1]), call]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert found.stdout.splitlines() == ["heard while it waited", "done"], found.stderr
