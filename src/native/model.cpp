@@ -41,16 +41,13 @@ bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, co
     }
     for (int form = 0; form < kForms; ++form)
         if (used[form]) s.shared[form].reserve((Form)form, std::max(t, 2 * batch.rows), widest);
-    s.run_of.resize(t), s.attend_tokens.resize(t);
-    for (int n = 0; n < batch.runs; ++n)
-        for (int i = batch.offsets[n]; i < batch.offsets[n + 1]; ++i) s.run_of[i] = n, s.attend_tokens[i] = i;
-    const size_t phases = layers.size() * 16 + 8;
-    if (s.phases < phases) s.tickets = std::make_unique<std::atomic<int>[]>(phases), s.phases = phases;
-    for (size_t i = 0; i < phases; ++i) s.tickets[i].store(0, std::memory_order_relaxed);
+    s.number(batch, config, kernel.attention_rows);
+    const size_t products = layers.size() * 4 + 1;
+    if (s.products < products) s.outliers_used = std::make_unique<std::atomic<int>[]>(products), s.products = products;
+    for (size_t i = 0; i < products; ++i) s.outliers_used[i].store(0, std::memory_order_relaxed);
 
-    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, s, threads};
-    pool.run([&](int thread) { step.run(thread); });
-    return !step.abandoned;
+    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, s};
+    return pool.run([&](int thread) { step.run(thread); });
 }
 
 }  // namespace pronk

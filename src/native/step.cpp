@@ -24,7 +24,6 @@ void Model::Step::run(int thread) {
     float *x = scratch.x.data, *h = scratch.h.data;
 
     embed(self);
-    meet(self);
     int tokens = batch.tokens;
     for (size_t index = 0; index < model.layers.size(); ++index) {
         const Layer& layer = model.layers[index];
@@ -38,48 +37,29 @@ void Model::Step::run(int thread) {
         const Product qkv[] = {{&layer.q_proj, {scratch.q.data, (size_t)q, Then::store, q}},
                                {&layer.k_proj, {scratch.k.data, (size_t)kvs, Then::store, kvs}},
                                {&layer.v_proj, {scratch.v.data, (size_t)kvs, Then::store, kvs}}};
-        multiply(self, tokens, c, input_norm, qkv, 3, tap(taps.qkv, c));
-        expect(self, {&layer.o_proj});
-        meet(self);
-        if (!placed_late) {
-            position(self, index);
-            meet(self);
-        }
+        multiply(self, tokens, c, input_norm, qkv, 3, tap(taps.qkv, c), {&layer.o_proj});
+        if (!placed_late) position(self, index);
 
         // Of the last layer nobody reads more than the rows that want logits.
-        const int32_t* wanted = last ? batch.logits_rows : scratch.attend_tokens.data();
         if (last) tokens = batch.rows;
-        if (tokens == 0) break;
-        attend(self, index, wanted, tokens);
-        if (last && thread == 0)  // rows ascend: none is overwritten before it is moved
-            for (int t = 0; t < tokens; ++t)
-                std::memmove(x + (size_t)t * c, x + (size_t)wanted[t] * c, c * sizeof(float));
-        meet(self);
+        if (tokens == 0) return;
+        attend(self, index, last);
         const Product o{&layer.o_proj, {x, (size_t)c, Then::add, c}};
         multiply(self, tokens, q, [&](int t, float*) { return scratch.attended.data + (size_t)t * q; }, &o, 1,
-                 tap(taps.o, q));
-        expect(self, {&layer.gate_up_proj});
-        meet(self);
+                 tap(taps.o, q), {&layer.gate_up_proj});
 
         const auto mlp_norm = [&](int t, float* out) {
             kernel.rmsnorm(x + (size_t)t * c, layer.post_attention_layernorm, config.rms_norm_eps, c, out);
             return out;
         };
         const Product gate_up{&layer.gate_up_proj, {h, (size_t)f, Then::swiglu, f}};
-        multiply(self, tokens, c, mlp_norm, &gate_up, 1, tap(taps.gate_up, c));
-        expect(self, {&layer.down_proj});
-        meet(self);
+        multiply(self, tokens, c, mlp_norm, &gate_up, 1, tap(taps.gate_up, c), {&layer.down_proj});
         const Product down{&layer.down_proj, {x, (size_t)c, Then::add, c}};
-        multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1, tap(taps.down, f));
-        if (last) {
-            expect(self, {&model.lm_head});
-        } else {
-            const Layer& next = model.layers[index + 1];
-            expect(self, {&next.q_proj, &next.k_proj, &next.v_proj});
-        }
-        meet(self);
+        const Layer& next = model.layers[last ? index : index + 1];
+        const std::initializer_list<const Matrix*> head = {&model.lm_head}, following = {&next.q_proj, &next.k_proj, &next.v_proj};
+        multiply(self, tokens, f, [&](int t, float*) { return h + (size_t)t * f; }, &down, 1, tap(taps.down, f),
+                 last ? head : following);
     }
-    if (tokens == 0) return;
     const auto norm = [&](int t, float* out) {
         kernel.rmsnorm(x + (size_t)t * c, model.norm, config.rms_norm_eps, c, out);
         return out;
@@ -88,12 +68,12 @@ void Model::Step::run(int thread) {
     // there), and few rows want any: they are multiplied in two parts, the second being what rounding left of the first.
     const Then then = form_of(model.lm_head.format) == Form::f32 ? Then::store : Then::pairs;
     const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, then, config.vocab_size}};
-    multiply(self, tokens, c, norm, &head, logits ? 1 : 0, taps.head);
+    multiply(self, tokens, c, norm, &head, logits ? 1 : 0, taps.head, {});
 }
 
 void Model::Step::embed(Self& self) {
     const int c = config.hidden_size;
-    share(self, batch.tokens, [&](int t) {
+    share(self, batch.tokens, 1, [&](int t, int) {
         float* row = scratch.x.data + (size_t)t * c;
         unpack_row(model.embed_tokens, batch.token_ids[t], row);
         if (model.embedding_noise == 0) return;
@@ -108,10 +88,12 @@ void Model::Step::embed(Self& self) {
 // Products of several matrices with the same rows: row(t, buffer) gives `cols` floats, in `buffer` or elsewhere. They are
 // copied to `tap` where there is one.
 template <class Row>
-void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap) {
+void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap,
+                           std::initializer_list<const Matrix*> next) {
     const int parts = products[0].output.then == Then::pairs ? 2 : 1;
     float* buffer = scratch.normed[self.thread].data;
-    RowsBuffer* buffers = tokens == 1 ? scratch.own[self.thread].get() : scratch.shared;
+    const bool alone = tokens == 1 && !tap;  // then each thread converts the row for itself: sooner done than waited for
+    RowsBuffer* buffers = alone ? scratch.own[self.thread].get() : scratch.shared;
     Rows rows[kForms];
     bool wanted[kForms] = {};
     int halves = 0;
@@ -121,15 +103,15 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
         if (!wanted[form]) rows[form] = buffers[form].rows((Form)form, cols, model.outlier_rule);
         wanted[form] = true, halves += 2 * m.panels;
     }
-    if (Rows& shared = rows[(int)Form::llm_int8]; tokens > 1 && wanted[(int)Form::llm_int8]) {
+    if (Rows& shared = rows[(int)Form::llm_int8]; !alone && wanted[(int)Form::llm_int8]) {
         // All threads fill one list; each chooses what goes there in memory of its own.
         const Rows mine = scratch.own[self.thread][(int)Form::llm_int8].rows(Form::llm_int8, cols, model.outlier_rule);
-        shared.outliers_used = &scratch.tickets[self.phase++];
+        shared.outliers_used = &scratch.outliers_used[self.products++];
         shared.found_x = mine.found_x, shared.found_k = mine.found_k;
     }
     const auto prepare = [&](int t) {
         const float* x = row(t, buffer);
-        if (tap && (tokens > 1 || self.thread == 0)) std::memcpy(tap + (size_t)t * cols, x, cols * sizeof(float));
+        if (tap) std::memcpy(tap + (size_t)t * cols, x, cols * sizeof(float));
         for (int form = 0; form < kForms; ++form)
             if (wanted[form]) {
                 kernel.convert(x, cols, rows[form], t * parts);
@@ -138,15 +120,10 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
                 kernel.convert(buffer, cols, rows[form], t * parts + 1);
             }
     };
-    if (tokens == 1) {
-        prepare(0);  // by each thread for itself: sooner done than waited for
-    } else {
-        constexpr int kRowsAtOnce = 4;
-        share(self, (tokens + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
-            for (int t = i * kRowsAtOnce; t < std::min(tokens, (i + 1) * kRowsAtOnce); ++t) prepare(t);
+    if (!alone)
+        share(self, tokens, 4, [&](int begin, int end) {
+            for (int t = begin; t < end; ++t) prepare(t);
         });
-        meet(self);
-    }
 
     tokens *= parts;
 
@@ -164,17 +141,19 @@ void Model::Step::multiply(Self& self, int tokens, int cols, const Row& row, con
         }
     };
     if (tokens <= kFewTokens) {
-        // SwiGLU needs a whole panel.
-        const int unit = products[0].output.then == Then::swiglu ? 2 : 1, units = halves / unit;
-        // In pieces of about a megabyte, so that a wish to stop is heard in time.
-        const int end = cut(units, self.thread + 1) * unit;
-        const int piece = std::max<int>(2, (1 << 21) / products[0].matrix->panel_bytes * 2);
-        for (int begin = cut(units, self.thread) * unit; begin < end && going(self); begin += piece)
-            range(begin, std::min(end, begin + piece), 0, tokens);
+        // SwiGLU needs a whole panel. In pieces of about a megabyte, so that a wish to stop is heard in time.
+        const int unit = products[0].output.then == Then::swiglu ? 2 : 1;
+        const int most = std::max<int>(1, (1 << 21) / products[0].matrix->panel_bytes / unit);
+        expect(self, next);
+        bool ready = !alone;
+        share(self, halves / unit, most, [&](int begin, int end) {
+            if (!ready) prepare(0), ready = true;  // only now: a thread that comes late must not read what others have written
+            range(begin * unit, end * unit, 0, tokens);
+        });
         return;
     }
     const int panels = halves / 2, blocks = (tokens + kTokenBlock - 1) / kTokenBlock;
-    share(self, panels * blocks, [&](int i) {
+    share(self, panels * blocks, 1, [&](int i, int) {
         const int token = i / panels * kTokenBlock, panel = i % panels;
         range(2 * panel, 2 * panel + 2, token, std::min(kTokenBlock, tokens - token));
     });
@@ -185,7 +164,7 @@ void Model::Step::expect(Self& self, std::initializer_list<const Matrix*> next) 
     if (batch.tokens > kFewTokens) return;
     int panels = 0;
     for (const Matrix* m : next) panels += m->panels;
-    int begin = cut(2 * panels, self.thread) / 2;
+    int begin = model.pool.phases().cut(2 * panels, self.thread) / 2;
     for (const Matrix* m : next) {
         if (begin < m->panels) {
             const uint8_t* data = m->panel(begin);

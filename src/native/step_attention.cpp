@@ -1,5 +1,8 @@
 // Of a step: keys and values into their places, and attention over them.
 #include <cmath>
+#include <cstring>
+#include <iterator>
+#include <numeric>
 
 #include "step.h"
 
@@ -21,57 +24,83 @@ void Model::Step::place(int layer, int run, int token, int head) {
 // A unit is one head of the tokens of one run in one block.
 void Model::Step::position(Self& self, int layer) {
     const int kv_heads = config.num_key_value_heads;
-    int first = 0;  // block of the batch, numbered through its runs
-    std::atomic<int>& ticket = scratch.tickets[self.phase++];
-    const auto next = [&] { return ticket.fetch_add(1, std::memory_order_relaxed); };
-    int mine = next();
-    for (int n = 0; n < batch.runs; ++n) {
-        const int begin = batch.offsets[n], end = batch.offsets[n + 1], start = batch.positions[begin];
-        const int from = start / kKVBlock, to = (start + end - begin - 1) / kKVBlock + 1;
-        for (; mine < (first + to - from) * kv_heads && going(self); mine = next()) {
-            const int block = from + mine / kv_heads - first, head = mine % kv_heads;
-            for (int p = std::max(start, block * kKVBlock); p < std::min(start + end - begin, (block + 1) * kKVBlock); ++p)
-                place(layer, n, begin + p - start, head);
-        }
-        first += to - from;
-    }
+    const Units& units = scratch.placing;
+    share(self, units.count, 1, [&](int unit, int) {
+        const Span& span = units.of(unit);
+        const int start = batch.positions[span.begin], end = start + span.end - span.begin;
+        const int block = start / kKVBlock + (unit - span.first) / kv_heads, head = (unit - span.first) % kv_heads;
+        for (int p = std::max(start, block * kKVBlock); p < std::min(end, (block + 1) * kKVBlock); ++p)
+            place(layer, span.run, span.begin + p - start, head);
+    });
 }
 
 // A unit is a few query rows that share a key head; rows of a run go token by token, heads within.
-void Model::Step::attend(Self& self, int layer, const int32_t* wanted, int tokens) {
+void Model::Step::attend(Self& self, int layer, bool last) {
     const int d = config.head_dim, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
     const int group = heads / kv_heads, most = kernel.attention_rows;
     const float scale = 1 / std::sqrt((float)d);
-    std::atomic<int>& ticket = scratch.tickets[self.phase++];
-    const auto next = [&] { return ticket.fetch_add(1, std::memory_order_relaxed); };
-    int mine = next(), first = 0;
-    for (int begin = 0, end; begin < tokens; begin = end) {
-        const int run = scratch.run_of[wanted[begin]];
-        for (end = begin + 1; end < tokens && scratch.run_of[wanted[end]] == run;) ++end;
-        const int rows = (end - begin) * group, tiles = (rows + most - 1) / most;
-        for (; mine < first + tiles * kv_heads && going(self); mine = next()) {
-            // The longest rows first, so that the last units are short ones.
-            const int tile = tiles - 1 - (mine - first) / kv_heads, head = (mine - first) % kv_heads;
-            if (placed_late) place(layer, run, wanted[begin], head);
-            const float* q[kTileTokens];
-            float* out[kTileTokens];
-            int32_t limit[kTileTokens];
-            AttentionTask task;
-            task.rows = std::min(most, rows - tile * most);
-            for (int r = 0; r < task.rows; ++r) {
-                const int i = begin + (tile * most + r) / group, h = head * group + (tile * most + r) % group;
-                q[r] = scratch.q.data + ((size_t)wanted[i] * heads + h) * d;
-                out[r] = scratch.attended.data + ((size_t)i * heads + h) * d;
-                limit[r] = batch.positions[wanted[i]] + 1;
-            }
-            task.q = q, task.out = out, task.limit = limit, task.scale = scale;
-            task.kv = kv.at(layer, head), task.block_stride = kv.block_bytes();
-            task.blocks = batch.blocks + batch.block_offsets[run];
-            task.scratch = scratch.attention[self.thread].data;
-            kernel.attention(kv.layout, task);
+    const int32_t* wanted = last ? batch.logits_rows : scratch.all_tokens.data();
+    const Units& units = last ? scratch.attending_last : scratch.attending;
+    share(self, units.count, 1, [&](int unit, int) {
+        if (last && unit == 0) keep_wanted();
+        const Span& span = units.of(unit);
+        const int rows = (span.end - span.begin) * group, tiles = (rows + most - 1) / most;
+        // The longest rows first, so that the last units are short ones.
+        const int tile = tiles - 1 - (unit - span.first) / kv_heads, head = (unit - span.first) % kv_heads;
+        if (placed_late) place(layer, span.run, wanted[span.begin], head);
+        const float* q[kTileTokens];
+        float* out[kTileTokens];
+        int32_t limit[kTileTokens];
+        AttentionTask task;
+        task.rows = std::min(most, rows - tile * most);
+        for (int r = 0; r < task.rows; ++r) {
+            const int i = span.begin + (tile * most + r) / group, h = head * group + (tile * most + r) % group;
+            q[r] = scratch.q.data + ((size_t)wanted[i] * heads + h) * d;
+            out[r] = scratch.attended.data + ((size_t)i * heads + h) * d;
+            limit[r] = batch.positions[wanted[i]] + 1;
         }
-        first += tiles * kv_heads;
+        task.q = q, task.out = out, task.limit = limit, task.scale = scale;
+        task.kv = kv.at(layer, head), task.block_stride = kv.block_bytes();
+        task.blocks = batch.blocks + batch.block_offsets[span.run];
+        task.scratch = scratch.attention[self.thread].data;
+        kernel.attention(kv.layout, task);
+    });
+}
+
+// Hidden states of the rows that want logits to the front: they ascend, so that none is overwritten before it is moved.
+void Model::Step::keep_wanted() {
+    const size_t c = config.hidden_size;
+    for (int i = 0; i < batch.rows; ++i)
+        std::memmove(scratch.x.data + i * c, scratch.x.data + batch.logits_rows[i] * c, c * sizeof(float));
+}
+
+void Units::add(int run, int begin, int end, int units) {
+    spans.push_back({run, begin, end, count});
+    count += units;
+}
+
+const Span& Units::of(int unit) const {
+    return *std::prev(std::upper_bound(spans.begin(), spans.end(), unit, [](int u, const Span& s) { return u < s.first; }));
+}
+
+// Which tokens belong together, for all layers.
+void Model::Scratch::number(const Batch& batch, const Config& config, int attention_rows) {
+    const int heads = config.num_key_value_heads, group = config.num_attention_heads / heads;
+    for (Units* units : {&placing, &attending, &attending_last}) units->spans.clear(), units->count = 0;
+    const auto attend = [&](Units& units, int run, int begin, int end) {
+        if (begin < end) units.add(run, begin, end, ((end - begin) * group + attention_rows - 1) / attention_rows * heads);
+    };
+    int row = 0;
+    for (int n = 0; n < batch.runs; ++n) {
+        const int begin = batch.offsets[n], end = batch.offsets[n + 1], start = batch.positions[begin];
+        placing.add(n, begin, end, ((start + end - begin - 1) / kKVBlock + 1 - start / kKVBlock) * heads);
+        attend(attending, n, begin, end);
+        const int first_row = row;
+        while (row < batch.rows && batch.logits_rows[row] < end) ++row;
+        attend(attending_last, n, first_row, row);
     }
+    all_tokens.resize(batch.tokens);
+    std::iota(all_tokens.begin(), all_tokens.end(), 0);
 }
 
 }  // namespace pronk

@@ -1,5 +1,6 @@
 #include "threads.h"
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <thread>
@@ -16,39 +17,99 @@ using namespace pronk;
 
 namespace {
 
-// Every thread adds to a sum of its own, meets the others, and reads all sums: what a layer does.
-bool step_works(ThreadPool& pool, int rounds) {
-    const int threads = pool.size();
-    std::vector<int> sums(threads, 0), wrong(threads, 0);
-    pool.run([&](int t) {
+// What a layer does: in one phase every unit writes, in the next every unit reads what all have written.
+bool step_works(ThreadPool& pool, int rounds, int units = 40, int most = 3) {
+    std::vector<int> written(units, 0), wrong(units, 0);
+    const bool done = pool.run([&](int t) {
+        Place place{t};
         for (int round = 1; round <= rounds; ++round) {
-            ++sums[t];
-            pool.barrier().wait();
-            for (const int sum : sums) wrong[t] += sum != round;
-            pool.barrier().wait();
+            pool.phases().share(place, units, most, [&](int begin, int end) {
+                for (int i = begin; i < end; ++i) ++written[i];
+            });
+            pool.phases().share(place, units, most, [&](int begin, int end) {
+                for (int i = begin; i < end; ++i)
+                    for (const int sum : written) wrong[i] += sum != round;
+            });
         }
     });
-    bool good = true;
-    for (int t = 0; t < threads; ++t) good = good && sums[t] == rounds && wrong[t] == 0;
+    bool good = done;
+    for (int i = 0; i < units; ++i) good = good && written[i] == rounds && wrong[i] == 0;
     return good;
 }
 
-void test_every_thread_runs_and_meets_the_others() {
+void test_units_are_done_once_and_phases_one_after_another() {
     for (const int threads : {1, 2, 3, 8}) {
         ThreadPool pool(threads);
         CHECK(pool.size() == threads);
-        for (int step = 0; step < 50; ++step) CHECK(step_works(pool, 20));
+        for (const int units : {1, 2, 7, 40})
+            for (int step = 0; step < 20; ++step) CHECK(step_works(pool, 20, units, 1 + step));
+    }
+}
+
+void test_pieces_are_of_the_size_asked_for() {
+    ThreadPool pool(2);
+    std::atomic<int> longest{0}, calls{0};
+    pool.run([&](int t) {
+        Place place{t};
+        pool.phases().share(place, 100, 7, [&](int begin, int end) {
+            int known = longest;
+            while (end - begin > known && !longest.compare_exchange_weak(known, end - begin)) {
+            }
+            ++calls;
+        });
+        pool.phases().share(place, 0, 7, [&](int, int) { ++calls; });
+    });
+    CHECK(longest == 7);
+    CHECK(calls >= 100 / 7);
+}
+
+// The caller does all that there is while the others are kept from coming, and waits for none of them.
+void test_nobody_waits_for_who_sleeps() {
+    ThreadPool pool(3);
+    for (int step = 0; step < 20; ++step) {
+        std::vector<int> by(30, -1);
+        std::atomic<bool> over{false};
+        pool.run([&](int t) {
+            while (t != 0 && !over) std::this_thread::yield();  // later than all phases
+            Place place{t};
+            for (int phase = 0; phase < 3; ++phase)
+                pool.phases().share(place, 30, 4, [&](int begin, int end) { std::fill(by.begin() + begin, by.begin() + end, t); });
+            over = true;
+        });
+        CHECK(over && by == std::vector<int>(30, 0));
+    }
+}
+
+void test_an_abandoned_step_ends() {
+    for (const int threads : {1, 3}) {
+        ThreadPool pool(threads);
+        std::atomic<int> done{0};
+        CHECK(!pool.run([&](int t) {
+            Place place{t};
+            for (int phase = 0; phase < 100; ++phase)
+                pool.phases().share(place, 1 << 24, 1, [&](int, int) {
+                    if (++done == 10) pool.phases().abandon();
+                });
+        }));
+        CHECK(done >= 10 && done < 1000);
+        CHECK(step_works(pool, 3));  // the next one is whole
     }
 }
 
 void test_late_threads_and_sleepers() {
     ThreadPool pool(3);
     for (int step = 0; step < 6; ++step) {
-        // Long enough for the others to go to sleep in the barrier, and for all to sleep between steps.
+        // Long enough for the others to go to sleep within a phase, and for all to sleep between steps.
+        std::vector<int> done(3, 0);
         pool.run([&](int t) {
-            if (t == step % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-            pool.barrier().wait();
+            Place place{t};
+            for (int phase = 0; phase < 2; ++phase)
+                pool.phases().share(place, 3, 1, [&](int i, int) {
+                    if (i == step % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                    ++done[i];
+                });
         });
+        CHECK(done == std::vector<int>(3, 2));
         if (step % 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
         CHECK(step_works(pool, 3));
     }
@@ -127,7 +188,10 @@ void test_default_threads() {
 }  // namespace
 
 int main() {
-    test_every_thread_runs_and_meets_the_others();
+    test_units_are_done_once_and_phases_one_after_another();
+    test_pieces_are_of_the_size_asked_for();
+    test_nobody_waits_for_who_sleeps();
+    test_an_abandoned_step_ends();
     test_late_threads_and_sleepers();
     test_callers_take_turns();
     test_nothing_spins_between_steps();

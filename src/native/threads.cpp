@@ -1,6 +1,5 @@
 #include "threads.h"
 
-#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -8,50 +7,14 @@
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
-#if defined(PRONK_X86)
-#include <immintrin.h>
-#endif
 
 namespace pronk {
 
 namespace {
 
-using std::chrono::microseconds;
-
-// A thread that is late is mostly late by less than this; a sleep and a wake take about as long.
-constexpr microseconds kBarrierSpin{50};
 // Between two steps lie sampling and text: with luck the next step comes before the thread has gone to sleep.
-constexpr microseconds kStepSpin{100};
-
-void pause() {
-#if defined(PRONK_X86)
-    _mm_pause();
-#elif defined(PRONK_ARM)
-    asm volatile("yield");
-#endif
-}
-
-// Waits until `value` is no longer `old`: spins first, asking for what is ahead, then sleeps as one of `sleepers`.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::atomic<uint32_t>& sleepers, microseconds spin,
-                Ahead& ahead) {
-    const auto end = std::chrono::steady_clock::now() + spin;
-    do {
-        for (int i = 0; i < 32; ++i) {
-            if (value.load(std::memory_order_acquire) != old) return;
-            if (!ahead.ask()) pause();
-        }
-    } while (std::chrono::steady_clock::now() < end);
-    sleepers.fetch_add(1);
-    value.wait(old);
-    sleepers.fetch_sub(1);
-}
-
-// Changes `value` and wakes who sleeps on it. The order of the two accesses, and of the two in wait_while, is what keeps
-// a sleeper from being missed: both are sequentially consistent.
-void advance(std::atomic<uint32_t>& value, const std::atomic<uint32_t>& sleepers) {
-    value.fetch_add(1);
-    if (sleepers.load() != 0) value.notify_all();
-}
+constexpr std::chrono::microseconds kStepSpin{100};
+constexpr std::chrono::microseconds kLeaveSpin{50};
 
 }  // namespace
 
@@ -63,19 +26,8 @@ long process_id() {
 #endif
 }
 
-void Barrier::wait(Ahead& ahead) {
-    if (threads_ == 1) return;
-    const uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
-        arrived_.store(0, std::memory_order_relaxed);
-        advance(phase_, sleepers_);
-    } else {
-        wait_while(phase_, phase, sleepers_, kBarrierSpin, ahead);
-    }
-}
-
 struct ThreadPool::State {
-    explicit State(int threads) : barrier(threads), done(threads) {
+    explicit State(int threads) : phases(threads) {
         workers.reserve(threads - 1);
         try {
             for (int i = 1; i < threads; ++i) workers.emplace_back([this, i] { work(i); });
@@ -88,29 +40,49 @@ struct ThreadPool::State {
     ~State() { stop(); }
 
     void work(int index) {
-        for (uint32_t seen = 0;; ++seen) {
-            Ahead nothing;
-            wait_while(step, seen, sleepers, kStepSpin, nothing);
+        for (uint32_t seen = 0;;) {
+            step.wait_while(seen, kStepSpin);
+            seen = step.load();
             if (stopping) return;
+            if (!enter()) continue;
             (*body)(index);
-            done.wait();
+            inside.add(-1);
         }
+    }
+
+    // False where the step is over already.
+    bool enter() {
+        uint32_t threads = inside.load();
+        while (threads < kClosed)
+            if (inside.exchange(threads, threads + 1)) return true;
+        return false;
+    }
+
+    bool run(const std::function<void(int)>& of_step) {
+        body = &of_step;
+        phases.begin();
+        inside.store(0);
+        step.add(1);
+        of_step(0);
+        for (uint32_t threads = inside.add(kClosed); threads != kClosed; threads = inside.load())
+            inside.wait_while(threads, kLeaveSpin);
+        return !phases.abandoned();
     }
 
     void stop() {
         stopping = true;
-        advance(step, sleepers);
+        step.add(1);
         for (std::thread& worker : workers) worker.join();
     }
 
     const long owner = process_id();
     std::mutex caller;
     const std::function<void(int)>* body = nullptr;
-    bool stopping = false;  // as `body`, written before a step begins
-    Barrier barrier;  // the steps' own
-    Barrier done;
-    alignas(64) std::atomic<uint32_t> step{0};
-    std::atomic<uint32_t> sleepers{0};
+    std::atomic<bool> stopping{false};
+    Phases phases;
+    Awaited step;  // how many there were
+    static constexpr uint32_t kClosed = 1 << 30;
+    Awaited inside{kClosed};  // threads other than the caller, and whether more may come
     std::vector<std::thread> workers;
 };
 
@@ -134,16 +106,12 @@ ThreadPool::State& ThreadPool::state() {
     return *state;
 }
 
-Barrier& ThreadPool::barrier() { return state_.load(std::memory_order_relaxed)->barrier; }
+Phases& ThreadPool::phases() { return state_.load(std::memory_order_relaxed)->phases; }
 
-void ThreadPool::run(const std::function<void(int)>& body) {
-    if (size_ == 1) return body(0);
+bool ThreadPool::run(const std::function<void(int)>& body) {
     State& state = this->state();
     const std::lock_guard lock(state.caller);
-    state.body = &body;
-    advance(state.step, state.sleepers);
-    body(0);
-    state.done.wait();
+    return state.run(body);
 }
 
 }  // namespace pronk

@@ -221,16 +221,16 @@ class LLM:
                     read = scheduler.counters.prefill_tokens + scheduler.counters.cached_tokens
                     progress(READING, min(read, total) if unread else total, total)
                 for event in events:
-                    key = number[event.request], event.sample
+                    request, index = key = number[event.request], event.sample
                     if key not in streams:
-                        watch = Stopwatch(self.load_s, len(prompts[key[0]]), begun)
-                        streams[key] = TextStream(self._tokenizer, prompts[key[0]], params.stop, watch)
+                        watch = Stopwatch(self.load_s, len(prompts[request]), begun)
+                        streams[key] = self._text_stream(prompts[request], params, watch, request, index, seed)
                     if streams[key].stops.found:
                         continue  # a draft went on beyond it
                     chunk = streams[key].chunk(event)
                     if chunk.finish_reason and not event.finish_reason:  # a stop string
                         scheduler.cancel(event.request, event.sample)
-                    yield replace(chunk, request=key[0], index=key[1], seed=seed)
+                    yield chunk
 
     def _beams(
         self,
@@ -250,7 +250,8 @@ class LLM:
             with self._caches.lend() if cache else nullcontext() as kv:
                 hypotheses = beam_search(backend, prompt, params, self.eos_ids, cached=cache, kv=kv)
             for index, found in enumerate(hypotheses):
-                stream = TextStream(self._tokenizer, prompt, params.stop, Stopwatch(self.load_s, len(prompt), begun))
+                watch = Stopwatch(self.load_s, len(prompt), begun)
+                stream = self._text_stream(prompt, params, watch, request, index, seed)
                 elapsed = time.perf_counter() - begun
                 for step, token in enumerate(found.tokens):
                     last = step == len(found.tokens) - 1
@@ -259,7 +260,12 @@ class LLM:
                     if chunk.stats:  # there is no first token before the last one
                         rate = chunk.stats.new_tokens / elapsed
                         chunk = replace(chunk, stats=replace(chunk.stats, prefill_tok_s=None, decode_tok_s=rate))
-                    yield replace(chunk, request=request, index=index, seed=seed, score=found.score)
+                    yield replace(chunk, score=found.score)
+
+    def _text_stream(
+        self, prompt: Sequence[int], params: SamplingParams, watch: Stopwatch, request: int, index: int, seed: int
+    ) -> TextStream:
+        return TextStream(self._tokenizer, prompt, params.stop, watch, request=request, index=index, seed=seed)
 
     # -- from text to prompts --
 

@@ -15,6 +15,8 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """The text that is now certain. Once `found`, everything from the stop string on is gone."""
+        if not self.stops:
+            return text
         if self.found:
             return ""
         text = self.held + text

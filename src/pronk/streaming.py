@@ -14,13 +14,25 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """`tokenizer` None: tokens flow, and every text is empty. `prompt_ids` decide on a space at the beginning."""
+    """`tokenizer` None: tokens flow, and every text is empty. `prompt_ids` decide on a space at the beginning.
+
+    `request`, `index` and `seed` are those of its chunks.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], watch: Stopwatch
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        watch: Stopwatch,
+        *,
+        request: int,
+        index: int,
+        seed: int,
     ) -> None:
         self.decoder = tokenizer.stream_decoder(previous=prompt_ids) if tokenizer else None
         self.stops, self.watch = StopStrings(stop), watch
+        self._request, self._index, self._seed = request, index, seed
 
     def chunk(self, event: Event) -> Chunk:
         """Its `finish_reason` is "stop" although the event's is not, when a stop string has just been completed."""
@@ -35,8 +47,11 @@ class TextStream:
             token=None if ends else event.token,
             logprob=event.logprob,
             top=event.top,
+            request=self._request,
+            index=self._index,
             finish_reason=reason,
             stats=self.watch.stats() if reason else None,
+            seed=self._seed,
         )
 
     def _feed(self, token: int, *, ends: bool, last: bool) -> str:

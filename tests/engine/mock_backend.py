@@ -99,7 +99,7 @@ class MockBackend:
         self.batches.append(batch)
         wanted = set(batch.logits_rows.tolist())
         logits = []
-        runs = list(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), batch.blocks, strict=True))
+        runs = list(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), batch.tables, strict=True))
         # As on a real engine, a layer writes the keys of all runs before any run reads.
         for begin, end, blocks in runs if kv else ():
             for row in range(begin, end):

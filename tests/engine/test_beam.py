@@ -31,7 +31,7 @@ class TransformersBackend(MockBackend):
     def forward(self, batch: Batch, kv: MockKV | None) -> NDArray[np.float32]:
         super().forward(batch, kv)  # writes the cache, checks positions
         prefixes = []
-        for end, blocks in zip(batch.offsets[1:], batch.blocks, strict=True):
+        for end, blocks in zip(batch.offsets[1:], batch.tables, strict=True):
             length = batch.positions[end - 1] + 1
             tokens = batch.token_ids[end - length : end] if kv is None else kv.tokens[blocks].reshape(-1)[:length]
             prefixes.append(tokens)
@@ -172,7 +172,7 @@ def test_every_step_is_one_forward_pass_of_all_beams_and_blocks_are_shared() -> 
     beam_search(backend, [1] * 640, SamplingParams(num_beams=4, max_new_tokens=5))
     assert [len(batch.token_ids) for batch in backend.batches] == [512, 128, 4, 4, 4, 4]
     for batch in backend.batches[2:]:
-        assert len({tuple(blocks[:10]) for blocks in batch.blocks}) == 1
+        assert len({tuple(blocks[:10]) for blocks in batch.tables}) == 1
 
 
 def test_enough_beams_find_the_best_of_all() -> None:

@@ -73,7 +73,7 @@ def test_requests_that_run_at_once_share_what_is_computed() -> None:
     scheduler.step()
     assert [len(batch.token_ids) for batch in backend.batches] == [20, 3]
     assert scheduler.counters.cached_tokens == 20
-    first, second = backend.batches[1].blocks
+    first, second = backend.batches[1].tables
     assert first[:5].tolist() == second[:5].tolist()
 
 

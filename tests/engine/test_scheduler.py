@@ -157,8 +157,8 @@ def test_samples_share_the_prompt() -> None:
     events = scheduler.step()
     # Five full blocks in common, and a sixth of each's own, of which three are copies.
     assert [len(batch.token_ids) for batch in backend.batches] == [21, 4]
-    assert len({tuple(blocks[:5]) for blocks in backend.batches[1].blocks}) == 1
-    assert len({blocks[5] for blocks in backend.batches[1].blocks}) == 4
+    assert len({tuple(blocks[:5]) for blocks in backend.batches[1].tables}) == 1
+    assert len({blocks[5] for blocks in backend.batches[1].tables}) == 4
     assert [event.finish_reason for event in events] == ["length"] * 4
     assert scheduler.counters.cached_tokens == 3 * 21
 
@@ -181,7 +181,7 @@ def test_a_lone_sequence_is_contiguous() -> None:
     for _ in range(2):
         scheduler.add([1] * 30, SamplingParams(max_new_tokens=50), 0)
         run(scheduler)
-    assert all((blocks == np.arange(len(blocks))).all() for batch in backend.batches for blocks in batch.blocks)
+    assert all((blocks == np.arange(len(blocks))).all() for batch in backend.batches for blocks in batch.tables)
 
 
 def test_the_context_ends_a_sequence() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -19,7 +17,7 @@ from pronk.config import ModelConfig
 from pronk.cpu_engine import formats, memory, weights
 from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.engine.backend import KVStorage
-from pronk.engine.batch import Batch
+from pronk.engine.batch import Batch, Int32
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.int8 import Outliers
 from pronk.rope import cos_sin, inverse_frequencies
@@ -32,6 +30,7 @@ _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are k
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
 _PASS = 512  # tokens of the passes that a scheduler makes
+_FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
 class CpuBackend:
@@ -119,9 +118,13 @@ class CpuBackend:
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
-        with self._passing(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size):
+        self._check_memory(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size)
+        try:
             out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
             self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
+        except (MemoryError, RuntimeError) as error:
+            raise _failed(batch, error) from None
+        self._longest = max(self._longest, len(batch.token_ids))
         return out
 
     def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
@@ -135,53 +138,47 @@ class CpuBackend:
         widths = {"qkv": config.hidden_size, "o": q, "gate_up": config.hidden_size, "down": config.intermediate_size}
         need = 4 * tokens * (config.num_hidden_layers * sum(widths.values()) + config.hidden_size)
         memory.check(need, f"keeping the activations of {tokens} tokens", "take fewer at a time")
-        with self._passing(batch, kv, need):
+        self._check_memory(batch, kv, need)
+        try:
             taps: dict[str, Any] = {
                 name: np.empty((config.num_hidden_layers, tokens, k), np.float32) for name, k in widths.items()
             }
             head = np.empty((1, tokens, config.hidden_size), np.float32)
             self.model.activations(**self._arguments(batch, kv), **taps, head=head)
+        except (MemoryError, RuntimeError) as error:
+            raise _failed(batch, error) from None
+        self._longest = max(self._longest, tokens)
         inputs = {(layer, name): of[layer] for layer in range(config.num_hidden_layers) for name, of in taps.items()}
         return {**inputs, (-1, "head"): head[0]}
 
-    @contextmanager
-    def _passing(self, batch: Batch, kv: KVStorage | None, result: int) -> Iterator[None]:
-        """A pass that gives `result` bytes. Raises NotEnoughMemory, and PronkError where it would never have its turn.
+    def _check_memory(self, batch: Batch, kv: KVStorage | None, result: int) -> None:
+        """Raises NotEnoughMemory where a pass that gives `result` bytes does not fit.
 
         What a scheduler's passes take was counted when the model was loaded; longer ones are counted here.
         """
-        tokens, way_out = len(batch.token_ids), "take fewer tokens at a time, through the KV cache"
+        tokens = len(batch.token_ids)
         if tokens > _PASS:
             cache = 0 if kv else self._forgetful_kv(0).block_bytes * int((-(-batch.lengths // BLOCK_SIZE)).sum())
             need = result + cache + self._token_bytes * max(0, tokens - self._longest)
-            memory.check(need, f"a pass over {tokens} tokens", way_out)
-        try:
-            yield
-        except MemoryError:
-            raise NotEnoughMemory(f"memory ran out in a pass over {tokens} tokens", way_out) from None
-        except RuntimeError as error:  # called where waiting for the pass under way would never end
-            raise PronkError(f"{error}") from None
-        self._longest = max(self._longest, tokens)
+            memory.check(need, f"a pass over {tokens} tokens", _FEWER_TOKENS)
 
     def _arguments(self, batch: Batch, kv: KVStorage | None) -> dict[str, Any]:
         """Of a pass, as the native model takes them."""
         assert kv is None or isinstance(kv, CpuKV)
-        self._rope.reach(int(batch.positions.max(initial=0)))
-        storage, tables = (kv.storage, batch.blocks) if kv else self._forgetful(batch)
-        ends = np.cumsum([0, *(len(table) for table in tables)], dtype=np.int32)
+        self._rope.reach(batch.furthest)
+        storage, blocks, ends = (kv.storage, batch.blocks, batch.block_offsets) if kv else self._forgetful(batch)
         return {
             "token_ids": batch.token_ids, "positions": batch.positions, "offsets": batch.offsets,
-            "blocks": np.concatenate(tables), "block_offsets": ends, "kv": storage, "embedding_noise": self._noise,
+            "blocks": blocks, "block_offsets": ends, "kv": storage, "embedding_noise": self._noise,
         }  # fmt: skip
 
-    def _forgetful(self, batch: Batch) -> tuple[_native.KV, tuple[NDArray[np.int32], ...]]:
+    def _forgetful(self, batch: Batch) -> tuple[_native.KV, Int32, Int32]:
         """Keys and values of one layer, which every layer overwrites, and tables for it."""
         if batch.positions[batch.offsets[:-1]].any():
             raise ValueError("without a KV cache every run must start at position 0")
-        needed = -(-batch.lengths // BLOCK_SIZE)
-        ends = np.cumsum(needed, dtype=np.int32)
-        tables = tuple(np.arange(end - count, end, dtype=np.int32) for end, count in zip(ends, needed, strict=True))
-        return self._forgetful_kv(int(ends[-1])), tables
+        ends = np.cumsum([0, *(-(-batch.lengths // BLOCK_SIZE))], dtype=np.int32)
+        blocks = np.arange(ends[-1], dtype=np.int32)
+        return self._forgetful_kv(len(blocks)), blocks, ends
 
     def _forgetful_kv(self, num_blocks: int) -> _native.KV:
         storage: _native.KV = load_native().KV(self.model, self.kv_dtype, num_blocks, remembers=False)
@@ -207,6 +204,8 @@ class Rope:
         self._lock = RLock()
 
     def reach(self, position: int) -> None:
+        if position < self._reached:
+            return
         with self._lock:
             if position >= self._reached:
                 reached = max(256, 2 * self._reached, position + 1)
@@ -214,6 +213,12 @@ class Rope:
                 if reached > self._reached:
                     self._model.set_rope(*tables)
                     self._reached = reached
+
+
+def _failed(batch: Batch, error: MemoryError | RuntimeError) -> PronkError:
+    what = f"memory ran out in a pass over {len(batch.token_ids)} tokens"
+    # Else it was called where waiting for the pass under way would never end.
+    return NotEnoughMemory(what, _FEWER_TOKENS) if isinstance(error, MemoryError) else PronkError(f"{error}")
 
 
 def load_native() -> ModuleType:

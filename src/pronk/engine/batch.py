@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -31,36 +31,49 @@ class Batch:
     positions: Int32  # [T], consecutive within a run
     offsets: Int32  # [N + 1], run n is tokens offsets[n]:offsets[n + 1]
     logits_rows: Int32  # [R], ascending indices into T
-    blocks: tuple[Int32, ...] = field(default=())  # N tables; enough blocks for position + 1 tokens each
+    blocks: Int32  # N block tables, one after the other; enough blocks for position + 1 tokens each
+    block_offsets: Int32  # [N + 1], run n's table is blocks[block_offsets[n]:block_offsets[n + 1]]
+    furthest: int  # the largest position
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Batch:
-        runs = list(runs)
-        if not runs or not all(len(run.token_ids) for run in runs):
-            raise ValueError("a batch needs at least one run, and every run at least one token")
         # Lists first: most batches are a token or a few, for which arrays cost more than what they hold.
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        offsets = [0]
+        blocks: list[int] = []
+        offsets, block_offsets = [0], [0]
         for run in runs:
             begin, end = len(tokens), len(tokens) + len(run.token_ids)
+            if end == begin:
+                raise ValueError("every run of a batch needs at least one token")
             tokens.extend(run.token_ids)
             positions.extend(range(run.start, run.start + end - begin))
             offsets.append(end)
+            blocks.extend(run.blocks)
+            block_offsets.append(len(blocks))
             if run.logits not in ("last", "all", "none"):
                 raise ValueError(f"logits must be last, all or none, not {run.logits!r}")
             if run.logits != "none":
                 rows.extend(range(begin if run.logits == "all" else end - 1, end))
+        if not tokens:
+            raise ValueError("a batch needs at least one run")
         return cls(
             token_ids=np.array(tokens, np.int32),
             positions=np.array(positions, np.int32),
             offsets=np.array(offsets, np.int32),
             logits_rows=np.array(rows, np.int32),
-            blocks=tuple(np.array(run.blocks, np.int32) for run in runs),
+            blocks=np.array(blocks, np.int32),
+            block_offsets=np.array(block_offsets, np.int32),
+            furthest=max(positions),
         )
 
     @property
     def lengths(self) -> Int32:
         """How many tokens each run adds, [N]."""
         return np.diff(self.offsets)
+
+    @property
+    def tables(self) -> list[Int32]:
+        """The block table of each run."""
+        return np.split(self.blocks, self.block_offsets[1:-1])

@@ -93,12 +93,11 @@ class BlockTable:
         Gives the copies (source, destination) of whole blocks to be made in the storage before the tokens are written.
         Raises OutOfBlocks, having changed nothing.
         """
-        if self.blocks_needed(count) > self.pool.num_free:
-            raise OutOfBlocks(f"{self.blocks_needed(count)} blocks wanted, {self.pool.num_free} free")
-        if count == 0:
-            return []
+        needed = self.blocks_needed(count)
+        if needed > self.pool.num_free:
+            raise OutOfBlocks(f"{needed} blocks wanted, {self.pool.num_free} free")
         copies = []
-        if self._must_copy():
+        if needed and self._must_copy():
             source = self.blocks[-1]
             self.blocks[-1] = self.pool.allocate(after=self.blocks[-2] if len(self.blocks) > 1 else -1)
             self.pool.release(source)

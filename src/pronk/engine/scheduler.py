@@ -5,8 +5,7 @@ Not safe to share between threads. Times nothing and knows no text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
@@ -19,6 +18,21 @@ from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
+
+
+class _Bookkeeping:
+    """Marks a cache as unsettled for good where what is done inside is left half done."""
+
+    def __init__(self, kv: PrefixCache | None) -> None:
+        self._kv, self._settled = kv, True
+
+    def __enter__(self) -> None:
+        if self._kv:
+            self._settled, self._kv.settled = self._kv.settled, False
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._kv and error is None:
+            self._kv.settled = self._settled
 
 
 class Scheduler:
@@ -65,6 +79,7 @@ class Scheduler:
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
         self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
+        self._bookkeeping = _Bookkeeping(self._kv)
         self._next_id = 0
 
     def add(self, prompt_ids: Iterable[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
@@ -106,18 +121,18 @@ class Scheduler:
         be closed.
         """
         try:
-            with self._bookkeeping():
+            with self._bookkeeping:
                 runs = self._plan.next()
                 if not runs:
                     return []
-                batch = Batch.of(run for _, run in runs)
+                batch = Batch.of([run for _, run in runs])
             logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
             drawn = self._draw(runs, logits)
-            with self._bookkeeping():
+            with self._bookkeeping:
                 self._count(runs, drawn)
                 advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
         except BaseException:
-            with self._bookkeeping():
+            with self._bookkeeping:
                 for sequence in self._plan.running:
                     sequence.table.free()
             raise
@@ -125,7 +140,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancel everything. A cache that was handed in is its owner's again."""
-        with self._bookkeeping():
+        with self._bookkeeping:
             for sequence in self._plan.sequences:
                 self._plan.drop(sequence)
         self._closed = True
@@ -147,16 +162,6 @@ class Scheduler:
             raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
         if params.samples > self._plan.max_sequences:
             raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
-
-    @contextmanager
-    def _bookkeeping(self) -> Iterator[None]:
-        """Marks the cache as unsettled for good where what is done inside is left half done."""
-        settled = self._kv is None or self._kv.settled
-        if self._kv:
-            self._kv.settled = False
-        yield
-        if self._kv:
-            self._kv.settled = settled
 
     def _draw(self, runs: list[tuple[Sequence, Run]], logits: Float32) -> dict[Sequence, list[list[Sampled]]]:
         """The next tokens of each sample of each sequence whose run gives logits. Changes nothing."""

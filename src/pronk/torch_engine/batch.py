@@ -41,7 +41,7 @@ class TorchBatch:
     @classmethod
     def of(cls, batch: Batch, device: torch.device, block_size: int | None) -> TorchBatch:
         """`block_size` None: the cache-free path, on which every run starts at position 0 (ValueError otherwise)."""
-        runs, written = [], []
+        runs, written, tables = [], [], batch.tables
         for n, (begin, end) in enumerate(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True)):
             start = int(batch.positions[begin])
             if block_size is None:
@@ -49,7 +49,7 @@ class TorchBatch:
                     raise ValueError(f"run {n} starts at position {start}, but there is no cache to hold those before")
                 runs.append(Rows(begin, end, 0, None))
                 continue
-            slots = _slots(batch.blocks[n], block_size, start + end - begin)
+            slots = _slots(tables[n], block_size, start + end - begin)
             written.append(slots[start:])
             runs.append(Rows(begin, end, start, _as_slice_if_contiguous(slots, device)))
 
@@ -62,7 +62,7 @@ class TorchBatch:
             logits_rows=tensor(batch.logits_rows),
             runs=tuple(runs),
             slots=tensor(np.concatenate(written)) if written else None,
-            furthest=int(batch.positions.max()),
+            furthest=batch.furthest,
         )
 
     @cached_property
