@@ -127,6 +127,23 @@ def test_double_free_and_use_after_free_are_refused() -> None:
         pool.share(block)
 
 
+def test_an_interrupt_between_two_blocks_frees_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BlockPool(4, 2)
+    table = BlockTable(pool)
+    table.append(8)
+
+    def interrupted(block: int) -> None:
+        monkeypatch.undo()
+        pool.release(block)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "release", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        table.truncate(2)
+    table.free()  # which a scheduler does before it passes the interrupt on
+    assert table.blocks == []
+
+
 def test_a_table_cannot_be_cut_longer() -> None:
     table = BlockTable(BlockPool(2, 4))
     table.append(3)

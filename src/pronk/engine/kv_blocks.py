@@ -120,10 +120,12 @@ class BlockTable:
         if not 0 <= length <= self.length:
             raise ValueError(f"a table of {self.length} tokens cannot be cut to {length}")
         keep = -(-length // self.pool.block_size)
-        for block in self.blocks[keep:]:
-            self.pool.release(block)
+        unwanted = self.blocks[keep:]
+        # Before they are released: an interrupt between may lose blocks, but none is ever freed twice.
         del self.blocks[keep:]
         self.length = length
+        for block in unwanted:
+            self.pool.release(block)
 
     def free(self) -> None:
         self.truncate(0)
