@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,7 @@ class LLM:
         done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)
-        generations = self._collect(prompts, _params(params, sampling), truncate, cache, progress)
+        generations = self._collect(prompts, SamplingParams.of(params, sampling), truncate, cache, progress)
         return generations if several or len(generations) > 1 else generations[0]
 
     def stream(
@@ -105,7 +104,7 @@ class LLM:
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
-        params = _params(params, sampling)
+        params = SamplingParams.of(params, sampling)
         ids, cut = self._prompt_ids(prompt, params, truncate)
         chunks = self._run([ids], params, cache, progress)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
@@ -296,14 +295,3 @@ class LLM:
         """What an empty prompt begins with."""
         own = self._tokenizer.bos_id if self._tokenizer else None
         return own if own is not None else self.config.bos_token_id
-
-
-def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
-    if params is not None and not isinstance(params, SamplingParams):
-        raise BadRequest(f"params must be SamplingParams, not {type(params).__name__}; options can be given one by one")
-    known = [field.name for field in fields(SamplingParams)]
-    if unknown := options.keys() - set(known):
-        close = difflib.get_close_matches(min(unknown), known, n=1)
-        way_out = f"did you mean {close[0]}?" if close else "SamplingParams lists those there are"
-        raise BadRequest(f"unknown option {min(unknown)!r}; {way_out}")
-    return replace(params or SamplingParams(), **options)

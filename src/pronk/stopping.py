@@ -24,7 +24,7 @@ class StopStrings:
         if hits:
             self.found, self.held = True, ""
             return text[: min(hits)]
-        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        keep = max(_overlap(text, stop) for stop in self.stops)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

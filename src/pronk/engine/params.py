@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from pronk.engine.rng import RNGS, Rng, check_seed
@@ -81,6 +82,20 @@ class SamplingParams:
         self._settle("stop_token_ids", _token_ids(self.stop_token_ids))
         self._settle("logit_bias", _biases(self.logit_bias))
         self._check_contradictions()
+
+    @classmethod
+    def of(cls, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+        """`params` (None: the defaults) with `options` by name. Raises BadRequest for names that no option has, too."""
+        if params is not None and not isinstance(params, SamplingParams):
+            raise BadRequest(
+                f"params must be SamplingParams, not {type(params).__name__}; options can be given one by one"
+            )
+        known = [field.name for field in fields(cls)]
+        if unknown := options.keys() - set(known):
+            close = difflib.get_close_matches(min(unknown), known, n=1)
+            way_out = f"did you mean {close[0]}?" if close else "SamplingParams lists those there are"
+            raise BadRequest(f"unknown option {min(unknown)!r}; {way_out}")
+        return replace(params or cls(), **options)
 
     @property
     def samples(self) -> int:
