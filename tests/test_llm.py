@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
 
 import pronk.tokenizer
 from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
 from pronk.generation import Generation
 from pronk.llm import LLM
+from pronk.tokenizer.hf import HfTokenizer
 from pronk.torch_engine.backend import TorchBackend
 
 
@@ -301,3 +304,31 @@ def test_closing_a_stream_early_is_quiet(llm: LLM) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert one(llm.generate("abc", max_new_tokens=2)).tokens
+
+
+@pytest.mark.timeout(60)  # once, this waited for itself
+def test_a_signal_handler_may_encode_what_the_call_it_interrupts_encodes(tmp_path: Path) -> None:
+    save_tiny_chat_model(tmp_path)
+    tokenizer = pronk.tokenizer.load(pronk.tokenizer.find(tmp_path))
+    assert isinstance(tokenizer, HfTokenizer)
+    text = "<s>a</s>"
+    wanted = {special: tokenizer.encode(text, special=special) for special in (True, False)}
+    assert wanted[True] != wanted[False]
+    library, inner = tokenizer._library, []
+
+    class Interrupted:
+        """The library, where a signal comes between the choice of special tokens and the first call that uses it."""
+
+        encode_special_tokens = property(
+            lambda self: library.encode_special_tokens,
+            lambda self, value: setattr(library, "encode_special_tokens", value),
+        )
+
+        def encode(self, text: str, **options: bool) -> Any:
+            tokenizer._library = library
+            inner.append(tokenizer.encode(text, special=False))
+            return library.encode(text, **options)
+
+    tokenizer._library = Interrupted()  # type: ignore[assignment]
+    assert tokenizer.encode(text) == wanted[True]
+    assert inner == [wanted[False]]

@@ -63,7 +63,7 @@ class HfTokenizer(Tokenizer):
         super().__init__(kind, vocab_size, special, chat_template=chat_template, model_vocab_size=model_vocab_size)
         self.strips_first_space = strips_first_space
         self._library, self._spell, self._make_vocabulary = library, spell, vocabulary
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler must not wait for the call that it interrupts
 
     def vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
@@ -71,11 +71,14 @@ class HfTokenizer(Tokenizer):
     def _encode(self, text: str, special: bool) -> list[int]:
         # The library keeps this choice in the tokenizer, so another thread must not change it meanwhile.
         with self._lock, panics_as(PronkError("the tokenizers library failed on this text")):
+            before = self._library.encode_special_tokens
             self._library.encode_special_tokens = not special
             try:
                 return list(self._library.encode(text, add_special_tokens=False).ids)
             except Exception as error:  # the library raises plain Exception, as for a character without a token
                 raise PronkError(f"the tokenizer cannot encode this text: {error}") from None
+            finally:
+                self._library.encode_special_tokens = before
 
     def _token_bytes(self, token: int) -> bytes:
         return self._spell(token)
