@@ -18,7 +18,8 @@ struct Place {
 };
 
 // Every thread has a stretch of a phase's units, which it takes from in ever smaller pieces; when nothing is left of its
-// own it helps the others. So memory is read in long runs, and a thread that sleeps holds up nobody.
+// own it helps the others. So memory is read in long runs, and a thread that sleeps holds up no more than the units that
+// it took.
 class Phases {
 public:
     explicit Phases(int threads);

@@ -9,7 +9,7 @@ namespace {
 // Tokens that one thread multiplies before it asks for the next panel: their activations stay in its second-level cache.
 constexpr int kTokenBlock = 252;
 
-// A batch this small is bound by reading weights: each thread reads one stretch of them, agreed beforehand.
+// A batch this small is bound by reading weights: each thread reads from a stretch of its own, in long runs.
 constexpr int kFewTokens = 24;
 
 // Of the weights that come next, what a thread asks for while it waits for the others: no more than its own cache keeps.

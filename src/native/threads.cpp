@@ -54,7 +54,7 @@ struct ThreadPool::State {
     bool enter() {
         uint32_t threads = inside.load();
         while (threads < kClosed)
-            if (inside.exchange(threads, threads + 1)) return true;
+            if (inside.compare_exchange(threads, threads + 1)) return true;
         return false;
     }
 

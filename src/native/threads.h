@@ -24,9 +24,10 @@ public:
     Phases& phases();  // inside a step
 
     // Runs body(thread index) on the caller, which is thread 0, and on those of the others that wake before it is done
-    // there: what has to be done must be shared out, not left to one of them. Returns when none is inside any more. One
-    // caller at a time (others wait). After a fork, the child's first call starts threads of its own. `body` must not throw.
-    // False where the step was abandoned.
+    // there, some perhaps twice: what has to be done must be shared out, not left to one of them. Returns when none is
+    // inside any more. One caller at a time (others wait). After a fork, the child's first call starts threads of its own.
+    // `body` must not throw, unless in a child that was forked off within it, by the caller. False where the step was
+    // abandoned.
     bool run(const std::function<void(int)>& body);
 
 private:

@@ -27,7 +27,7 @@ public:
 
     uint32_t load() const { return value_.load(std::memory_order_acquire); }
     void store(uint32_t value) { value_.store(value, std::memory_order_release); }  // wakes nobody
-    bool exchange(uint32_t& expected, uint32_t value) { return value_.compare_exchange_weak(expected, value); }
+    bool compare_exchange(uint32_t& expected, uint32_t value) { return value_.compare_exchange_weak(expected, value); }
     uint32_t add(int change);  // wakes all; gives what it has become
 
     // Returns when the value is no longer `old`. Asks for what is ahead while it spins.

@@ -88,6 +88,37 @@ def test_a_forked_child_generates() -> None:
     assert run(script) == "7 True\n"
 
 
+# Forked off by a handler, amid a pass: the threads that have their part in it are the parent's.
+FORKED_AMID = """
+backend = engine(2, "portable", hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+kv, batch = backend.new_kv(64, 64), Batch.of([Run([1] * 1000, 0, range(64))])
+expected = backend.forward(batch, kv)
+child = None
+
+def fork(signum, frame):
+    global child
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # rather than wait for ever
+
+signal.signal(signal.SIGALRM, fork)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    same = np.array_equal(backend.forward(batch, kv), expected)
+except PronkError as error:
+    told = child == 0 and "forked off" in str(error)
+    os._exit(7 if told and np.array_equal(backend.forward(batch, kv), expected) else 1)
+if child == 0:
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), same)
+"""
+
+
+def test_a_child_forked_off_by_a_handler_amid_a_pass_is_told_so_and_can_begin_anew() -> None:
+    assert run("from pronk.errors import PronkError\n" + FORKED_AMID) == "7 True\n"
+
+
 def test_forked_workers_generate() -> None:
     script = FORKED + (
         "def work(n): return text(backend) == expected\n"
