@@ -151,6 +151,11 @@ def test_a_side_answers_and_its_errors_arrive(bench: Any, tmp_path: Path) -> Non
         assert side.double(number=1) == 2
 
 
+def test_peers_that_are_not_installed_are_named_with_the_way_out(bench: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"there is no .*/python; bench/README.md says how .* PRONK_BENCH_PYTHON"):
+        bench("sides.pipe").Side("llama_cpp_side", str(tmp_path / "python"))
+
+
 def test_divergence_agreement_and_perplexity(bench: Any) -> None:
     quality = bench("quality")
     true, own = np.log([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]), np.log([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])

@@ -26,9 +26,15 @@ class Side:
 
     def __init__(self, script: str, python: str = sys.executable) -> None:
         self.script = script
-        self._process = subprocess.Popen(
-            [python, str(HERE / f"{script}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, str(HERE / f"{script}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except FileNotFoundError:
+            sys.exit(
+                f"there is no {python}; bench/README.md says how to make the peers' environment, and "
+                "PRONK_BENCH_PYTHON names a Python elsewhere"
+            )
 
     def __getattr__(self, operation: str) -> Any:
         if operation.startswith("_"):
