@@ -347,7 +347,7 @@ def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLL
 
 def test_more_threads_than_processors_are_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    noted = "3 threads wait for each other on 2 processors: no more than 2 are faster\n"
+    noted = "3 threads on 2 processors: more than 2 are no faster\n"
     assert run("generate", "x", "--threads", "3", "-n", "1").stderr.startswith(noted)
     assert "threads wait" not in run("generate", "x", "--threads", "2", "-n", "1").stderr
 

@@ -212,7 +212,7 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
     loading["ctx_size"] = loading["ctx_size"] or None
     threads, cores = loading.get("threads") or 1, os.cpu_count()
     if cores and threads > cores:
-        console.note(f"{threads} threads wait for each other on {cores} processors: no more than {cores} are faster")
+        console.note(f"{threads} threads on {cores} processors: more than {cores} are no faster")
     with progress.shown("loading", patience=0) as advance:  # importing torch takes a moment already
         llm = pronk.load(model, **loading, progress=advance)
     trained, scaling = llm.config.max_position_embeddings, llm.config.rope_scaling
