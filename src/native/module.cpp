@@ -39,13 +39,15 @@ Placement placement(Part part) {
 
 int64_t rows_of(const Matrix& matrix, Part part) { return part == Part::whole ? matrix.rows : matrix.rows / 2; }
 
-// body(begin, end) over [0, count) in pieces of a panel's rows, each done by whichever thread is free.
+// body(begin, end) over [0, count) in pieces of a panel's rows: a step of one phase.
 template <class Body>
 void share(ThreadPool& pool, int64_t count, const Body& body) {
-    std::atomic<int64_t> next{0};
-    pool.run([&](int) {
-        for (int64_t begin; (begin = next.fetch_add(kPanelRows)) < count;)
-            body(begin, std::min<int64_t>(count, begin + kPanelRows));
+    const int panels = static_cast<int>((count + kPanelRows - 1) / kPanelRows);
+    pool.run([&](int thread) {
+        Place place{thread};
+        pool.phases().share(place, panels, 1, [&](int64_t panel, int) {
+            body(panel * kPanelRows, std::min(count, (panel + 1) * kPanelRows));
+        });
     });
 }
 

@@ -8,8 +8,7 @@ namespace {
 constexpr std::chrono::microseconds kSpin{50};
 
 // Of what is left of a stretch a thread takes so much at once: the last pieces are small, and there are few in all.
-constexpr int kLeast = 4;
-int piece(int left, int most) { return std::min({most, left, std::max(kLeast, left - left / 4)}); }
+int piece(int left, int most) { return std::min(most, left - left / 4); }
 
 }  // namespace
 
