@@ -152,6 +152,7 @@ def test_rope(isa: str, heads: int, dim: int) -> None:
 
 
 def softmax_of(q: np.ndarray, keys: np.ndarray, values: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    q, keys, values = (array.astype(np.float64) for array in (q, keys, values))  # whose own rounding must not count
     out = np.empty(q.shape)
     for i, limit in enumerate(limits):
         scores = keys[:limit] @ q[i] / np.sqrt(q.shape[1])
