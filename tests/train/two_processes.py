@@ -2,11 +2,13 @@
 
 A plan is a list of {"folder", "settings"}, and of these where wanted: "resume"; "stop", the steps after which the last
 process is told to; "data", that of the last process alone. Of each run one line of JSON is printed: what came of it,
-and how many numbers of the model's parameters this process held. Arguments: the folder of all runs, the plan's file.
+and how many numbers of the model's parameters this process held; at the end another, the names of the threads that are
+left where the interpreter begins to end. Arguments: the folder of all runs, the plan's file.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 from dataclasses import replace
@@ -56,8 +58,13 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
+def _tell_threads() -> None:
+    print(json.dumps([file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]), flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    atexit.register(_tell_threads)
     root, plan = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     with joined("cpu") as group:
         for work in plan:

@@ -7,6 +7,8 @@ Only the first writes and speaks; what it fails at, all fail at.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from pronk.errors import BadRequest, PronkError
 
@@ -177,9 +180,23 @@ def joined(device: str | None = None) -> Iterator[Group]:
         if failed and not _says_it():
             raise SaidAlready(str(problem)) from None
         raise problem from None
+    else:
+        atexit.register(_let_go)
     finally:
         if not failed:  # or the others would hear of it, and torchrun end this one, before its line is said
             dist.destroy_process_group()
+
+
+def _let_go() -> None:
+    """Ends gloo's threads while Python is whole.
+
+    They end with the last that holds the group, and DTensor's caches hold meshes, which hold it, for good (torch 2.13).
+    One that lets go of a tensor while the interpreter ends aborts the process (pytorch/pytorch#179291). After an error
+    it is left to chance: such a thread may wait for a process that is gone, and to end it is to wait as long.
+    """
+    for mesh in [held for held in gc.get_objects() if type(held) is DeviceMesh]:
+        vars(mesh).get("_pg_registry", {}).clear()
+    gc.collect()  # models, which hold it as well, are cycles
 
 
 def is_loss(error: BaseException) -> bool:
