@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,25 @@ def test_every_path_of_the_cpu_engine_is_identical(smollm2: Path, quantize: str)
     found = verify(pronk.load(smollm2, engine="cpu", quantize=quantize), TEXT)
     assert found["verdict"] == "identical"
     assert found["noise_floor"] > 0
+
+
+def test_what_is_generated_is_what_is_streamed(smollm2: Path) -> None:
+    """Where nobody reads along, the CPU engine is asked for several tokens at once; texts end in the middle of that."""
+    llm = pronk.load(smollm2, engine="cpu", quantize="q8")
+    ends: dict[str, dict[str, Any]] = {
+        "length": {"max_new_tokens": 29},
+        "string": {"max_new_tokens": 60, "stop": (".", "\n")},
+        "token": {"max_new_tokens": 60, "stop_token_ids": (28, 30), "ignore_eos": True},
+    }
+    for options in ends.values():
+        together = llm.generate(PROMPTS, **options)
+        assert isinstance(together, list)
+        for prompt, found in zip(PROMPTS, together, strict=True):
+            chunks = list(llm.stream(prompt, **options))
+            streamed = ("".join(c.text for c in chunks), [c.token for c in chunks if c.token is not None])
+            for made in (found, llm.generate(prompt, **options)):
+                assert isinstance(made, Generation)
+                assert (made.text, made.tokens, made.finish_reason) == (*streamed, chunks[-1].finish_reason)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 // Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
 // waited for without the GIL, which who holds them may need.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -114,9 +115,29 @@ public:
                                 copied(blocks), copied(block_offsets), copied(logits_rows)};
         check_shape("out", out, logits_rows.shape(0), model.config.vocab_size);
         float* logits = out.data();
-        pass(batch, kv, embedding_noise, [&](const auto& interrupted) {
+        pass(batch, 1, kv, embedding_noise, [&](const auto& interrupted) {
             return model.forward(batch.view(), kv.kv, logits, interrupted);
         });
+    }
+
+    int greedy(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks, const Ints& block_offsets,
+               PyKV& kv, const Ints& stops, double seconds, const IntsOut& out, float embedding_noise) {
+        const int64_t tokens = token_ids.shape(0), most = out.shape(0);
+        BatchArrays batch{copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), {}};
+        batch.logits_rows.resize(tokens);
+        std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
+        check_shape("out", out, most, tokens);
+        check_range("the number of tokens at once", most, 1, 1 << 10);
+        if (offsets.shape(0) != tokens + 1) refuse("every run must be of one token");
+        std::vector<int32_t> ascending = copied(stops);
+        std::sort(ascending.begin(), ascending.end());
+        int32_t* drawn = out.data();
+        int done = 0;
+        pass(batch, static_cast<int>(most), kv, embedding_noise, [&](const auto& interrupted) {
+            done = model.greedy(batch.view(), kv.kv, static_cast<int>(most), seconds, ascending, drawn, interrupted);
+            return done > 0;
+        });
+        return done;
     }
 
     void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
@@ -136,7 +157,7 @@ public:
                         place("o", o, layers, static_cast<int64_t>(c.num_attention_heads) * c.head_dim),
                         place("gate_up", gate_up, layers, c.hidden_size),
                         place("down", down, layers, c.intermediate_size), place("head", head, 1, c.hidden_size)};
-        pass(batch, kv, embedding_noise, [&](const auto& interrupted) {
+        pass(batch, 1, kv, embedding_noise, [&](const auto& interrupted) {
             return model.tap(batch.view(), kv.kv, taps, interrupted);
         });
     }
@@ -144,9 +165,9 @@ public:
     Model model;
 
 private:
-    // run(interrupted) says whether the pass was finished.
+    // run(interrupted) says whether it was finished: `passes` of them, each a position further.
     template <class Run>
-    void pass(const BatchArrays& batch, PyKV& kv, float embedding_noise, const Run& run) {
+    void pass(const BatchArrays& batch, int passes, PyKV& kv, float embedding_noise, const Run& run) {
         check_complete();
         if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
             (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
@@ -156,11 +177,19 @@ private:
             const Released released;
             const std::scoped_lock locks(mutex, kv.mutex);
             batch.check(model, kv);
+            if (passes > 1) check_following(batch, passes, kv);
             model.embedding_noise = embedding_noise;
             Interrupted interrupted;
             done = run([&] { return interrupted(); });
         }
         if (!done) nb::raise_python_error();
+    }
+
+    void check_following(BatchArrays batch, int passes, const PyKV& kv) const {
+        for (int i = 1; i < passes; ++i) {
+            for (int32_t& position : batch.positions) ++position;  // the last was below INT32_MAX
+            batch.check(model, kv);
+        }
     }
 
     struct Slot {
@@ -280,6 +309,9 @@ void bind_model(nb::module_& module) {
         .def("forward", &PyModel::forward, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
              arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f)
+        .def("greedy", &PyModel::greedy, arg("token_ids").noconvert(), arg("positions").noconvert(),
+             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
+             arg("stops").noconvert(), arg("seconds"), arg("out").noconvert(), arg("embedding_noise") = 0.0f)
         .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),

@@ -1,4 +1,5 @@
 // Whole passes: any number of threads gives the bits of one, in memory and with threads that sanitizers watch.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -144,10 +145,55 @@ void test_a_pass_can_be_given_up_and_made_again() {
     }
 }
 
+// The first of the largest.
+std::vector<int32_t> likeliest(const std::vector<float>& logits) {
+    std::vector<int32_t> found;
+    for (auto row = logits.begin(); row != logits.end(); row += kConfig.vocab_size)
+        found.push_back(static_cast<int32_t>(std::max_element(row, row + kConfig.vocab_size) - row));
+    return found;
+}
+
+void test_greedy_tokens_are_those_of_single_passes() {
+    constexpr int most = 12;
+    for (const int threads : {1, 2, 5}) {
+        TestModel test(Format::q8, threads);
+        KV kv(kConfig, kConfig.num_hidden_layers, KVType::bf16, kBlocks);
+        TestBatch batch({{0, 1, {0}, 1}, {0, 1, {1}, 1}, {0, 1, {2}, 1}});
+        batch.ids = {5, 200, 31};
+        const int runs = static_cast<int>(batch.ids.size());
+        std::vector<int32_t> expected, found(most * runs);
+        TestBatch step = batch;
+        for (int n = 0; n < most; ++n) {
+            std::vector<float> logits(runs * kConfig.vocab_size);
+            CHECK(test.model.forward(step.view(), kv, logits.data(), kNever));
+            step.ids = likeliest(logits);
+            for (int32_t& position : step.positions) ++position;
+            expected.insert(expected.end(), step.ids.begin(), step.ids.end());
+        }
+        const auto greedy = [&](int rows, double seconds, const std::vector<int32_t>& stops, const std::function<bool()>& interrupted) {
+            std::fill(found.begin(), found.end(), -2);
+            const int done = test.model.greedy(batch.view(), kv, rows, seconds, stops, found.data(), interrupted);
+            CHECK(std::equal(found.begin(), found.begin() + done * runs, expected.begin()));
+            CHECK(std::count(found.begin(), found.end(), -2) == (most - done) * runs || done == 0);
+            return done;
+        };
+        CHECK(greedy(most, 1e9, {}, kNever) == most);
+        CHECK(greedy(5, 1e9, {}, kNever) == 5);
+        CHECK(greedy(most, 0, {}, kNever) == 1);
+        const int32_t stop = expected[7];  // of the third row, or of one before
+        const int row = static_cast<int>(std::find(expected.begin(), expected.end(), stop) - expected.begin()) / runs;
+        CHECK(greedy(most, 1e9, {stop, kConfig.vocab_size}, kNever) == row + 1);
+        bool given_up = false;
+        for (int i = 0; i < 1000 && !given_up; ++i) given_up = greedy(most, 1e9, {}, [] { return true; }) == 0;
+        CHECK(given_up);
+    }
+}
+
 }  // namespace
 
 int main() {
     test_any_number_of_threads_gives_the_same_bits();
     test_a_pass_can_be_given_up_and_made_again();
+    test_greedy_tokens_are_those_of_single_passes();
     return test_result();
 }

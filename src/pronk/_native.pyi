@@ -76,6 +76,25 @@ class Model:
     ) -> None:
         """A pronk.engine.batch.Batch, with block tables one after the other. Raises what a signal handler raises."""
 
+    def greedy(
+        self,
+        token_ids: _Ints,
+        positions: _Ints,
+        offsets: _Ints,
+        blocks: _Ints,
+        block_offsets: _Ints,
+        kv: KV,
+        stops: _Ints,
+        seconds: float,
+        out: _Ints,
+        embedding_noise: float = 0.0,
+    ) -> int:
+        """The likeliest tokens that follow runs of one token each: out [S, N], of which the first so many are filled.
+
+        -1 stands for logits that are not numbers. After that, after one of `stops`, or when a pass would begin after
+        `seconds`, no more are computed. Raises what a signal handler raises.
+        """
+
     def activations(
         self,
         token_ids: _Ints,

@@ -185,16 +185,24 @@ class LLM:
     ) -> list[Generation]:
         encoded = [self._prompt_ids(prompt, params, truncate) for prompt in prompts]
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
+        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress, several=True):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 
     def _run(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache: bool, progress: Progress | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache: bool,
+        progress: Progress | None,
+        *,
+        several: bool = False,
     ) -> Iterator[Chunk]:
+        """`several`: the chunks may come several at a time."""
         seed = effective_seed(params.seed)
-        run = self._beams if params.num_beams > 1 else self._samples
-        return run(prompts, params, cache, seed, progress)
+        if params.num_beams > 1:
+            return self._beams(prompts, params, cache, seed, progress)
+        return self._samples(prompts, params, cache, seed, progress, several)
 
     def _samples(
         self,
@@ -203,11 +211,12 @@ class LLM:
         cache: bool,
         seed: int,
         progress: Progress | None,
+        several: bool,
     ) -> Iterator[Chunk]:
         streams: dict[tuple[int, int], TextStream] = {}
         begun = time.perf_counter()
         lent = self._caches.lend() if cache else nullcontext()
-        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv) as scheduler:
+        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv, several=several) as scheduler:
             ids = [scheduler.add(prompt, params, seed=seed, eos_ids=self.eos_ids) for prompt in prompts]
             number = {request: n for n, request in enumerate(ids)}
             unread, total = set(ids), sum(map(len, prompts))
@@ -225,7 +234,7 @@ class LLM:
                         watch = Stopwatch(self.load_s, len(prompts[request]), begun)
                         streams[key] = self._text_stream(prompts[request], params, watch, request, index, seed)
                     if streams[key].stops.found:
-                        continue  # a draft went on beyond it
+                        continue  # the step went on beyond it
                     chunk = streams[key].chunk(event)
                     if chunk.finish_reason and not event.finish_reason:  # a stop string
                         scheduler.cancel(event.request, event.sample)

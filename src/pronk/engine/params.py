@@ -107,6 +107,12 @@ class SamplingParams:
         """Whether the tokens so far weigh on the next one."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the likeliest token is wanted."""
+        asks = self.temperature > 0 or self.logprobs is not None or self.speculative is not None
+        return not (asks or self.penalizes or self.logit_bias)
+
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))

@@ -19,6 +19,9 @@ from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sequence import Request, Sequence
 
+# Tokens that a backend may give of each run in one call.
+_MOST_AT_ONCE = 16
+
 # A pass of so many tokens is still bound by reading the weights. Only up to here are drafts as good as free.
 _SPECULATIVE_PASS = 16
 
@@ -47,6 +50,26 @@ class Planner:
     def next(self) -> list[tuple[Sequence, Run]]:
         """The runs of the next pass. Their tokens count as cached from now on."""
         return self._next_cached() if self._kv else self._next_uncached()
+
+    def look_ahead(self, runs: list[tuple[Sequence, Run]]) -> int:
+        """How many tokens each run may be given in one call, with blocks for them; 1 where more than greedy is wanted.
+
+        Nobody is to wait for it, nor to give way.
+        """
+        if self._kv is None or self.waiting or len(runs) < len(self.running):
+            return 1
+        most = _MOST_AT_ONCE
+        for sequence, run in runs:
+            request = sequence.request
+            if not request.plain or len(sequence.samples) > 1 or run.logits != "last" or len(run.token_ids) > 1:
+                return 1
+            most = min(most, request.max_tokens - len(sequence.tokens))
+        tables = [sequence.table for sequence, _ in runs]
+        if not self._kv.make_room(sum(table.blocks_needed(most - 1) for table in tables), self._max_blocks):
+            return 1
+        for table in tables:
+            table.append(most - 1)
+        return most
 
     def release(self, sequence: Sequence) -> None:
         """Let go of its blocks; the cache may remember them."""

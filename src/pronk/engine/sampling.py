@@ -46,9 +46,7 @@ def sample(
     scores = penalize(logits, params, history, generated)
     token = int(scores.argmax())
     if not math.isfinite(scores[token]):
-        raise PronkError(
-            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
-        )
+        raise not_numbers()
     if params.temperature > 0:
         coin = uniform() if callable(uniform) else uniform
         choose = _choose_as_llama2c if params.rng == "xorshift" else _choose
@@ -58,6 +56,12 @@ def sample(
     total = _log_sum_exp(logits)
     top = _likeliest(logits, params.logprobs)
     return Sampled(token, float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
+
+
+def not_numbers() -> PronkError:
+    return PronkError(
+        "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
+    )
 
 
 def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], generated: Sequence[int]) -> Float32:

@@ -1,0 +1,157 @@
+"""Several greedy tokens a step, where nobody reads along: the very tokens of one a step, whatever else is going on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mock_backend import GreedyBackend, MockBackend, alone, habitual_logits
+
+from pronk.engine.events import Event
+from pronk.engine.params import SamplingParams
+from pronk.engine.prefix_cache import PrefixCache
+from pronk.engine.scheduler import Scheduler
+from pronk.errors import PronkError
+
+VOCAB, CTX = 12, 70
+Wanted = list[tuple[list[int], SamplingParams, int]]
+
+
+class Interrupted(GreedyBackend):
+    """Raises at some of its first passes, also amid several, after it has written into the cache."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(VOCAB, CTX, logits=habitual_logits)
+        self.every = every
+
+    def forward(self, batch: Any, kv: Any) -> Any:
+        logits = super().forward(batch, kv)
+        if self.every and len(self.batches) < 40 and len(self.batches) % self.every == 0:
+            raise KeyboardInterrupt
+        return logits
+
+
+def run(scheduler: Scheduler, late: Wanted) -> dict[tuple[int, int], list[Event]]:
+    events: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    while scheduler.has_work or late:
+        if late:
+            scheduler.add(*late.pop(0), [3])
+        try:
+            for event in scheduler.step():
+                events[event.request, event.sample].append(event)
+        except KeyboardInterrupt:
+            pass
+    return events
+
+
+@st.composite
+def requests(draw: Any) -> tuple[list[int], SamplingParams, int]:
+    phrase = draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    params = SamplingParams(
+        max_new_tokens=draw(st.integers(1, 45)),
+        temperature=draw(st.sampled_from([0.0] * 9 + [1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0] * 9 + [1.1])),
+        logit_bias=draw(st.sampled_from([{}] * 9 + [{4: 3.0}])),
+        n=draw(st.sampled_from([1, 1, 1, 3])),
+        stop_token_ids=draw(st.sampled_from([(), (), (5,), (2, 9)])),
+        ignore_eos=draw(st.sampled_from([True, True, False])),
+        logprobs=draw(st.sampled_from([None] * 9 + [2])),
+        speculative=draw(st.sampled_from([None] * 9 + ["ngram"])),
+    )
+    return (phrase * 20)[: draw(st.integers(1, 40))], params, draw(st.integers(1, 99))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_several_at_once_change_no_token_in_any_schedule(data: Any) -> None:
+    wanted = data.draw(st.lists(requests(), min_size=1, max_size=5))
+    limits = {
+        "max_batch_tokens": data.draw(st.integers(3, 30)),
+        "max_sequences": data.draw(st.integers(3, 8)),
+        "max_kv_tokens": data.draw(st.sampled_from([None, 75, 90])),
+    }
+    expected = run(Scheduler(MockBackend(VOCAB, CTX, logits=habitual_logits), **limits, block_size=4), list(wanted))
+    backend = Interrupted(data.draw(st.sampled_from([0, 0, 3])))
+    kv = PrefixCache(backend, data.draw(st.integers(1, 5)), data.draw(st.sampled_from([0, 30, 200])))
+    scheduler = Scheduler(backend, **limits, kv=kv, several=True)
+    assert run(scheduler, list(wanted)) == expected
+    held = sum(kv.pool.references(block) for block in range(kv.pool.num_blocks))
+    assert held == len(kv._keys) == kv.pool.num_blocks - kv.pool.num_free, "what is taken is held by the cache alone"
+    counters = scheduler.counters
+    if not backend.every:
+        computed = counters.prefill_tokens + counters.decode_tokens + counters.recomputed_tokens
+        rejected = counters.drafted_tokens - counters.accepted_tokens
+        assert computed + rejected == sum(len(batch.token_ids) for batch in backend.batches)
+        assert counters.decode_tokens == sum(map(len, expected.values())) - len(expected)
+        assert counters.steps == len(backend.batches)
+
+
+def steps(backend: MockBackend, params: SamplingParams, *, several: bool = True, requests: int = 1) -> int:
+    """How many steps texts of 40 tokens take, which are what they are alone."""
+    scheduler = Scheduler(backend, several=several)
+    for request in range(requests):
+        scheduler.add([1, 2, request], params, 0)
+    taken, tokens = 0, defaultdict[int, list[int]](list)
+    while scheduler.has_work:
+        taken += 1
+        for event in scheduler.step():
+            tokens[event.request].append(event.token)
+    for request, found in tokens.items():
+        assert found == alone([1, 2, request], params, vocab_size=50, ctx_size=1000)[0]
+        assert len(found) == 40
+    return taken
+
+
+PLAIN = SamplingParams(max_new_tokens=40, ignore_eos=True)
+
+
+def test_it_is_done_where_nothing_but_greedy_tokens_is_wanted() -> None:
+    """The inverse of the tests above, which prove nothing where every step gives one token."""
+    backend = GreedyBackend()
+    assert steps(backend, PLAIN) < 20
+    assert steps(backend, PLAIN, requests=5) < 20
+    assert backend.calls > 6
+    for changes in (
+        {"temperature": 1.0}, {"logprobs": 0}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1},
+        {"repetition_penalty": 1.01}, {"logit_bias": {3: 0.1}},
+    ):  # fmt: skip
+        assert steps(backend, replace(PLAIN, **changes)) == 40
+    assert steps(backend, PLAIN, several=False) == 40
+    assert steps(MockBackend(), PLAIN) == 40
+
+
+def test_nobody_waits_or_gives_way_for_it() -> None:
+    """With a request that waits for a place, and where blocks are scarce, a step gives one token."""
+    backend = GreedyBackend()
+    scheduler = Scheduler(backend, max_sequences=1, several=True)
+    scheduler.add([1], replace(PLAIN, max_new_tokens=5), 0)
+    scheduler.add([2], PLAIN, 0)
+    for _ in range(5):
+        assert len(scheduler.step()) == 1
+    assert not backend.calls
+    scheduler = Scheduler(backend, block_size=4, max_kv_tokens=24, several=True)
+    for prompt in range(4):
+        scheduler.add([prompt] * 4, replace(PLAIN, max_new_tokens=4), 0)
+    while scheduler.has_work:
+        scheduler.step()
+    assert scheduler.counters.preemptions == 0
+
+
+def test_numbers_before_those_that_are_none_are_given() -> None:
+    class Breaks(GreedyBackend):
+        def greedy(self, batch: Any, kv: Any, most: int, stops: Any) -> Any:
+            left = 8 - int(batch.positions[0])
+            rows = [[row if row < left else -1] for row in range(max(1, min(most, left + 1)))]
+            return np.array(rows, np.int32)
+
+    scheduler = Scheduler(Breaks(), several=True)
+    scheduler.add([1, 2, 3], PLAIN, 0)
+    assert len(scheduler.step()) == 1
+    assert [event.token for event in scheduler.step()] == [0, 1, 2, 3, 4]
+    with pytest.raises(PronkError, match="logits are not numbers"):
+        scheduler.step()
