@@ -1,6 +1,5 @@
 // Several tokens in one call, where nothing but the likeliest is wanted.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "step.h"
@@ -40,9 +39,8 @@ int32_t likeliest(const float* x, int count) {
 
 }  // namespace
 
-int Model::greedy(const Batch& first, KV& kv, int most, double seconds, const std::vector<int32_t>& stops, int32_t* tokens,
-                  const std::function<bool()>& interrupted) {
-    const auto begun = std::chrono::steady_clock::now();
+int Model::greedy(const Batch& first, KV& kv, int most, const std::vector<int32_t>& stops, const std::function<bool()>& enough,
+                  int32_t* tokens, const std::function<bool()>& interrupted) {
     const int rows = first.tokens;
     std::vector<float> logits(static_cast<size_t>(rows) * config.vocab_size);
     std::vector<int32_t> ids(first.token_ids, first.token_ids + rows), positions(first.positions, first.positions + rows);
@@ -59,7 +57,7 @@ int Model::greedy(const Batch& first, KV& kv, int most, double seconds, const st
                 Place place{thread};
                 pool.phases().share(place, rows, 1, draw);
             });
-        bool ends = done == most || std::chrono::steady_clock::now() - begun >= std::chrono::duration<double>(seconds);
+        bool ends = done == most || enough();
         for (int row = 0; row < rows; ++row) {
             ends |= drawn[row] < 0 || std::binary_search(stops.begin(), stops.end(), drawn[row]);
             ids[row] = drawn[row], ++positions[row];

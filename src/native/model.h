@@ -89,10 +89,10 @@ public:
     bool forward(const Batch& batch, KV& kv, float* logits, const std::function<bool()>& interrupted);
 
     // The likeliest token of each run, all of one token, then the one after it, and so on: tokens [S][N], -1 where logits are
-    // no numbers. There are `most` rows at most, and fewer after one of the `stops` (ascending), or a -1, or `seconds`.
-    // Gives how many; 0 where it was interrupted. Throws std::bad_alloc.
-    int greedy(const Batch& first, KV& kv, int most, double seconds, const std::vector<int32_t>& stops, int32_t* tokens,
-               const std::function<bool()>& interrupted);
+    // no numbers. There are `most` rows at most, and none after a -1, one of the `stops` (ascending), or a row that is
+    // `enough`. Gives how many; 0 where it was interrupted. Throws std::bad_alloc.
+    int greedy(const Batch& first, KV& kv, int most, const std::vector<int32_t>& stops, const std::function<bool()>& enough,
+               int32_t* tokens, const std::function<bool()>& interrupted);
 
     // The same pass, but for logits: all rows of the batch must want them, and none are made.
     bool tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted);

@@ -134,7 +134,11 @@ public:
         int32_t* drawn = out.data();
         int done = 0;
         pass(batch, static_cast<int>(most), kv, embedding_noise, [&](const auto& interrupted) {
-            done = model.greedy(batch.view(), kv.kv, static_cast<int>(most), seconds, ascending, drawn, interrupted);
+            const auto begun = std::chrono::steady_clock::now();
+            const auto enough = [&] {
+                return mutex.wanted() || std::chrono::steady_clock::now() - begun >= std::chrono::duration<double>(seconds);
+            };
+            done = model.greedy(batch.view(), kv.kv, static_cast<int>(most), ascending, enough, drawn, interrupted);
             return done > 0;
         });
         return done;

@@ -170,21 +170,22 @@ void test_greedy_tokens_are_those_of_single_passes() {
             for (int32_t& position : step.positions) ++position;
             expected.insert(expected.end(), step.ids.begin(), step.ids.end());
         }
-        const auto greedy = [&](int rows, double seconds, const std::vector<int32_t>& stops, const std::function<bool()>& interrupted) {
+        const auto greedy = [&](int rows, const std::vector<int32_t>& stops, const std::function<bool()>& enough,
+                                const std::function<bool()>& interrupted) {
             std::fill(found.begin(), found.end(), -2);
-            const int done = test.model.greedy(batch.view(), kv, rows, seconds, stops, found.data(), interrupted);
+            const int done = test.model.greedy(batch.view(), kv, rows, stops, enough, found.data(), interrupted);
             CHECK(std::equal(found.begin(), found.begin() + done * runs, expected.begin()));
             CHECK(std::count(found.begin(), found.end(), -2) == (most - done) * runs || done == 0);
             return done;
         };
-        CHECK(greedy(most, 1e9, {}, kNever) == most);
-        CHECK(greedy(5, 1e9, {}, kNever) == 5);
-        CHECK(greedy(most, 0, {}, kNever) == 1);
+        CHECK(greedy(most, {}, kNever, kNever) == most);
+        CHECK(greedy(5, {}, kNever, kNever) == 5);
+        CHECK(greedy(most, {}, [] { return true; }, kNever) == 1);
         const int32_t stop = expected[7];  // of the third row, or of one before
         const int row = static_cast<int>(std::find(expected.begin(), expected.end(), stop) - expected.begin()) / runs;
-        CHECK(greedy(most, 1e9, {stop, kConfig.vocab_size}, kNever) == row + 1);
+        CHECK(greedy(most, {stop, kConfig.vocab_size}, kNever, kNever) == row + 1);
         bool given_up = false;
-        for (int i = 0; i < 1000 && !given_up; ++i) given_up = greedy(most, 1e9, {}, [] { return true; }) == 0;
+        for (int i = 0; i < 1000 && !given_up; ++i) given_up = greedy(most, {}, kNever, [] { return true; }) == 0;
         CHECK(given_up);
     }
 }

@@ -91,8 +91,8 @@ class Model:
     ) -> int:
         """The likeliest tokens that follow runs of one token each: out [S, N], of which the first so many are filled.
 
-        -1 stands for logits that are not numbers. After that, after one of `stops`, or when a pass would begin after
-        `seconds`, no more are computed. Raises what a signal handler raises.
+        -1 stands for logits that are not numbers. No more are computed after that, after one of `stops`, after
+        `seconds`, or while another thread waits for the model. Raises what a signal handler raises.
         """
 
     def activations(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,24 @@ def test_time_ends_it() -> None:
     assert engine(1).model.greedy(**arguments()) == 3
     assert engine(1).model.greedy(**arguments(seconds=0.0)) == 1
     assert engine(1).model.greedy(**arguments(seconds=float("nan"))) == 3
+
+
+def test_another_thread_that_waits_ends_it() -> None:
+    """A stream beside calls that went on for their time gave a token every 25 ms instead of every 8."""
+    model, most = engine(2), 900
+    kv, mine = model.new_kv(16, BLOCK), model.new_kv(1, BLOCK)
+    batch, cut = Batch.of([Run([1], 0, range(16))]), Event()
+
+    def calls() -> None:
+        for _ in range(100):
+            if len(model.greedy(batch, kv, most, ())) < most:
+                return cut.set()
+
+    thread = Thread(target=calls)
+    thread.start()
+    while thread.is_alive():
+        model.forward(Batch.of([Run([1], 0, [0])]), mine)
+    assert cut.is_set()
 
 
 @pytest.mark.parametrize(

@@ -118,15 +118,15 @@ def test_it_is_done_where_nothing_but_greedy_tokens_is_wanted() -> None:
     assert backend.calls > 6
     for changes in (
         {"temperature": 1.0}, {"logprobs": 0}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1},
-        {"repetition_penalty": 1.01}, {"logit_bias": {3: 0.1}},
+        {"repetition_penalty": 1.01}, {"logit_bias": {3: 0.1}}, {"stop": ("a string, found in text",)},
     ):  # fmt: skip
         assert steps(backend, replace(PLAIN, **changes)) == 40
     assert steps(backend, PLAIN, several=False) == 40
     assert steps(MockBackend(), PLAIN) == 40
 
 
-def test_nobody_waits_or_gives_way_for_it() -> None:
-    """With a request that waits for a place, and where blocks are scarce, a step gives one token."""
+def test_nobody_waits_for_it() -> None:
+    """With a request that waits for a place, a step gives one token."""
     backend = GreedyBackend()
     scheduler = Scheduler(backend, max_sequences=1, several=True)
     scheduler.add([1], replace(PLAIN, max_new_tokens=5), 0)
@@ -134,12 +134,33 @@ def test_nobody_waits_or_gives_way_for_it() -> None:
     for _ in range(5):
         assert len(scheduler.step()) == 1
     assert not backend.calls
-    scheduler = Scheduler(backend, block_size=4, max_kv_tokens=24, several=True)
-    for prompt in range(4):
-        scheduler.add([prompt] * 4, replace(PLAIN, max_new_tokens=4), 0)
+
+
+def test_no_block_is_taken_for_tokens_that_may_not_come() -> None:
+    """One that was let grow the cache beyond its size, or pushed another text out of it."""
+    backend = GreedyBackend()
+    kv = PrefixCache(backend, 8, 200)
+    scheduler = Scheduler(backend, kv=kv, several=True)
+    scheduler.add([1, 2, 3], PLAIN, 0)
     while scheduler.has_work:
-        scheduler.step()
-    assert scheduler.counters.preemptions == 0
+        events = scheduler.step()
+        tokens = 3 + events[-1].step + 1
+        taken = kv.pool.num_blocks - kv.pool.num_free
+        assert taken <= -(-tokens // 8)
+    assert backend.calls > 3
+
+
+def test_the_first_token_comes_alone() -> None:
+    """Else the time to it is that of several, and the rate after it that of none."""
+    backend = GreedyBackend()
+    scheduler = Scheduler(backend, kv=PrefixCache(backend, 4, 100), several=True)
+    for prompt in ([1], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]):
+        scheduler.add(prompt, PLAIN, 0)
+        assert len(scheduler.step()) == 1
+        while scheduler.has_work:
+            scheduler.step()
+    assert scheduler.counters.cached_tokens == 4
+    assert backend.calls
 
 
 def test_numbers_before_those_that_are_none_are_given() -> None:

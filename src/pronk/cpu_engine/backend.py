@@ -31,7 +31,7 @@ _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are k
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
 _PASS = 512  # tokens of the passes that a scheduler makes
-_GREEDY = 0.05  # seconds after which greedy() begins no other pass: others may want the model
+_GREEDY = 0.05  # seconds after which greedy() begins no other pass
 _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 

@@ -109,9 +109,9 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but the likeliest token is wanted."""
+        """Whether nothing but the likeliest token is wanted, and text may go on until it is."""
         asks = self.temperature > 0 or self.logprobs is not None or self.speculative is not None
-        return not (asks or self.penalizes or self.logit_bias)
+        return not (asks or self.penalizes or self.logit_bias or self.stop)
 
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""

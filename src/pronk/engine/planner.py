@@ -52,23 +52,21 @@ class Planner:
         return self._next_cached() if self._kv else self._next_uncached()
 
     def look_ahead(self, runs: list[tuple[Sequence, Run]]) -> int:
-        """How many tokens each run may be given in one call, with blocks for them; 1 where more than greedy is wanted.
+        """How many tokens each run may be given in one call; 1 where more than greedy is wanted, or somebody waits.
 
-        Nobody is to wait for it, nor to give way.
+        No more than the blocks hold that it has: one that is never filled might have been another's.
         """
         if self._kv is None or self.waiting or len(runs) < len(self.running):
             return 1
         most = _MOST_AT_ONCE
         for sequence, run in runs:
-            request = sequence.request
-            if not request.plain or len(sequence.samples) > 1 or run.logits != "last" or len(run.token_ids) > 1:
+            request, table = sequence.request, sequence.table
+            if not request.plain or not sequence.step or run.logits != "last" or len(run.token_ids) > 1:
                 return 1
-            most = min(most, request.max_tokens - len(sequence.tokens))
-        tables = [sequence.table for sequence, _ in runs]
-        if not self._kv.make_room(sum(table.blocks_needed(most - 1) for table in tables), self._max_blocks):
-            return 1
-        for table in tables:
-            table.append(most - 1)
+            left = len(table.blocks) * self._pool.block_size - table.length
+            most = min(most, request.max_tokens - len(sequence.tokens), 1 + left)
+        for sequence, _ in runs:
+            sequence.table.append(most - 1)
         return most
 
     def release(self, sequence: Sequence) -> None:

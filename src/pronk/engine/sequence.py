@@ -23,7 +23,7 @@ class Request:
     max_tokens: int  # prompt included
     stop_ids: frozenset[int]
     streams: tuple[Stream, ...]
-    plain: bool  # nothing but the likeliest token is wanted
+    plain: bool  # see SamplingParams
 
 
 @dataclass(eq=False)
