@@ -17,7 +17,15 @@ void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_
 
 }  // namespace
 
-void BatchArrays::check(const Model& model, const PyKV& kv) const {
+void BatchArrays::check(const Model& model, const PyKV& kv, int passes) const {
+    if (passes > 1) {
+        BatchArrays next = *this;
+        for (; passes > 0; --passes) {
+            next.check(model, kv);
+            for (int32_t& position : next.positions) ++position;  // a checked one is below INT32_MAX
+        }
+        return;
+    }
     const int64_t tokens = token_ids.size();
     check_range("the number of tokens", tokens, 1, std::min(kMostTokens, INT32_MAX / model.config.num_attention_heads));
     if (positions.size() != token_ids.size())

@@ -34,8 +34,8 @@ struct BatchArrays {
         return batch;
     }
 
-    // ValueError where anything is not as the kernels take it.
-    void check(const Model& model, const PyKV& kv) const;
+    // ValueError where anything is not as the kernels take it, in so many passes, each a position further.
+    void check(const Model& model, const PyKV& kv, int passes = 1) const;
 
 private:
     void check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const;

@@ -7,31 +7,11 @@
 #include <numeric>
 
 #include "module_batch.h"
+#include "module_interrupted.h"
 
 namespace pronk {
 
 namespace {
-
-// A pass gives up when a Python signal handler raises: Ctrl-C. Asked often, and looks only now and then. Throws in a child
-// that a handler forked off: the threads that share the pass stayed with the parent, and with them the units they had.
-class Interrupted {
-public:
-    bool operator()() {
-        const auto now = std::chrono::steady_clock::now();
-        if (raised_ || now < next_) return raised_;
-        next_ = now + std::chrono::milliseconds(50);
-        Acquired acquired;
-        raised_ = PyErr_CheckSignals() != 0;
-        if (process_id() == process_) return raised_;
-        if (raised_) throw nb::python_error();
-        throw std::runtime_error("this process was forked off by a signal handler amid a pass, which cannot go on here");
-    }
-
-private:
-    std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-    bool raised_ = false;
-    const long process_ = process_id();
-};
 
 class PyModel {
 public:
@@ -123,9 +103,7 @@ public:
     int greedy(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks, const Ints& block_offsets,
                PyKV& kv, const Ints& stops, double seconds, const IntsOut& out, float embedding_noise) {
         const int64_t tokens = token_ids.shape(0), most = out.shape(0);
-        BatchArrays batch{copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), {}};
-        batch.logits_rows.resize(tokens);
-        std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
+        const BatchArrays batch = of_all_rows(token_ids, positions, offsets, blocks, block_offsets);
         check_shape("out", out, most, tokens);
         check_range("the number of tokens at once", most, 1, 1 << 10);
         if (offsets.shape(0) != tokens + 1) refuse("every run must be of one token");
@@ -147,10 +125,8 @@ public:
     void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                      const Ints& block_offsets, PyKV& kv, const LayersOut& qkv, const LayersOut& o, const LayersOut& gate_up,
                      const LayersOut& down, const LayersOut& head, float embedding_noise) {
-        BatchArrays batch{copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), {}};
+        const BatchArrays batch = of_all_rows(token_ids, positions, offsets, blocks, block_offsets);
         const int64_t tokens = token_ids.shape(0);
-        batch.logits_rows.resize(tokens);
-        std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
         const Config& c = model.config;
         const auto place = [&](const char* what, const LayersOut& array, int64_t layers, int64_t cols) {
             check_shape(what, array, layers, tokens, cols);
@@ -169,6 +145,13 @@ public:
     Model model;
 
 private:
+    static BatchArrays of_all_rows(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                                   const Ints& block_offsets) {
+        std::vector<int32_t> rows(token_ids.shape(0));
+        std::iota(rows.begin(), rows.end(), 0);
+        return {copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), std::move(rows)};
+    }
+
     // run(interrupted) says whether it was finished: `passes` of them, each a position further.
     template <class Run>
     void pass(const BatchArrays& batch, int passes, PyKV& kv, float embedding_noise, const Run& run) {
@@ -180,20 +163,12 @@ private:
         {
             const Released released;
             const std::scoped_lock locks(mutex, kv.mutex);
-            batch.check(model, kv);
-            if (passes > 1) check_following(batch, passes, kv);
+            batch.check(model, kv, passes);
             model.embedding_noise = embedding_noise;
             Interrupted interrupted;
             done = run([&] { return interrupted(); });
         }
         if (!done) nb::raise_python_error();
-    }
-
-    void check_following(BatchArrays batch, int passes, const PyKV& kv) const {
-        for (int i = 1; i < passes; ++i) {
-            for (int32_t& position : batch.positions) ++position;  // the last was below INT32_MAX
-            batch.check(model, kv);
-        }
     }
 
     struct Slot {

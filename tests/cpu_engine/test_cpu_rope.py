@@ -7,7 +7,7 @@ from typing import Any
 
 from tiny import tiny_config
 
-from pronk.cpu_engine.backend import Rope
+from pronk.cpu_engine.rope import Rope
 
 
 def test_a_longer_table_is_never_replaced_by_a_shorter_one() -> None:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,11 @@ from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
 from pronk.cpu_engine import formats, memory, weights
 from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
+from pronk.cpu_engine.rope import Rope
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch, Int32
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.int8 import Outliers
-from pronk.rope import cos_sin, inverse_frequencies
 
 if TYPE_CHECKING:
     from pronk import _native
@@ -207,27 +206,6 @@ class CpuBackend:
         except RuntimeError as error:
             raise PronkError(f"{error}") from None
         return out
-
-
-class Rope:
-    """cos and sin of every position's angles, tabulated as far as positions have reached."""
-
-    def __init__(self, model: _native.Model, config: ModelConfig, ctx_size: int) -> None:
-        self._model, self._inv_freq, self._reached = model, inverse_frequencies(config, ctx_size), 0
-        # Calls from several threads must not replace a table by a shorter one, nor may that of a signal handler, which
-        # must not wait for the call that it interrupts.
-        self._lock = RLock()
-
-    def reach(self, position: int) -> None:
-        if position < self._reached:
-            return
-        with self._lock:
-            if position >= self._reached:
-                reached = max(256, 2 * self._reached, position + 1)
-                tables = cos_sin(self._inv_freq, 0, reached)
-                if reached > self._reached:
-                    self._model.set_rope(*tables)
-                    self._reached = reached
 
 
 def _failed(batch: Batch, error: MemoryError | RuntimeError) -> PronkError:
