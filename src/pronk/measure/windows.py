@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.errors import BadRequest, PronkError
+from pronk.engine.sampling import not_numbers
+from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -94,9 +95,7 @@ def check_context(backend: Backend, longest: int) -> None:
 def check_numbers(logits: Logits) -> None:
     """Raises PronkError where one is none."""
     if not np.isfinite(logits).all():
-        raise PronkError(
-            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
-        )
+        raise not_numbers()
 
 
 def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:
