@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -11,42 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_backend import MockBackend, habitual_logits
+from schedules import CTX, VOCAB, Interrupted, check_accounts, run
 
-from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest
-
-VOCAB, CTX = 12, 70
-Found = dict[tuple[int, int], list[Event]]
-
-
-class Interrupted(MockBackend):
-    """Raises at some of its first calls, after it has written into the cache."""
-
-    def __init__(self, every: int) -> None:
-        super().__init__(VOCAB, CTX, logits=habitual_logits)
-        self.every = every
-
-    def forward(self, batch: Any, kv: Any) -> Any:
-        logits = super().forward(batch, kv)
-        if self.every and len(self.batches) < 40 and len(self.batches) % self.every == 0:
-            raise KeyboardInterrupt
-        return logits
-
-
-def run(scheduler: Scheduler, late: list[tuple[list[int], SamplingParams, int]]) -> Found:
-    events: Found = defaultdict(list)
-    while scheduler.has_work or late:
-        if late:
-            scheduler.add(*late.pop(0), [3])
-        try:
-            for event in scheduler.step():
-                events[event.request, event.sample].append(event)
-        except KeyboardInterrupt:
-            pass
-    return events
 
 
 @st.composite
@@ -87,14 +56,7 @@ def test_drafts_and_reuse_change_no_token_in_any_schedule(data: Any) -> None:
     scheduler = Scheduler(backend, **limits, kv=kv)
     found = run(scheduler, [(p, replace(params, speculative="ngram"), seed) for p, params, seed in wanted])
     assert found == expected
-    held = sum(kv.pool.references(block) for block in range(kv.pool.num_blocks))
-    assert held == len(kv._keys) == kv.pool.num_blocks - kv.pool.num_free, "what is taken is held by the cache alone"
-    counters = scheduler.counters
-    if not backend.every:
-        computed = counters.prefill_tokens + counters.decode_tokens + counters.recomputed_tokens
-        rejected = counters.drafted_tokens - counters.accepted_tokens
-        assert computed + rejected == sum(len(batch.token_ids) for batch in backend.batches)
-        assert counters.decode_tokens == sum(map(len, found.values())) - len(found)
+    check_accounts(scheduler, backend, kv, found)
 
 
 def looping(tokens: tuple[int, ...], vocab_size: int) -> Any:
