@@ -185,7 +185,7 @@ class LLM:
     ) -> list[Generation]:
         encoded = [self._prompt_ids(prompt, params, truncate) for prompt in prompts]
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress, several=True):
+        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress, multi_step=True):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 
@@ -196,13 +196,13 @@ class LLM:
         cache: bool,
         progress: Progress | None,
         *,
-        several: bool = False,
+        multi_step: bool = False,
     ) -> Iterator[Chunk]:
-        """`several`: the chunks may come several at a time."""
+        """`multi_step`: the chunks may come several at a time."""
         seed = effective_seed(params.seed)
         if params.num_beams > 1:
             return self._beams(prompts, params, cache, seed, progress)
-        return self._samples(prompts, params, cache, seed, progress, several)
+        return self._samples(prompts, params, cache, seed, progress, multi_step)
 
     def _samples(
         self,
@@ -211,12 +211,12 @@ class LLM:
         cache: bool,
         seed: int,
         progress: Progress | None,
-        several: bool,
+        multi_step: bool,
     ) -> Iterator[Chunk]:
         streams: dict[tuple[int, int], TextStream] = {}
         begun = time.perf_counter()
         lent = self._caches.lend() if cache else nullcontext()
-        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv, several=several) as scheduler:
+        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv, multi_step=multi_step) as scheduler:
             ids = [scheduler.add(prompt, params, seed=seed, eos_ids=self.eos_ids) for prompt in prompts]
             number = {request: n for n, request in enumerate(ids)}
             unread, total = set(ids), sum(map(len, prompts))

@@ -25,7 +25,7 @@ BLOCK = 64
 def patient() -> Iterator[None]:
     """On a busy machine, too, all tokens come that are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_GREEDY", 1e9)
+        patch.setattr(module, "_GREEDY_SECONDS", 1e9)
         yield
 
 

@@ -11,42 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_backend import GreedyBackend, MockBackend, alone, habitual_logits
+from schedules import CTX, VOCAB, Interrupted, check_accounts, run
 
-from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import PronkError
-
-VOCAB, CTX = 12, 70
-Wanted = list[tuple[list[int], SamplingParams, int]]
-
-
-class Interrupted(GreedyBackend):
-    """Raises at some of its first passes, also amid several, after it has written into the cache."""
-
-    def __init__(self, every: int) -> None:
-        super().__init__(VOCAB, CTX, logits=habitual_logits)
-        self.every = every
-
-    def forward(self, batch: Any, kv: Any) -> Any:
-        logits = super().forward(batch, kv)
-        if self.every and len(self.batches) < 40 and len(self.batches) % self.every == 0:
-            raise KeyboardInterrupt
-        return logits
-
-
-def run(scheduler: Scheduler, late: Wanted) -> dict[tuple[int, int], list[Event]]:
-    events: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    while scheduler.has_work or late:
-        if late:
-            scheduler.add(*late.pop(0), [3])
-        try:
-            for event in scheduler.step():
-                events[event.request, event.sample].append(event)
-        except KeyboardInterrupt:
-            pass
-    return events
 
 
 @st.composite
@@ -78,22 +48,14 @@ def test_several_at_once_change_no_token_in_any_schedule(data: Any) -> None:
     expected = run(Scheduler(MockBackend(VOCAB, CTX, logits=habitual_logits), **limits, block_size=4), list(wanted))
     backend = Interrupted(data.draw(st.sampled_from([0, 0, 3])))
     kv = PrefixCache(backend, data.draw(st.integers(1, 5)), data.draw(st.sampled_from([0, 30, 200])))
-    scheduler = Scheduler(backend, **limits, kv=kv, several=True)
+    scheduler = Scheduler(backend, **limits, kv=kv, multi_step=True)
     assert run(scheduler, list(wanted)) == expected
-    held = sum(kv.pool.references(block) for block in range(kv.pool.num_blocks))
-    assert held == len(kv._keys) == kv.pool.num_blocks - kv.pool.num_free, "what is taken is held by the cache alone"
-    counters = scheduler.counters
-    if not backend.every:
-        computed = counters.prefill_tokens + counters.decode_tokens + counters.recomputed_tokens
-        rejected = counters.drafted_tokens - counters.accepted_tokens
-        assert computed + rejected == sum(len(batch.token_ids) for batch in backend.batches)
-        assert counters.decode_tokens == sum(map(len, expected.values())) - len(expected)
-        assert counters.steps == len(backend.batches)
+    check_accounts(scheduler, backend, kv, expected)
 
 
-def steps(backend: MockBackend, params: SamplingParams, *, several: bool = True, requests: int = 1) -> int:
+def steps(backend: MockBackend, params: SamplingParams, *, multi_step: bool = True, requests: int = 1) -> int:
     """How many steps texts of 40 tokens take, which are what they are alone."""
-    scheduler = Scheduler(backend, several=several)
+    scheduler = Scheduler(backend, multi_step=multi_step)
     for request in range(requests):
         scheduler.add([1, 2, request], params, 0)
     taken, tokens = 0, defaultdict[int, list[int]](list)
@@ -121,14 +83,14 @@ def test_it_is_done_where_nothing_but_greedy_tokens_is_wanted() -> None:
         {"repetition_penalty": 1.01}, {"logit_bias": {3: 0.1}}, {"stop": ("a string, found in text",)},
     ):  # fmt: skip
         assert steps(backend, replace(PLAIN, **changes)) == 40
-    assert steps(backend, PLAIN, several=False) == 40
+    assert steps(backend, PLAIN, multi_step=False) == 40
     assert steps(MockBackend(), PLAIN) == 40
 
 
 def test_nobody_waits_for_it() -> None:
     """With a request that waits for a place, a step gives one token."""
     backend = GreedyBackend()
-    scheduler = Scheduler(backend, max_sequences=1, several=True)
+    scheduler = Scheduler(backend, max_sequences=1, multi_step=True)
     scheduler.add([1], replace(PLAIN, max_new_tokens=5), 0)
     scheduler.add([2], PLAIN, 0)
     for _ in range(5):
@@ -140,7 +102,7 @@ def test_no_block_is_taken_for_tokens_that_may_not_come() -> None:
     """One that was let grow the cache beyond its size, or pushed another text out of it."""
     backend = GreedyBackend()
     kv = PrefixCache(backend, 8, 200)
-    scheduler = Scheduler(backend, kv=kv, several=True)
+    scheduler = Scheduler(backend, kv=kv, multi_step=True)
     scheduler.add([1, 2, 3], PLAIN, 0)
     while scheduler.has_work:
         events = scheduler.step()
@@ -153,7 +115,7 @@ def test_no_block_is_taken_for_tokens_that_may_not_come() -> None:
 def test_the_first_token_comes_alone() -> None:
     """Else the time to it is that of several, and the rate after it that of none."""
     backend = GreedyBackend()
-    scheduler = Scheduler(backend, kv=PrefixCache(backend, 4, 100), several=True)
+    scheduler = Scheduler(backend, kv=PrefixCache(backend, 4, 100), multi_step=True)
     for prompt in ([1], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]):
         scheduler.add(prompt, PLAIN, 0)
         assert len(scheduler.step()) == 1
@@ -170,7 +132,7 @@ def test_numbers_before_those_that_are_none_are_given() -> None:
             rows = [[row if row < left else -1] for row in range(max(1, min(most, left + 1)))]
             return np.array(rows, np.int32)
 
-    scheduler = Scheduler(Breaks(), several=True)
+    scheduler = Scheduler(Breaks(), multi_step=True)
     scheduler.add([1, 2, 3], PLAIN, 0)
     assert len(scheduler.step()) == 1
     assert [event.token for event in scheduler.step()] == [0, 1, 2, 3, 4]

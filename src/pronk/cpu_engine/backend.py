@@ -30,7 +30,7 @@ _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are k
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
 _PASS = 512  # tokens of the passes that a scheduler makes
-_GREEDY = 0.05  # seconds after which greedy() begins no other pass
+_GREEDY_SECONDS = 0.05  # after which greedy() begins no other pass
 _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
@@ -135,7 +135,7 @@ class CpuBackend:
         try:
             out = np.empty((most, len(batch.token_ids)), np.int32)
             arguments = self._arguments(batch, kv, ahead=most - 1)
-            done = self.model.greedy(**arguments, stops=ends, seconds=_GREEDY, out=out)
+            done = self.model.greedy(**arguments, stops=ends, seconds=_GREEDY_SECONDS, out=out)
         except (MemoryError, RuntimeError) as error:
             raise _failed(batch, error) from None
         self._longest = max(self._longest, len(batch.token_ids))

@@ -108,8 +108,8 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
-    def plain(self) -> bool:
-        """Whether nothing but the likeliest token is wanted, and text may go on until it is."""
+    def greedy_only(self) -> bool:
+        """Whether nothing has to look at logits, or at text, between a greedy token and the next."""
         asks = self.temperature > 0 or self.logprobs is not None or self.speculative is not None
         return not (asks or self.penalizes or self.logit_bias or self.stop)
 

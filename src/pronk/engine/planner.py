@@ -61,7 +61,7 @@ class Planner:
         most = _MOST_AT_ONCE
         for sequence, run in runs:
             request, table = sequence.request, sequence.table
-            if not request.plain or not sequence.step or run.logits != "last" or len(run.token_ids) > 1:
+            if not request.greedy_only or not sequence.step or run.logits != "last" or len(run.token_ids) > 1:
                 return 1
             left = len(table.blocks) * self._pool.block_size - table.length
             most = min(most, request.max_tokens - len(sequence.tokens), 1 + left)

@@ -45,7 +45,7 @@ class Scheduler:
     whole sequence, however long.
 
     `kv`: a cache to use, whose texts are reused and which remembers those that are run; None makes one that remembers
-    nothing, in blocks of `block_size`. `several`: nobody reads along, so that a step may give several tokens of a text.
+    nothing, in blocks of `block_size`. `multi_step`: nobody reads along, so a step may give several tokens of a text.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Scheduler:
         block_size: int = BLOCK_SIZE,
         max_kv_tokens: int | None = None,
         kv: PrefixCache | None = None,
-        several: bool = False,
+        multi_step: bool = False,
     ) -> None:
         if kv is not None:
             block_size = kv.pool.block_size
@@ -79,7 +79,7 @@ class Scheduler:
             kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
         self.counters = Counters()
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
-        self._greedy: Greedy | None = getattr(backend, "greedy", None) if several else None
+        self._greedy: Greedy | None = getattr(backend, "greedy", None) if multi_step else None
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
         self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
         self._bookkeeping = _Bookkeeping(self._kv)
@@ -99,7 +99,7 @@ class Scheduler:
             max_tokens=min(len(tokens) + params.max_new_tokens, self._max_tokens),
             stop_ids=params.stop_ids(eos_ids),
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
-            plain=params.plain,
+            greedy_only=params.greedy_only,
         )
         self._next_id += 1
         self._plan.add(request, tokens)

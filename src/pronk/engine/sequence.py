@@ -23,7 +23,7 @@ class Request:
     max_tokens: int  # prompt included
     stop_ids: frozenset[int]
     streams: tuple[Stream, ...]
-    plain: bool  # see SamplingParams
+    greedy_only: bool  # see SamplingParams
 
 
 @dataclass(eq=False)
