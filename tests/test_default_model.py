@@ -55,7 +55,7 @@ def test_every_path_of_the_cpu_engine_is_identical(smollm2: Path, quantize: str)
 
 
 def test_what_is_generated_is_what_is_streamed(smollm2: Path) -> None:
-    """Where nobody reads along, the CPU engine is asked for several tokens at once; texts end in the middle of that."""
+    """Side by side, other passes are begun ahead than alone, and given up as texts end."""
     llm = pronk.load(smollm2, engine="cpu", quantize="q8")
     ends: dict[str, dict[str, Any]] = {
         "length": {"max_new_tokens": 29},

@@ -127,6 +127,9 @@ struct Kernels {
     void (*store_kv)(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value);
 
     void (*attention)(const KVLayout& layout, const AttentionTask& task);
+
+    // The first of the largest; -1 where that is infinite, or any is NaN.
+    int32_t (*argmax)(const float* x, int count);
 };
 
 size_t attention_scratch(int head_dim);  // floats

@@ -177,10 +177,40 @@ void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, cons
 
 #include "attention.inl"
 
+// Plain loops, which the compiler turns into vectors.
+int32_t argmax(const float* x, int count) {
+    constexpr int kLanes = 16, kBlock = 512;
+    float largest = -INFINITY;
+    int at = 0;
+    bool nan = false;
+    for (int begin = 0; begin < count; begin += kBlock) {
+        const int size = count - begin < kBlock ? count - begin : kBlock, whole = size / kLanes * kLanes;
+        float most[kLanes];
+        int32_t nans[kLanes] = {};
+        for (float& lane : most) lane = -INFINITY;
+        for (int i = 0; i < whole; i += kLanes)
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const float value = x[begin + i + lane];
+                most[lane] = value > most[lane] ? value : most[lane];
+                nans[lane] |= value != value;
+            }
+        for (int i = whole; i < size; ++i) {
+            most[0] = x[begin + i] > most[0] ? x[begin + i] : most[0];
+            nans[0] |= x[begin + i] != x[begin + i];
+        }
+        float here = most[0];
+        for (int lane = 0; lane < kLanes; ++lane) here = most[lane] > here ? most[lane] : here, nan |= nans[lane] != 0;
+        if (here > largest) largest = here, at = begin;
+    }
+    if (nan || !std::isfinite(largest)) return -1;
+    while (x[at] != largest) ++at;
+    return at;
+}
+
 }  // namespace
 
 #define PRONK_KERNELS(function, text)                                                                            \
     const pronk::Kernels* pronk::function() {                                                                    \
-        static constexpr Kernels table{text, kRows, matmul, rmsnorm, convert, rope, store_kv, attention};        \
+        static constexpr Kernels table{text, kRows, matmul, rmsnorm, convert, rope, store_kv, attention, argmax};\
         return &table;                                                                                           \
     }

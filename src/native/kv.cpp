@@ -29,6 +29,7 @@ KV::KV(const Config& config, int layers, KVType type, int64_t num_blocks)
 }
 
 void KV::resize(int64_t num_blocks) {
+    quiesce();
     if (num_blocks <= num_blocks_) return;
     if (static_cast<size_t>(num_blocks) > std::numeric_limits<size_t>::max() / block_bytes_) throw std::bad_alloc();
     Arena larger;
@@ -38,7 +39,13 @@ void KV::resize(int64_t num_blocks) {
 }
 
 void KV::copy(int64_t source, int64_t destination) {
+    quiesce();
     if (source != destination) std::memcpy(data_ + destination * block_bytes_, data_ + source * block_bytes_, block_bytes_);
+}
+
+void KV::quiesce() {
+    if (const std::shared_ptr<ThreadPool> pool = ahead.lock()) pool->give_up();
+    ahead.reset();
 }
 
 uint8_t* KV::at(int layer, int head) { return data_ + ((size_t)(layer % layers_) * heads_ + head) * head_bytes_; }

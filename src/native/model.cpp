@@ -2,15 +2,52 @@
 
 #include <algorithm>
 
-#include "step.h"
+#include "guess.h"
 
 namespace pronk {
 
-Model::Model(const Config& config, int threads, const Kernels& kernel)
-    : config(config), kernel(kernel), layers(config.num_hidden_layers), pool(threads) {}
+BatchArrays::BatchArrays(const Batch& batch)
+    : token_ids(batch.token_ids, batch.token_ids + batch.tokens),
+      positions(batch.positions, batch.positions + batch.tokens),
+      offsets(batch.offsets, batch.offsets + batch.runs + 1),
+      blocks(batch.blocks, batch.blocks + batch.block_offsets[batch.runs]),
+      block_offsets(batch.block_offsets, batch.block_offsets + batch.runs + 1),
+      logits_rows(batch.logits_rows, batch.logits_rows + batch.rows) {}
 
-bool Model::forward(const Batch& batch, KV& kv, float* logits, const std::function<bool()>& interrupted) {
-    return pass(batch, kv, logits, Taps{}, interrupted);
+Batch BatchArrays::view() const {
+    return {static_cast<int>(token_ids.size()), static_cast<int>(offsets.size()) - 1, static_cast<int>(logits_rows.size()),
+            token_ids.data(), positions.data(), offsets.data(), blocks.data(), block_offsets.data(), logits_rows.data()};
+}
+
+Model::Model(const Config& config, int threads, const Kernels& kernel)
+    : config(config),
+      kernel(kernel),
+      layers(config.num_hidden_layers),
+      pool(std::make_shared<ThreadPool>(threads)),
+      scratch_(std::make_shared<Scratch>()),
+      guess_(std::make_shared<Guess>()) {}
+
+Model::~Model() { quiesce(); }
+
+Logits Model::forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted) {
+    Guess& guess = *guess_;
+    const bool right = guess.is(batch, kv);
+    Logits logits;
+    std::optional<bool> done;
+    if (right) done = guess.finish(*this, interrupted), logits = std::move(guess.logits);
+    if (!done) {
+        logits.reset(new float[static_cast<size_t>(batch.rows) * config.vocab_size]);
+        done = pass(batch, kv, logits.get(), Taps{}, interrupted);
+    }
+    guess.kv = nullptr;
+    if (!*done) return nullptr;
+    try {
+        guess.make(batch, kv, scratch_->likeliest, rope_positions);
+        if (right && guess.kv) guess.begin(*this);  // after one that was wrong, the next may be
+    } catch (const std::bad_alloc&) {
+        guess.kv = nullptr;  // the logits are there
+    }
+    return logits;
 }
 
 bool Model::tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted) {
@@ -18,9 +55,15 @@ bool Model::tap(const Batch& batch, KV& kv, const Taps& taps, const std::functio
 }
 
 bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted) {
-    if (!scratch_) scratch_ = std::make_shared<Scratch>();
+    quiesce(), kv.quiesce();
+    prepare(batch);
+    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, *scratch_};
+    return pool->run([&](int thread) { step.run(thread); });
+}
+
+void Model::prepare(const Batch& batch) {
     Scratch& s = *scratch_;
-    const int t = batch.tokens, threads = pool.size();
+    const int t = batch.tokens, threads = pool->size();
     const int q = config.num_attention_heads * config.head_dim, kvs = config.num_key_value_heads * config.head_dim;
     const size_t c = config.hidden_size, f = config.intermediate_size;
     s.x.reserve(t * c), s.q.reserve((size_t)t * q), s.k.reserve((size_t)t * kvs), s.v.reserve((size_t)t * kvs);
@@ -45,9 +88,7 @@ bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, co
     const size_t products = layers.size() * 4 + 1;
     if (s.products < products) s.outliers_used = std::make_unique<std::atomic<int>[]>(products), s.products = products;
     for (size_t i = 0; i < products; ++i) s.outliers_used[i].store(0, std::memory_order_relaxed);
-
-    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, s};
-    return pool.run([&](int thread) { step.run(thread); });
+    s.likeliest.resize(Guess::possible(batch, *pool) ? batch.rows : 0);
 }
 
 }  // namespace pronk

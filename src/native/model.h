@@ -31,6 +31,7 @@ struct Layer {
 class KV {
 public:
     KV(const Config& config, int layers, KVType type, int64_t num_blocks);
+    ~KV() { quiesce(); }
     void resize(int64_t num_blocks);  // grow; throws std::bad_alloc, having changed nothing
     void copy(int64_t source, int64_t destination);
 
@@ -38,8 +39,13 @@ public:
     int64_t num_blocks() const { return num_blocks_; }
     size_t nbytes() const { return num_blocks_ * block_bytes_; }
     size_t block_bytes() const { return block_bytes_; }
+    bool remembers() const { return layers_ > 1; }
     // In block 0. A KV of one layer serves a pass that remembers nothing: each layer in turn.
     uint8_t* at(int layer, int head);
+
+    // Whose threads may be in a pass that was begun ahead and writes here; quiesce() has them give it up.
+    std::weak_ptr<ThreadPool> ahead;
+    void quiesce();
 
 private:
     const int layers_, heads_;
@@ -58,7 +64,19 @@ struct Batch {
     const int32_t* blocks;        // block tables, one after the other
     const int32_t* block_offsets; // [N + 1] into `blocks`
     const int32_t* logits_rows;   // [R] ascending
+    float embedding_noise = 0;    // see engine/backend.py, perturbed()
 };
+
+// What a batch points to.
+struct BatchArrays {
+    std::vector<int32_t> token_ids, positions, offsets, blocks, block_offsets, logits_rows;
+
+    BatchArrays() = default;
+    explicit BatchArrays(const Batch& batch);
+    Batch view() const;
+};
+
+using Logits = std::unique_ptr<float[]>;  // [R][V]
 
 // Where a pass leaves what its products are fed, as floats, for those that want to look: [layers][T][K]; head [T][C].
 struct Taps {
@@ -68,6 +86,7 @@ struct Taps {
 class Model {
 public:
     Model(const Config& config, int threads, const Kernels& kernel = kernels());
+    ~Model();
 
     const Config config;
     const Kernels& kernel;
@@ -79,29 +98,31 @@ public:
     const float* sin = nullptr;
     int rope_positions = 0;
     OutlierRule outlier_rule;
-    float embedding_noise = 0;  // see engine/backend.py, perturbed()
 
     Arena weights;
-    ThreadPool pool;
+    const std::shared_ptr<ThreadPool> pool;
 
-    // Logits [R][V]. `interrupted` is asked now and then, on the calling thread; where it says so, the pass is given up
-    // and false returned. Throws std::bad_alloc before anything is computed.
-    bool forward(const Batch& batch, KV& kv, float* logits, const std::function<bool()>& interrupted);
-
-    // The likeliest token of each run, all of one token, then the one after it, and so on: tokens [S][N], -1 where logits are
-    // no numbers. There are `most` rows at most, and none after a -1, one of the `stops` (ascending), or a row that is
-    // `enough`. Gives how many; 0 where it was interrupted. Throws std::bad_alloc.
-    int greedy(const Batch& first, KV& kv, int most, const std::vector<int32_t>& stops, const std::function<bool()>& enough,
-               int32_t* tokens, const std::function<bool()>& interrupted);
+    // `interrupted` is asked now and then, on the calling thread; where it says so, the pass is given up, and there are no
+    // logits. Throws std::bad_alloc before anything is computed.
+    //
+    // Leaves the other threads at the pass that most likely comes next (guess.h), in which `kv` and the model are read and
+    // written until it was asked for, or another one, or was given up: see quiesce().
+    Logits forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted);
 
     // The same pass, but for logits: all rows of the batch must want them, and none are made.
     bool tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted);
 
+    // Before what passes read is changed. Gives up the pass that was begun ahead, if any.
+    void quiesce() { pool->give_up(); }
+
 private:
     struct Scratch;
     struct Step;
+    struct Guess;
+    void prepare(const Batch& batch);
     bool pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted);
-    std::shared_ptr<Scratch> scratch_;
+    const std::shared_ptr<Scratch> scratch_;
+    const std::shared_ptr<Guess> guess_;
 };
 
 }  // namespace pronk

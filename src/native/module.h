@@ -28,8 +28,7 @@ using Array = nb::ndarray<T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cp
 using Ints = Array<const int32_t, 1>;
 using FloatVector = Array<const float, 1>;
 using FloatRows = Array<const float, 2>;
-using FloatsOut = Array<float, 2>;  // must be writable, as the next two
-using IntsOut = Array<int32_t, 2>;
+using FloatsOut = Array<float, 2>;  // must be writable, as the next one
 using LayersOut = Array<float, 3>;
 using RawRows = Array<const uint8_t, 2>;
 

@@ -15,40 +15,8 @@ void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_
         if (offsets[i] < offsets[i - 1] || offsets[i] - offsets[i - 1] < least) refuse(what, " must ascend");
 }
 
-}  // namespace
-
-void BatchArrays::check(const Model& model, const PyKV& kv, int passes) const {
-    if (passes > 1) {
-        BatchArrays next = *this;
-        for (; passes > 0; --passes) {
-            next.check(model, kv);
-            for (int32_t& position : next.positions) ++position;  // a checked one is below INT32_MAX
-        }
-        return;
-    }
-    const int64_t tokens = token_ids.size();
-    check_range("the number of tokens", tokens, 1, std::min(kMostTokens, INT32_MAX / model.config.num_attention_heads));
-    if (positions.size() != token_ids.size())
-        refuse("there are ", positions.size(), " positions for ", tokens, " tokens");
-    check_offsets("offsets", offsets, tokens, 1);
-    check_offsets("block_offsets", block_offsets, blocks.size(), 0);
-    if (block_offsets.size() != offsets.size())
-        refuse("there are ", block_offsets.size() - 1, " block tables for ", offsets.size() - 1, " runs");
-    for (const int32_t id : token_ids)
-        if (id < 0 || id >= model.config.vocab_size)
-            refuse("token id ", id, " is not in a vocabulary of ", model.config.vocab_size);
-    for (size_t i = 0; i < logits_rows.size(); ++i)
-        if (logits_rows[i] < (i ? logits_rows[i - 1] + 1 : 0) || logits_rows[i] >= tokens)
-            refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);
-    std::vector<bool> written(kv.kv.num_blocks());
-    for (size_t n = 0; n + 1 < offsets.size(); ++n) check_run(n, model, kv, written);
-    for (size_t n = 0; n + 1 < offsets.size(); ++n)
-        for (int32_t i = 0; i < positions[offsets[n]] / kKVBlock; ++i)
-            if (const int32_t block = blocks[block_offsets[n] + i]; written[block])
-                refuse("block ", block, " is written by one run and read by another");
-}
-
-void BatchArrays::check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const {
+void check_run(const BatchArrays& batch, size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) {
+    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows] = batch;
     const int32_t begin = offsets[n], end = offsets[n + 1], start = positions[begin];
     const int32_t* table = blocks.data() + block_offsets[n];
     const int64_t last = static_cast<int64_t>(start) + end - begin - 1, have = block_offsets[n + 1] - block_offsets[n];
@@ -67,6 +35,32 @@ void BatchArrays::check_run(size_t n, const Model& model, const PyKV& kv, std::v
     }
     if (kv.layers != static_cast<int>(model.layers.size()) && start != 0)
         refuse("run ", n, ": keys of one layer remember nothing; a run must start at position 0, not ", start);
+}
+
+}  // namespace
+
+void check(const BatchArrays& batch, const Model& model, const PyKV& kv) {
+    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows] = batch;
+    const int64_t tokens = token_ids.size();
+    check_range("the number of tokens", tokens, 1, std::min(kMostTokens, INT32_MAX / model.config.num_attention_heads));
+    if (positions.size() != token_ids.size())
+        refuse("there are ", positions.size(), " positions for ", tokens, " tokens");
+    check_offsets("offsets", offsets, tokens, 1);
+    check_offsets("block_offsets", block_offsets, blocks.size(), 0);
+    if (block_offsets.size() != offsets.size())
+        refuse("there are ", block_offsets.size() - 1, " block tables for ", offsets.size() - 1, " runs");
+    for (const int32_t id : token_ids)
+        if (id < 0 || id >= model.config.vocab_size)
+            refuse("token id ", id, " is not in a vocabulary of ", model.config.vocab_size);
+    for (size_t i = 0; i < logits_rows.size(); ++i)
+        if (logits_rows[i] < (i ? logits_rows[i - 1] + 1 : 0) || logits_rows[i] >= tokens)
+            refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);
+    std::vector<bool> written(kv.kv.num_blocks());
+    for (size_t n = 0; n + 1 < offsets.size(); ++n) check_run(batch, n, model, kv, written);
+    for (size_t n = 0; n + 1 < offsets.size(); ++n)
+        for (int32_t i = 0; i < positions[offsets[n]] / kKVBlock; ++i)
+            if (const int32_t block = blocks[block_offsets[n] + i]; written[block])
+                refuse("block ", block, " is written by one run and read by another");
 }
 
 }  // namespace pronk

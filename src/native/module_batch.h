@@ -1,8 +1,5 @@
-// A batch as Python hands it over, and the keys and values it is for: copied, and checked before kernels see them.
+// A batch as Python hands it over, and the keys and values it is for: checked before kernels see them.
 #pragma once
-
-#include <cstdint>
-#include <vector>
 
 #include "model.h"
 #include "module.h"
@@ -19,26 +16,7 @@ struct PyKV {
     Mutex mutex;
 };
 
-// engine/batch.py's Batch, copied; block tables one after the other.
-struct BatchArrays {
-    std::vector<int32_t> token_ids, positions, offsets, blocks, block_offsets, logits_rows;
-
-    Batch view() const {
-        Batch batch;
-        batch.tokens = static_cast<int>(token_ids.size());
-        batch.runs = static_cast<int>(offsets.size()) - 1;
-        batch.rows = static_cast<int>(logits_rows.size());
-        batch.token_ids = token_ids.data(), batch.positions = positions.data(), batch.offsets = offsets.data();
-        batch.blocks = blocks.data(), batch.block_offsets = block_offsets.data();
-        batch.logits_rows = logits_rows.data();
-        return batch;
-    }
-
-    // ValueError where anything is not as the kernels take it, in so many passes, each a position further.
-    void check(const Model& model, const PyKV& kv, int passes = 1) const;
-
-private:
-    void check_run(size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) const;
-};
+// ValueError where anything is not as the kernels take it.
+void check(const BatchArrays& batch, const Model& model, const PyKV& kv);
 
 }  // namespace pronk

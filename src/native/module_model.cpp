@@ -1,7 +1,6 @@
 // Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
 // waited for without the GIL, which who holds them may need.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -26,7 +25,7 @@ public:
         if (slot.matrix->data) refuse(role, " is there already");
         Matrix matrix = shaped(as, slot.rows, slot.cols, role == "gate_up_proj");
         matrix.data = model.weights.allocate(matrix.nbytes());
-        const Unlocked lock(mutex);
+        const Alone alone(*this);
         *slot.matrix = matrix;
     }
 
@@ -36,27 +35,27 @@ public:
     }
 
     bool pack(const std::string& role, int layer, const RawRows& raw, const std::string& source, int64_t first) {
-        const Unlocked lock(mutex);
+        const Alone alone(*this);
         const Slot slot = allocated(role, layer);
-        return pronk::pack(*slot.matrix, slot.part, raw, source, first, model.pool);
+        return pronk::pack(*slot.matrix, slot.part, raw, source, first, *model.pool);
     }
 
     void unpack(const std::string& role, int layer, int64_t first, const FloatsOut& out) {
-        const Unlocked lock(mutex);
+        const Alone alone(*this);
         const Slot slot = allocated(role, layer);
-        pronk::unpack(*slot.matrix, slot.part, first, out, model.pool);
+        pronk::unpack(*slot.matrix, slot.part, first, out, *model.pool);
     }
 
     void set_bias(const std::string& role, int layer, const FloatVector& values) {
         const Slot slot = allocated(role, layer);
         if (layer < 0) refuse(role, " has no bias");
         const std::vector<float> numbers = finite("a bias", values, slot.rows);
+        const Alone alone(*this);
         float* bias = const_cast<float*>(slot.matrix->bias);
         if (!bias) bias = floats(static_cast<size_t>(slot.matrix->panels) * kPanelRows);
         constexpr int half = kPanelRows / 2;
         for (size_t r = 0; r < numbers.size(); ++r)
             bias[slot.part == Part::whole ? r : r / half * kPanelRows + r % half + (slot.part == Part::up ? half : 0)] = numbers[r];
-        const Unlocked lock(mutex);
         slot.matrix->bias = bias;
     }
 
@@ -72,7 +71,7 @@ public:
         const std::vector<float> numbers = finite("a norm's weight", weight, model.config.hidden_size);
         float* copy = floats(numbers.size());
         std::memcpy(copy, numbers.data(), numbers.size() * sizeof(float));
-        const Unlocked lock(mutex);
+        const Alone alone(*this);
         *place = copy;
     }
 
@@ -83,50 +82,34 @@ public:
         std::vector<float> table(cos.size() + sin.size());
         std::memcpy(table.data(), cos.data(), cos.nbytes());
         std::memcpy(table.data() + cos.size(), sin.data(), sin.nbytes());
-        const Unlocked lock(mutex);
+        const Alone alone(*this);
         rope_ = std::move(table);
         model.cos = rope_.data(), model.sin = rope_.data() + rope_.size() / 2;
         model.rope_positions = static_cast<int>(rope_.size() / model.config.head_dim);
     }
 
-    void forward(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
-                 const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const FloatsOut& out, float embedding_noise) {
-        const BatchArrays batch{copied(token_ids), copied(positions), copied(offsets),
-                                copied(blocks), copied(block_offsets), copied(logits_rows)};
-        check_shape("out", out, logits_rows.shape(0), model.config.vocab_size);
-        float* logits = out.data();
-        pass(batch, 1, kv, embedding_noise, [&](const auto& interrupted) {
-            return model.forward(batch.view(), kv.kv, logits, interrupted);
+    nb::ndarray<nb::numpy, float, nb::ndim<2>> forward(const Ints& token_ids, const Ints& positions, const Ints& offsets,
+                                                       const Ints& blocks, const Ints& block_offsets, const Ints& logits_rows,
+                                                       PyKV& kv, float embedding_noise) {
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets);
+        batch.logits_rows = copied(logits_rows);
+        Logits logits;
+        pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
+            logits = model.forward(checked, kv.kv, interrupted);
+            return logits != nullptr;
         });
-    }
-
-    int greedy(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks, const Ints& block_offsets,
-               PyKV& kv, const Ints& stops, double seconds, const IntsOut& out, float embedding_noise) {
-        const int64_t tokens = token_ids.shape(0), most = out.shape(0);
-        const BatchArrays batch = of_all_rows(token_ids, positions, offsets, blocks, block_offsets);
-        check_shape("out", out, most, tokens);
-        check_range("the number of tokens at once", most, 1, 1 << 10);
-        if (offsets.shape(0) != tokens + 1) refuse("every run must be of one token");
-        std::vector<int32_t> ascending = copied(stops);
-        std::sort(ascending.begin(), ascending.end());
-        int32_t* drawn = out.data();
-        int done = 0;
-        pass(batch, static_cast<int>(most), kv, embedding_noise, [&](const auto& interrupted) {
-            const auto begun = std::chrono::steady_clock::now();
-            const auto enough = [&] {
-                return mutex.wanted() || std::chrono::steady_clock::now() - begun >= std::chrono::duration<double>(seconds);
-            };
-            done = model.greedy(batch.view(), kv.kv, static_cast<int>(most), ascending, enough, drawn, interrupted);
-            return done > 0;
-        });
-        return done;
+        float* data = logits.release();
+        const nb::capsule owner(data, [](void* of) noexcept { delete[] static_cast<float*>(of); });
+        return {data, {batch.logits_rows.size(), static_cast<size_t>(model.config.vocab_size)}, owner};
     }
 
     void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                      const Ints& block_offsets, PyKV& kv, const LayersOut& qkv, const LayersOut& o, const LayersOut& gate_up,
                      const LayersOut& down, const LayersOut& head, float embedding_noise) {
-        const BatchArrays batch = of_all_rows(token_ids, positions, offsets, blocks, block_offsets);
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets);
         const int64_t tokens = token_ids.shape(0);
+        batch.logits_rows.resize(tokens);
+        std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
         const Config& c = model.config;
         const auto place = [&](const char* what, const LayersOut& array, int64_t layers, int64_t cols) {
             check_shape(what, array, layers, tokens, cols);
@@ -137,24 +120,31 @@ public:
                         place("o", o, layers, static_cast<int64_t>(c.num_attention_heads) * c.head_dim),
                         place("gate_up", gate_up, layers, c.hidden_size),
                         place("down", down, layers, c.intermediate_size), place("head", head, 1, c.hidden_size)};
-        pass(batch, 1, kv, embedding_noise, [&](const auto& interrupted) {
-            return model.tap(batch.view(), kv.kv, taps, interrupted);
+        pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
+            return model.tap(checked, kv.kv, taps, interrupted);
         });
     }
 
     Model model;
 
 private:
-    static BatchArrays of_all_rows(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
-                                   const Ints& block_offsets) {
-        std::vector<int32_t> rows(token_ids.shape(0));
-        std::iota(rows.begin(), rows.end(), 0);
-        return {copied(token_ids), copied(positions), copied(offsets), copied(blocks), copied(block_offsets), std::move(rows)};
+    // Nobody else is at work with the model, no thread of its own either.
+    struct Alone {
+        explicit Alone(PyModel& of) : lock(of.mutex) { of.model.quiesce(); }
+        const Unlocked lock;
+    };
+
+    static BatchArrays arrays(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                              const Ints& block_offsets) {
+        BatchArrays batch;
+        batch.token_ids = copied(token_ids), batch.positions = copied(positions), batch.offsets = copied(offsets);
+        batch.blocks = copied(blocks), batch.block_offsets = copied(block_offsets);
+        return batch;
     }
 
-    // run(interrupted) says whether it was finished: `passes` of them, each a position further.
+    // run(batch, interrupted) says whether it was finished.
     template <class Run>
-    void pass(const BatchArrays& batch, int passes, PyKV& kv, float embedding_noise, const Run& run) {
+    void pass(const BatchArrays& arrays, PyKV& kv, float embedding_noise, const Run& run) {
         check_complete();
         if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
             (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
@@ -163,10 +153,11 @@ private:
         {
             const Released released;
             const std::scoped_lock locks(mutex, kv.mutex);
-            batch.check(model, kv, passes);
-            model.embedding_noise = embedding_noise;
+            check(arrays, model, kv);
+            Batch batch = arrays.view();
+            batch.embedding_noise = embedding_noise;
             Interrupted interrupted;
-            done = run([&] { return interrupted(); });
+            done = run(batch, [&] { return interrupted(); });
         }
         if (!done) nb::raise_python_error();
     }
@@ -266,6 +257,13 @@ void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
     for (size_t i = 0; i < blocks.size(); i += 2) kv.kv.copy(blocks[i], blocks[i + 1]);
 }
 
+// Where a pass is under way, there is none that was begun ahead.
+void quiesce(PyKV& kv) {
+    const Released released;
+    const std::unique_lock lock(kv.mutex, std::try_to_lock);
+    if (lock) kv.kv.quiesce();
+}
+
 }  // namespace
 
 void bind_model(nb::module_& module) {
@@ -276,7 +274,7 @@ void bind_model(nb::module_& module) {
              arg("rms_norm_eps"), arg("threads"), arg("isa") = nb::none(),
              arg("int8_threshold") = OutlierRule{}.threshold, arg("int8_outliers") = OutlierRule{}.count)
         .def_prop_ro("isa", [](const PyModel& m) { return m.model.kernel.name; })
-        .def_prop_ro("threads", [](const PyModel& m) { return m.model.pool.size(); })
+        .def_prop_ro("threads", [](const PyModel& m) { return m.model.pool->size(); })
         .def_prop_ro("nbytes", [](const PyModel& m) { return m.model.weights.nbytes(); })
         .def("allocate", &PyModel::allocate, arg("role"), arg("layer"), arg("format"))
         .def("tie", &PyModel::tie)
@@ -287,10 +285,7 @@ void bind_model(nb::module_& module) {
         .def("set_rope", &PyModel::set_rope, arg("cos").noconvert(), arg("sin").noconvert())
         .def("forward", &PyModel::forward, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
-             arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f)
-        .def("greedy", &PyModel::greedy, arg("token_ids").noconvert(), arg("positions").noconvert(),
-             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
-             arg("stops").noconvert(), arg("seconds"), arg("out").noconvert(), arg("embedding_noise") = 0.0f)
+             arg("logits_rows").noconvert(), arg("kv"), arg("embedding_noise") = 0.0f)
         .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),
@@ -300,8 +295,10 @@ void bind_model(nb::module_& module) {
         .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })
         .def_prop_ro("nbytes", [](const PyKV& kv) { return kv.kv.nbytes(); })
         .def_prop_ro("block_bytes", [](const PyKV& kv) { return kv.kv.block_bytes(); })
+        .def_prop_ro("ahead", [](const PyKV& kv) { return !kv.kv.ahead.expired(); })
         .def("resize", resize, arg("num_blocks"))
-        .def("copy", copy, arg("pairs").noconvert());
+        .def("copy", copy, arg("pairs").noconvert())
+        .def("quiesce", quiesce);
 }
 
 }  // namespace pronk

@@ -24,7 +24,6 @@ public:
             if (thread_ == std::this_thread::get_id())
                 throw std::runtime_error("the model is at work in the pass that this signal handler interrupts: it can be "
                                          "called again when the handler has returned");
-            const Waiting waiting{waiting_};
             while (!mutex_.try_lock_for(std::chrono::milliseconds(50))) {
                 const Acquired acquired;
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -42,22 +41,12 @@ public:
         mutex_.unlock();
     }
 
-    // Whether another thread waits for it.
-    bool wanted() const { return waiting_ > 0; }
-
 private:
-    struct Waiting {
-        explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
-        ~Waiting() { --count; }
-        std::atomic<int>& count;
-    };
-
     void hold() { process_ = process_id(), thread_ = std::this_thread::get_id(); }
 
     std::timed_mutex mutex_;
     std::atomic<long> process_{0};  // of the holder; 0: nobody
     std::atomic<std::thread::id> thread_{};
-    std::atomic<int> waiting_{0};
 };
 
 // Waits without the GIL, and holds on with it.

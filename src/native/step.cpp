@@ -69,6 +69,9 @@ void Model::Step::run(int thread) {
     const Then then = form_of(model.lm_head.format) == Form::f32 ? Then::store : Then::pairs;
     const Product head{&model.lm_head, {logits, (size_t)config.vocab_size, then, config.vocab_size}};
     multiply(self, tokens, c, norm, &head, logits ? 1 : 0, taps.head, {});
+    share(self, logits ? static_cast<int>(scratch.likeliest.size()) : 0, 1, [&](int row, int) {
+        scratch.likeliest[row] = kernel.argmax(logits + (size_t)row * config.vocab_size, config.vocab_size);
+    });
 }
 
 void Model::Step::embed(Self& self) {
@@ -76,11 +79,11 @@ void Model::Step::embed(Self& self) {
     share(self, batch.tokens, 1, [&](int t, int) {
         float* row = scratch.x.data + (size_t)t * c;
         unpack_row(model.embed_tokens, batch.token_ids[t], row);
-        if (model.embedding_noise == 0) return;
+        if (batch.embedding_noise == 0) return;
         uint64_t state = 0x9e3779b97f4a7c15u * (uint64_t)(batch.token_ids[t] + 1);
         for (int i = 0; i < c; ++i) {
             state = state * 6364136223846793005u + 1442695040888963407u;
-            row[i] *= 1 + (state >> 63 ? model.embedding_noise : -model.embedding_noise);
+            row[i] *= 1 + (state >> 63 ? batch.embedding_noise : -batch.embedding_noise);
         }
     });
 }
@@ -164,7 +167,7 @@ void Model::Step::expect(Self& self, std::initializer_list<const Matrix*> next) 
     if (batch.tokens > kFewTokens) return;
     int panels = 0;
     for (const Matrix* m : next) panels += m->panels;
-    int begin = model.pool.phases().cut(2 * panels, self.thread) / 2;
+    int begin = model.pool->phases().cut(2 * panels, self.thread) / 2;
     for (const Matrix* m : next) {
         if (begin < m->panels) {
             const uint8_t* data = m->panel(begin);

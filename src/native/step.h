@@ -39,6 +39,7 @@ struct Model::Scratch {
     std::vector<Buffer<float>> attention, normed;    // of each thread
     std::vector<int32_t> all_tokens;
     Units placing, attending, attending_last;  // the last layer attends for rows that want logits alone
+    std::vector<int32_t> likeliest;            // token of each row of logits: see guess.h
     std::unique_ptr<std::atomic<int>[]> outliers_used;  // of rows that threads convert together, one a product
     size_t products = 0;
 
@@ -71,7 +72,7 @@ private:
     // body(begin, end) over [0, count), at most `most` at once: see Phases.
     template <class Body>
     void share(Self& self, int count, int most, const Body& body) {
-        Phases& phases = model.pool.phases();
+        Phases& phases = model.pool->phases();
         phases.share(self, count, most, [&](int begin, int end) {
             if (self.thread == 0 && interrupted()) phases.abandon();
             body(begin, end);

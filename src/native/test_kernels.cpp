@@ -1,5 +1,7 @@
 // Kernels against plain loops, without Python: sanitizers and emulators run this.
-#include <cstring>
+#include <algorithm>
+#include <limits>
+#include <vector>
 
 #include "kernels.h"
 #include "test.h"
@@ -29,9 +31,36 @@ void test_tables() {
     CHECK(kernels_named(kernels().name) == &kernels());
 }
 
+void test_argmax() {
+    constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    const auto argmax = [](const std::vector<float>& x) { return kernels().argmax(x.data(), static_cast<int>(x.size())); };
+    for (const int size : {1, 2, 15, 16, 17, 511, 512, 513, 1100}) {
+        std::vector<float> x(size);
+        for (int i = 0; i < size; ++i) x[i] = static_cast<float>(i * 7 % 5) - 9;
+        for (int at = 0; at < size; at += 1 + size / 50) {
+            std::vector<float> y = x;
+            y[at] = -4;
+            CHECK(argmax(y) == at);
+            if (at + 3 < size) {
+                y[at + 3] = -4;  // the first of several
+                CHECK(argmax(y) == at);
+            }
+            y[at] = nan;
+            CHECK(argmax(y) == -1);
+            y[at] = inf;
+            CHECK(argmax(y) == -1);
+            y[at] = -inf;
+            CHECK(argmax(y) == std::max_element(y.begin(), y.end()) - y.begin() || size == 1);
+        }
+        CHECK(argmax(std::vector<float>(size, -inf)) == -1);
+        CHECK(argmax(std::vector<float>(size, -0.0f)) == 0);
+    }
+}
+
 }  // namespace
 
 int main() {
+    test_argmax();
     test_formats();
     test_tables();
     return test_result();

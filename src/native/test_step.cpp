@@ -76,19 +76,23 @@ struct TestBatch {
 
     Batch view() const {
         return {static_cast<int>(ids.size()), static_cast<int>(ends.size()) - 1, static_cast<int>(rows.size()), ids.data(),
-                positions.data(), offsets.data(), blocks.data(), ends.data(), rows.data()};
+                positions.data(), offsets.data(), blocks.data(), ends.data(), rows.data(), noise};
     }
 
+    float noise = 0;
     std::vector<int32_t> ids, positions, rows, blocks, offsets{0}, ends{0};
 };
 
 const std::function<bool()> kNever = [] { return false; };
 
+std::vector<float> forward(Model& model, KV& kv, const TestBatch& batch) {
+    const Logits logits = model.forward(batch.view(), kv, kNever);
+    CHECK(logits);
+    return {logits.get(), logits.get() + batch.rows.size() * kConfig.vocab_size};
+}
+
 std::vector<float> forward(Model& model, KV& kv, const std::vector<Run>& runs) {
-    const TestBatch batch(runs);
-    std::vector<float> logits(batch.rows.size() * kConfig.vocab_size);
-    CHECK(model.forward(batch.view(), kv, logits.data(), kNever));
-    return logits;
+    return forward(model, kv, TestBatch(runs));
 }
 
 // A prompt, tokens one by one, texts side by side of which one wants nothing, and what products are fed.
@@ -133,12 +137,11 @@ void test_a_pass_can_be_given_up_and_made_again() {
         KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
         const std::vector<float> whole = forward(test.model, kv, {{0, 56, {0}, 1}});
         const TestBatch batch({{0, 56, {0}, 1}});
-        std::vector<float> logits(kConfig.vocab_size);
         for (const int patience : {0, 1, 20}) {
             bool given_up = false;
             // Again, for the calling thread may come too late to be asked.
             for (int i = 0, asked = 0; i < 1000 && !given_up; ++i, asked = 0)
-                given_up = !test.model.forward(batch.view(), kv, logits.data(), [&] { return asked++ >= patience; });
+                given_up = !test.model.forward(batch.view(), kv, [&] { return asked++ >= patience; });
             CHECK(given_up);
         }
         CHECK(forward(test.model, kv, {{0, 56, {0}, 1}}) == whole);
@@ -153,40 +156,101 @@ std::vector<int32_t> likeliest(const std::vector<float>& logits) {
     return found;
 }
 
-void test_greedy_tokens_are_those_of_single_passes() {
-    constexpr int most = 12;
+// Texts that mostly go on with their likeliest tokens, and everything else that may come between two of their passes.
+void test_what_is_begun_ahead_changes_no_bit() {
+    const TestBatch other({{5, 9, {6}, 1}});
+    std::vector<float> tapped(kConfig.num_hidden_layers * 9 * kConfig.intermediate_size);
+    const Taps taps{tapped.data(), tapped.data(), tapped.data(), tapped.data(), tapped.data()};
     for (const int threads : {1, 2, 5}) {
-        TestModel test(Format::q8, threads);
-        KV kv(kConfig, kConfig.num_hidden_layers, KVType::bf16, kBlocks);
-        TestBatch batch({{0, 1, {0}, 1}, {0, 1, {1}, 1}, {0, 1, {2}, 1}});
-        batch.ids = {5, 200, 31};
-        const int runs = static_cast<int>(batch.ids.size());
-        std::vector<int32_t> expected, found(most * runs);
-        TestBatch step = batch;
-        for (int n = 0; n < most; ++n) {
-            std::vector<float> logits(runs * kConfig.vocab_size);
-            CHECK(test.model.forward(step.view(), kv, logits.data(), kNever));
-            step.ids = likeliest(logits);
-            for (int32_t& position : step.positions) ++position;
-            expected.insert(expected.end(), step.ids.begin(), step.ids.end());
+        TestModel test(Format::q8, threads), plain(Format::q8, 1);
+        int begun = 0;
+        for (int text = 0; text < 12; ++text) {
+            KV kv(kConfig, kConfig.num_hidden_layers, KVType::int8, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::int8, kBlocks);
+            TestBatch batch({{52, 1, {0}, 1}, {0, 1, {2}, 1}, {20, 1, {3}, 1}});
+            for (int step = 0; step < 25; ++step) {
+                if (batch.positions[0] == kKVBlock) batch.blocks.insert(batch.blocks.begin() + 1, 1), batch.ends = {0, 2, 3, 4};
+                if (text % 3 == 1) batch.noise = 1e-6f * (step / 5 % 2);
+                const std::vector<float> logits = forward(test.model, kv, batch);
+                CHECK(logits == forward(plain.model, expected, batch));
+                begun += !kv.ahead.expired();
+                batch.ids = likeliest(logits);
+                for (int32_t& position : batch.positions) ++position;
+                switch (random_bits() % 12) {
+                    case 0: ++batch.ids[step % 3] %= kConfig.vocab_size; break;
+                    case 1: std::this_thread::sleep_for(std::chrono::milliseconds(1)); break;  // it is done by then
+                    case 2: kv.resize(kv.num_blocks() + 1), expected.resize(kv.num_blocks()); break;
+                    case 3: {  // a text goes on in a copy of its block
+                        int32_t& block = *(batch.blocks.end() - 2);
+                        const int32_t from = block, to = from == 2 ? 7 : 2;
+                        kv.copy(from, to), expected.copy(from, to), block = to;
+                        break;
+                    }
+                    case 4: kv.quiesce(); break;
+                    case 5: CHECK(forward(test.model, kv, {{3, 5, {5}, 2}}) == forward(plain.model, expected, {{3, 5, {5}, 2}})); break;
+                    case 6: CHECK(test.model.tap(other.view(), kv, taps, kNever)); break;
+                    case 7: CHECK(!test.model.forward(other.view(), kv, [] { return true; }) || threads > 1); break;
+                    default: break;
+                }
+            }
         }
-        const auto greedy = [&](int rows, const std::vector<int32_t>& stops, const std::function<bool()>& enough,
-                                const std::function<bool()>& interrupted) {
-            std::fill(found.begin(), found.end(), -2);
-            const int done = test.model.greedy(batch.view(), kv, rows, stops, enough, found.data(), interrupted);
-            CHECK(std::equal(found.begin(), found.begin() + done * runs, expected.begin()));
-            CHECK(std::count(found.begin(), found.end(), -2) == (most - done) * runs || done == 0);
-            return done;
+        CHECK(threads == 1 ? begun == 0 : begun > 60);
+    }
+}
+
+// All that a pass is told from another by, one by one.
+void test_no_other_pass_is_taken_for_what_was_guessed() {
+    constexpr int next = 6;
+    const auto asked = [](int threads, int change) {
+        TestModel test(Format::q8, threads);
+        KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks), other(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+        TestBatch batch({{0, 1, {0}, 1}});
+        const auto write = [&](KV& into, int32_t block) {
+            for (batch = TestBatch({{0, 1, {block}, 1}}); batch.positions[0] < next; ++batch.positions[0])
+                batch.ids = likeliest(forward(test.model, into, batch));
         };
-        CHECK(greedy(most, {}, kNever, kNever) == most);
-        CHECK(greedy(5, {}, kNever, kNever) == 5);
-        CHECK(greedy(most, {}, [] { return true; }, kNever) == 1);
-        const int32_t stop = expected[7];  // of the third row, or of one before
-        const int row = static_cast<int>(std::find(expected.begin(), expected.end(), stop) - expected.begin()) / runs;
-        CHECK(greedy(most, {stop, kConfig.vocab_size}, kNever, kNever) == row + 1);
-        bool given_up = false;
-        for (int i = 0; i < 1000 && !given_up; ++i) given_up = greedy(most, {}, kNever, [] { return true; }) == 0;
-        CHECK(given_up);
+        write(other, 0), write(kv, 1), write(kv, 0);
+        CHECK(kv.ahead.expired() == (threads == 1));
+        KV& in = change == 1 ? other : kv;
+        if (change == 2) batch.blocks = {1};
+        if (change == 3) batch.noise = 1e-5f;
+        if (change == 4) ++batch.ids[0] %= kConfig.vocab_size;
+        if (change == 5) --batch.positions[0];
+        if (change == 6) {
+            const int32_t token = batch.ids[0];
+            batch = TestBatch({{next, 1, {0}, 1}, {0, 3, {2}, 1}});
+            batch.ids[0] = token;
+        }
+        std::vector<float> logits = forward(test.model, in, batch);
+        const std::vector<float> after = forward(test.model, in, {{next + 1, 1, {batch.blocks[0]}, 1}});  // reads what it wrote
+        logits.insert(logits.end(), after.begin(), after.end());
+        return logits;
+    };
+    for (int change = 0; change < 7; ++change) CHECK(asked(1, change) == asked(3, change));
+    CHECK(asked(1, 0) == asked(1, 1) && asked(1, 0) == asked(1, 2));  // which differ in nothing but where they write
+    for (int change = 3; change < 7; ++change) CHECK(asked(1, 0) != asked(1, change));
+}
+
+void test_one_that_is_begun_ends_with_what_it_is_for() {
+    const auto begin = [](Model& model, KV& kv) {
+        TestBatch batch({{0, 1, {0}, 1}});
+        for (int i = 0; i < 4; ++i) batch.ids = likeliest(forward(model, kv, batch)), ++batch.positions[0];
+        CHECK(!kv.ahead.expired());
+    };
+    for (int i = 0; i < 10; ++i) {
+        auto test = std::make_unique<TestModel>(Format::int8, 3);
+        auto kv = std::make_unique<KV>(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+        begin(test->model, *kv);
+        i % 2 ? kv.reset() : test.reset();
+        if (kv) kv->resize(kBlocks + 1);
+        if (test) forward(test->model, *(kv = std::make_unique<KV>(kConfig, kConfig.num_hidden_layers, KVType::f32, 1)), {{0, 1, {0}, 1}});
+    }
+    // Two models with the same keys and values.
+    TestModel one(Format::int8, 2), two(Format::int8, 2);
+    KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+    for (int i = 0; i < 10; ++i) {
+        begin(one.model, expected), begin(one.model, kv);
+        const std::vector<float> logits = forward(two.model, kv, {{4, 1, {0}, 1}});
+        CHECK(logits == forward(one.model, expected, {{4, 1, {0}, 1}}));
     }
 }
 
@@ -195,6 +259,8 @@ void test_greedy_tokens_are_those_of_single_passes() {
 int main() {
     test_any_number_of_threads_gives_the_same_bits();
     test_a_pass_can_be_given_up_and_made_again();
-    test_greedy_tokens_are_those_of_single_passes();
+    test_what_is_begun_ahead_changes_no_bit();
+    test_no_other_pass_is_taken_for_what_was_guessed();
+    test_one_that_is_begun_ends_with_what_it_is_for();
     return test_result();
 }

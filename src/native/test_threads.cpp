@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -115,6 +117,64 @@ void test_late_threads_and_sleepers() {
     }
 }
 
+// A step that counts, in phases as many as the units of each, so that each unit may see what the phases before it did.
+struct Counting {
+    explicit Counting(ThreadPool& pool) : pool(pool) {}
+
+    void operator()(int t) const {
+        Place place{t};
+        for (int phase = 0; phase < 50; ++phase)
+            pool.phases().share(place, 50, 2, [&](int begin, int end) { *done += end - begin; });
+    }
+
+    ThreadPool& pool;
+    std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(0);
+    static constexpr int kAll = 50 * 50;
+};
+
+void test_a_step_can_be_begun_ahead() {
+    for (const int threads : {1, 2, 5}) {
+        ThreadPool pool(threads);
+        CHECK(!pool.finish());
+        for (int i = 0; i < 40; ++i) {
+            const Counting first(pool), second(pool);
+            pool.begin(first);
+            if (i % 4 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            if (i % 4 == 1) CHECK(step_works(pool, 3));  // which gives it up
+            if (i % 4 == 2) pool.begin(second);          // so does this
+            if (i % 4 == 3) pool.give_up();
+            const int done = *first.done;
+            const std::optional<bool> finished = pool.finish();
+            if (i % 4 == 0) CHECK(finished == true && *first.done == Counting::kAll);
+            if (i % 4 == 2) CHECK(finished == true && *second.done == Counting::kAll);
+            if (i % 2) CHECK(!finished);
+            if (i % 4) CHECK(*first.done == done);  // nobody is in it any more
+            CHECK(!pool.finish());
+        }
+        pool.begin(Counting(pool));  // and ends with its threads
+    }
+}
+
+void test_a_step_begun_ahead_can_be_given_up_by_anybody() {
+    ThreadPool pool(3);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over) pool.give_up();
+    });
+    int finished = 0, left = 0;
+    for (int i = 0; i < 500; ++i) {
+        const Counting step(pool);
+        pool.begin(step);
+        const std::optional<bool> done = pool.finish();
+        CHECK(!done || (*done && *step.done == Counting::kAll));
+        ++(done ? finished : left);
+        CHECK(step_works(pool, 2));
+    }
+    over = true;
+    other.join();
+    CHECK(finished > 0 || left > 0);
+}
+
 void test_callers_take_turns() {
     ThreadPool pool(2);
     std::vector<std::thread> callers;
@@ -163,6 +223,21 @@ void test_a_fork_gets_threads_of_its_own() {
     delete unused;
 }
 
+void test_a_fork_amid_a_step_begun_ahead() {
+    ThreadPool pool(2);
+    for (int i = 0; i < 20; ++i) {
+        const Counting step(pool);
+        pool.begin(step);
+        CHECK(child_succeeds([&] {
+            pool.give_up();
+            const bool nothing = !pool.finish();
+            pool.begin(step);
+            return nothing && pool.finish() == true && step_works(pool, 5);
+        }));
+        CHECK(pool.finish() == true && *step.done == Counting::kAll);
+    }
+}
+
 void test_a_fork_amid_a_step() {
     ThreadPool pool(2);
     std::atomic<bool> running{false}, stop{false};
@@ -193,10 +268,13 @@ int main() {
     test_nobody_waits_for_who_sleeps();
     test_an_abandoned_step_ends();
     test_late_threads_and_sleepers();
+    test_a_step_can_be_begun_ahead();
+    test_a_step_begun_ahead_can_be_given_up_by_anybody();
     test_callers_take_turns();
     test_nothing_spins_between_steps();
 #if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
     test_a_fork_gets_threads_of_its_own();
+    test_a_fork_amid_a_step_begun_ahead();
     test_a_fork_amid_a_step();
 #endif
     test_default_threads();

@@ -58,18 +58,53 @@ struct ThreadPool::State {
         return false;
     }
 
-    bool run(const std::function<void(int)>& of_step) {
+    void open(const std::function<void(int)>& of_step) {
         body = &of_step;
         phases.begin();
         inside.store(0);
         step.add(1);
-        of_step(0);
+    }
+
+    bool close() {
         for (uint32_t threads = inside.add(kClosed); threads != kClosed; threads = inside.load())
             inside.wait_while(threads, kLeaveSpin);
         return !phases.abandoned();
     }
 
+    bool run(const std::function<void(int)>& of_step) {
+        give_up();
+        open(of_step);
+        of_step(0);
+        return close();
+    }
+
+    void begin(std::function<void(int)> of_step) {
+        give_up();
+        const std::lock_guard lock(mutex);
+        ahead = std::move(of_step), begun = true;
+        open(ahead);
+    }
+
+    std::optional<bool> finish() {
+        {
+            const std::lock_guard lock(mutex);
+            if (!begun) return std::nullopt;
+            begun = false;
+        }
+        ahead(0);
+        return close();
+    }
+
+    void give_up() {
+        const std::lock_guard lock(mutex);
+        if (!begun) return;
+        phases.abandon();
+        close();
+        begun = false;
+    }
+
     void stop() {
+        give_up();
         stopping = true;
         step.add(1);
         for (std::thread& worker : workers) worker.join();
@@ -77,6 +112,9 @@ struct ThreadPool::State {
 
     const long owner = process_id();
     std::mutex caller;
+    std::mutex mutex;  // of the two below; never held while a step is run or finished
+    bool begun = false;
+    std::function<void(int)> ahead;
     const std::function<void(int)>* body = nullptr;
     std::atomic<bool> stopping{false};
     Phases phases;
@@ -112,6 +150,23 @@ bool ThreadPool::run(const std::function<void(int)>& body) {
     State& state = this->state();
     const std::lock_guard lock(state.caller);
     return state.run(body);
+}
+
+void ThreadPool::begin(std::function<void(int)> body) {
+    State& state = this->state();
+    const std::lock_guard lock(state.caller);
+    state.begin(std::move(body));
+}
+
+std::optional<bool> ThreadPool::finish() {
+    State& state = this->state();
+    const std::lock_guard lock(state.caller);
+    return state.finish();
+}
+
+void ThreadPool::give_up() {
+    State* state = state_.load(std::memory_order_acquire);
+    if (state->owner == process_id()) state->give_up();
 }
 
 }  // namespace pronk

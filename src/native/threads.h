@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 
 #include "phases.h"
 
@@ -29,6 +30,14 @@ public:
     // `body` must not throw, unless in a child that was forked off within it, by the caller. False where the step was
     // abandoned.
     bool run(const std::function<void(int)>& body);
+
+    // Begins a step on the other threads alone: its caller may come to finish() it, or not. Any other step gives it up.
+    void begin(std::function<void(int)> body);
+    // What run() gives, of a step that was begun; nothing where there is none: given up, or begun before a fork.
+    std::optional<bool> finish();
+    // Gives up what was begun, and returns when no thread is inside. From any thread: a step that is run, or being
+    // finished, is not waited for.
+    void give_up();
 
 private:
     struct State;

@@ -71,28 +71,12 @@ class Model:
         block_offsets: _Ints,
         logits_rows: _Ints,
         kv: KV,
-        out: _Floats,
         embedding_noise: float = 0.0,
-    ) -> None:
-        """A pronk.engine.batch.Batch, with block tables one after the other. Raises what a signal handler raises."""
+    ) -> _Floats:
+        """Logits [R, V] of a pronk.engine.batch.Batch, with block tables one after the other.
 
-    def greedy(
-        self,
-        token_ids: _Ints,
-        positions: _Ints,
-        offsets: _Ints,
-        blocks: _Ints,
-        block_offsets: _Ints,
-        kv: KV,
-        stops: _Ints,
-        seconds: float,
-        out: _Ints,
-        embedding_noise: float = 0.0,
-    ) -> int:
-        """The likeliest tokens that follow runs of one token each: out [S, N], of which the first so many are filled.
-
-        -1 stands for logits that are not numbers. No more are computed after that, after one of `stops`, after
-        `seconds`, or while another thread waits for the model. Raises what a signal handler raises.
+        Leaves threads at the pass that most likely comes next, until it or another one is asked for, or its keys and
+        values are quiesced, grown, copied or let go of. Raises what a signal handler raises.
         """
 
     def activations(
@@ -122,8 +106,14 @@ class KV:
     def nbytes(self) -> int: ...
     @property
     def block_bytes(self) -> int: ...
+    @property
+    def ahead(self) -> bool:
+        """Whether a pass was begun ahead that writes here, and not given up."""
+
     def resize(self, num_blocks: int) -> None: ...
     def copy(self, pairs: _Ints) -> None: ...
+    def quiesce(self) -> None:
+        """Has a pass given up that was begun ahead."""
 
 # Single kernels, for tests.
 

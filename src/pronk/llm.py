@@ -185,24 +185,16 @@ class LLM:
     ) -> list[Generation]:
         encoded = [self._prompt_ids(prompt, params, truncate) for prompt in prompts]
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress, multi_step=True):
+        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 
     def _run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache: bool,
-        progress: Progress | None,
-        *,
-        multi_step: bool = False,
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache: bool, progress: Progress | None
     ) -> Iterator[Chunk]:
-        """`multi_step`: the chunks may come several at a time."""
         seed = effective_seed(params.seed)
-        if params.num_beams > 1:
-            return self._beams(prompts, params, cache, seed, progress)
-        return self._samples(prompts, params, cache, seed, progress, multi_step)
+        run = self._beams if params.num_beams > 1 else self._samples
+        return run(prompts, params, cache, seed, progress)
 
     def _samples(
         self,
@@ -211,12 +203,11 @@ class LLM:
         cache: bool,
         seed: int,
         progress: Progress | None,
-        multi_step: bool,
     ) -> Iterator[Chunk]:
         streams: dict[tuple[int, int], TextStream] = {}
         begun = time.perf_counter()
         lent = self._caches.lend() if cache else nullcontext()
-        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv, multi_step=multi_step) as scheduler:
+        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv) as scheduler:
             ids = [scheduler.add(prompt, params, seed=seed, eos_ids=self.eos_ids) for prompt in prompts]
             number = {request: n for n, request in enumerate(ids)}
             unread, total = set(ids), sum(map(len, prompts))
@@ -234,7 +225,7 @@ class LLM:
                         watch = Stopwatch(self.load_s, len(prompts[request]), begun)
                         streams[key] = self._text_stream(prompts[request], params, watch, request, index, seed)
                     if streams[key].stops.found:
-                        continue  # the step went on beyond it
+                        continue  # a draft went on beyond it
                     chunk = streams[key].chunk(event)
                     if chunk.finish_reason and not event.finish_reason:  # a stop string
                         scheduler.cancel(event.request, event.sample)

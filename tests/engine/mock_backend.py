@@ -6,14 +6,14 @@ trips an assertion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from tiny import tiny_config
 
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import Batch
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import stream
 from pronk.engine.sampling import sample
@@ -65,6 +65,7 @@ class MockKV:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tokens = np.full((num_blocks, block_size), -1)
         self.positions = np.full((num_blocks, block_size), -1)
+        self.quiesced = 0
 
     def resize(self, num_blocks: int) -> None:
         assert num_blocks > self.num_blocks
@@ -77,6 +78,9 @@ class MockKV:
         for source, destination in pairs:
             self.tokens[destination] = self.tokens[source]
             self.positions[destination] = self.positions[source]
+
+    def quiesce(self) -> None:
+        self.quiesced += 1
 
 
 class MockBackend:
@@ -121,24 +125,3 @@ class MockBackend:
                     past = prefix[: int(batch.positions[row]) + 1]
                     logits.append(self.logits(tuple(past.tolist()), self.config.vocab_size))
         return np.stack(logits) if logits else np.zeros((0, self.config.vocab_size), np.float32)
-
-
-class GreedyBackend(MockBackend):
-    """Gives several tokens in one call: as many as are asked for, or fewer."""
-
-    calls = 0
-
-    def greedy(self, batch: Batch, kv: MockKV, most: int, stops: Collection[int]) -> NDArray[np.int32]:
-        assert most > 1
-        assert (batch.lengths == 1).all()
-        self.calls += 1
-        tokens, rows = batch.token_ids, []
-        for n in range(1 + hash((self.calls, *tokens.tolist())) % most):
-            runs = []
-            for token, position, blocks in zip(tokens, batch.positions + n, batch.tables, strict=True):
-                runs.append(Run([int(token)], int(position), blocks[: position // kv.block_size + 1].tolist()))
-            tokens = self.forward(Batch.of(runs), kv).argmax(1).astype(np.int32)
-            rows.append(tokens)
-            if any(token in stops for token in tokens.tolist()):
-                break
-        return np.stack(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from mock_backend import GreedyBackend, habitual_logits
+from mock_backend import MockBackend, habitual_logits
 
 from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
@@ -17,8 +17,8 @@ Wanted = list[tuple[list[int], SamplingParams, int]]
 Found = dict[tuple[int, int], list[Event]]
 
 
-class Interrupted(GreedyBackend):
-    """Raises at some of its first passes, also amid several, after it has written into the cache."""
+class Interrupted(MockBackend):
+    """Raises at some of its first passes, after it has written into the cache."""
 
     def __init__(self, every: int) -> None:
         super().__init__(VOCAB, CTX, logits=habitual_logits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -30,7 +29,6 @@ _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are k
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
 _PASS = 512  # tokens of the passes that a scheduler makes
-_GREEDY_SECONDS = 0.05  # after which greedy() begins no other pass
 _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
@@ -121,25 +119,11 @@ class CpuBackend:
         """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
         self._check_memory(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size)
         try:
-            out = np.empty((len(batch.logits_rows), self.config.vocab_size), np.float32)
-            self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=out)
+            logits = self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows)
         except (MemoryError, RuntimeError) as error:
             raise _failed(batch, error) from None
         self._longest = max(self._longest, len(batch.token_ids))
-        return out
-
-    def greedy(self, batch: Batch, kv: KVStorage, most: int, stops: Collection[int]) -> Int32:
-        """See pronk.engine.backend.Greedy."""
-        self._check_memory(batch, kv, 4 * len(batch.token_ids) * self.config.vocab_size)
-        ends = np.array([token for token in stops if token < self.config.vocab_size], np.int32)
-        try:
-            out = np.empty((most, len(batch.token_ids)), np.int32)
-            arguments = self._arguments(batch, kv, ahead=most - 1)
-            done = self.model.greedy(**arguments, stops=ends, seconds=_GREEDY_SECONDS, out=out)
-        except (MemoryError, RuntimeError) as error:
-            raise _failed(batch, error) from None
-        self._longest = max(self._longest, len(batch.token_ids))
-        return out[:done]
+        return logits
 
     def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
         """What each product is fed: (layer, "qkv", "o", "gate_up" or "down") and (-1, "head") -> [T, K], all rows.
@@ -176,10 +160,10 @@ class CpuBackend:
             need = result + cache + self._token_bytes * max(0, tokens - self._longest)
             memory.check(need, f"a pass over {tokens} tokens", _FEWER_TOKENS)
 
-    def _arguments(self, batch: Batch, kv: KVStorage | None, ahead: int = 0) -> dict[str, Any]:
-        """Of a pass, as the native model takes them; so many tokens follow."""
+    def _arguments(self, batch: Batch, kv: KVStorage | None) -> dict[str, Any]:
+        """Of a pass, as the native model takes them."""
         assert kv is None or isinstance(kv, CpuKV)
-        self._rope.reach(batch.furthest + ahead)
+        self._rope.reach(batch.furthest)
         storage, blocks, ends = (kv.storage, batch.blocks, batch.block_offsets) if kv else self._forgetful(batch)
         return {
             "token_ids": batch.token_ids, "positions": batch.positions, "offsets": batch.offsets,

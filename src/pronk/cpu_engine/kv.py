@@ -30,6 +30,9 @@ class CpuKV:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.storage.copy(np.asarray(pairs, np.int32).reshape(-1, 2))
 
+    def quiesce(self) -> None:
+        self.storage.quiesce()
+
 
 @contextmanager
 def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +24,11 @@ class KVStorage(Protocol):
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in order."""
 
+    def quiesce(self) -> None:
+        """No sequence goes on as it did: an engine that has begun the next pass ahead gives it up."""
+
 
 class Backend(Protocol):
-    """Its tokens are drawn from its logits. One may also have `greedy`: see Greedy."""
-
     config: ModelConfig
     ctx_size: int  # the most tokens a sequence may have
     device: str  # "cpu", "cuda:0"
@@ -48,15 +49,4 @@ class Backend(Protocol):
 
         With `kv`, the keys and values of the batch's tokens are written into the runs' blocks, and attention sees all
         of a sequence up to each token. With None nothing is remembered: every run must start at position 0.
-        """
-
-
-class Greedy(Protocol):
-    """A Backend's method that needs nobody between a greedy token and the next."""
-
-    def __call__(self, batch: Batch, kv: KVStorage, most: int, stops: Collection[int]) -> NDArray[np.int32]:
-        """The likeliest token after each of N runs of one token, then the one after that: [S, N], 1 <= S <= `most`.
-
-        The first of several that are likeliest; -1 where logits are not numbers. None are computed after a -1 or one of
-        `stops`, nor where it would take long. Keys and values of all but the last row are written into the blocks.
         """

@@ -107,12 +107,6 @@ class SamplingParams:
         """Whether the tokens so far weigh on the next one."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
-    @property
-    def greedy_only(self) -> bool:
-        """Whether nothing has to look at logits, or at text, between a greedy token and the next."""
-        asks = self.temperature > 0 or self.logprobs is not None or self.speculative is not None
-        return not (asks or self.penalizes or self.logit_bias or self.stop)
-
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))

@@ -19,9 +19,6 @@ from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sequence import Request, Sequence
 
-# Tokens that a backend may give of each run in one call.
-_MOST_AT_ONCE = 16
-
 # A pass of so many tokens is still bound by reading the weights. Only up to here are drafts as good as free.
 _SPECULATIVE_PASS = 16
 
@@ -51,27 +48,10 @@ class Planner:
         """The runs of the next pass. Their tokens count as cached from now on."""
         return self._next_cached() if self._kv else self._next_uncached()
 
-    def look_ahead(self, runs: list[tuple[Sequence, Run]]) -> int:
-        """How many tokens each run may be given in one call; 1 where more than greedy is wanted, or somebody waits.
-
-        No more than the blocks hold that it has: one that is never filled might have been another's.
-        """
-        if self._kv is None or self.waiting or len(runs) < len(self.running):
-            return 1
-        most = _MOST_AT_ONCE
-        for sequence, run in runs:
-            request, table = sequence.request, sequence.table
-            if not request.greedy_only or not sequence.step or run.logits != "last" or len(run.token_ids) > 1:
-                return 1
-            left = len(table.blocks) * self._pool.block_size - table.length
-            most = min(most, request.max_tokens - len(sequence.tokens), 1 + left)
-        for sequence, _ in runs:
-            sequence.table.append(most - 1)
-        return most
-
     def release(self, sequence: Sequence) -> None:
         """Let go of its blocks; the cache may remember them."""
         if self._kv:
+            self._kv.storage.quiesce()
             self._kv.keep(sequence.tokens, sequence.table)
         sequence.table.free()
 

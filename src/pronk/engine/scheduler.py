@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pronk.engine.backend import Backend, Greedy
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
 from pronk.engine.events import Counters, Event
+from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Planner
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import check_seed, stream
-from pronk.engine.sampling import Sampled, not_numbers
+from pronk.engine.sampling import Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
-
-_Drawn = dict[Sequence, list[list[Sampled]]]  # tokens of each sample
 
 
 class _Bookkeeping:
@@ -45,7 +44,7 @@ class Scheduler:
     whole sequence, however long.
 
     `kv`: a cache to use, whose texts are reused and which remembers those that are run; None makes one that remembers
-    nothing, in blocks of `block_size`. `multi_step`: nobody reads along, so a step may give several tokens of a text.
+    nothing, in blocks of `block_size`.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Scheduler:
         block_size: int = BLOCK_SIZE,
         max_kv_tokens: int | None = None,
         kv: PrefixCache | None = None,
-        multi_step: bool = False,
     ) -> None:
         if kv is not None:
             block_size = kv.pool.block_size
@@ -79,7 +77,6 @@ class Scheduler:
             kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
         self.counters = Counters()
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
-        self._greedy: Greedy | None = getattr(backend, "greedy", None) if multi_step else None
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
         self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
         self._bookkeeping = _Bookkeeping(self._kv)
@@ -99,7 +96,6 @@ class Scheduler:
             max_tokens=min(len(tokens) + params.max_new_tokens, self._max_tokens),
             stop_ids=params.stop_ids(eos_ids),
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
-            greedy_only=params.greedy_only,
         )
         self._next_id += 1
         self._plan.add(request, tokens)
@@ -118,7 +114,7 @@ class Scheduler:
         return bool(self._plan.running or self._plan.waiting)
 
     def step(self) -> list[Event]:
-        """One forward pass, or several: the tokens given, which may be none while a long prompt is computed.
+        """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
         Where the pass raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it
         again. An interrupt in the moment after it, while tokens are handed out, may lose some: then the scheduler is to
@@ -129,9 +125,9 @@ class Scheduler:
                 runs = self._plan.next()
                 if not runs:
                     return []
-                most = self._plan.look_ahead(runs) if self._greedy else 1
                 batch = Batch.of([run for _, run in runs])
-            drawn = self._draw(runs, batch) if most == 1 else self._draw_likeliest(runs, batch, most)
+            logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
+            drawn = self._draw(runs, logits)
             with self._bookkeeping:
                 self._count(runs, drawn)
                 advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
@@ -167,32 +163,14 @@ class Scheduler:
         if params.samples > self._plan.max_sequences:
             raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
 
-    def _draw(self, runs: list[tuple[Sequence, Run]], batch: Batch) -> _Drawn:
-        """The next tokens of each sample of each sequence whose run gives logits."""
-        logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
+    def _draw(self, runs: list[tuple[Sequence, Run]], logits: Float32) -> dict[Sequence, list[list[Sampled]]]:
+        """The next tokens of each sample of each sequence whose run gives logits. Changes nothing."""
         drawn, at = {}, 0
         for sequence, run in runs:
             if run.logits != "none":
                 draft = run.token_ids[1:] if run.logits == "all" else ()
                 drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
                 at += 1 + len(draft)
-        return drawn
-
-    def _draw_likeliest(self, runs: list[tuple[Sequence, Run]], batch: Batch, most: int) -> _Drawn:
-        """Several tokens of each, up to one that ends it."""
-        assert self._greedy
-        assert self._kv
-        stops = frozenset[int]().union(*(sequence.request.stop_ids for sequence, _ in runs))
-        tokens = self._greedy(batch, self._kv.storage, most, stops)
-        self.counters.steps += len(tokens) - 1  # beside the one that every step counts
-        if tokens[-1].min() < 0:
-            tokens = tokens[:-1]  # those before it were drawn from numbers: the next step says what is wrong
-            if not len(tokens):
-                raise not_numbers()
-        drawn = {}
-        for (sequence, _), column in zip(runs, tokens.T.tolist(), strict=True):
-            ends = (n for n, token in enumerate(column, 1) if token in sequence.request.stop_ids)
-            drawn[sequence] = [[Sampled(token) for token in column[: next(ends, len(column))]]]
         return drawn
 
     def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
@@ -227,7 +205,7 @@ class Scheduler:
             events.append(Event(request.id, index, first + n, s.token, s.logprob, s.top, why, sequence.savings))
         return events
 
-    def _count(self, runs: list[tuple[Sequence, Run]], drawn: _Drawn) -> None:
+    def _count(self, runs: list[tuple[Sequence, Run]], drawn: dict[Sequence, list[list[Sampled]]]) -> None:
         self.counters.steps += 1
         for sequence, run in runs:
             end = run.start + len(run.token_ids)
@@ -239,8 +217,6 @@ class Scheduler:
                 sequence.savings.accepted_tokens += accepted
                 sequence.drafter.observe(drafted, accepted, len(sequence.tokens) + accepted + 1)
                 end -= drafted - accepted
-            elif run.logits == "last":
-                end += len(drawn[sequence][0]) - 1
             new = max(0, end - max(run.start, sequence.computed))
             decoded = min(new, max(0, end - sequence.request.prompt_tokens))
             self.counters.decode_tokens += decoded

@@ -23,7 +23,6 @@ class Request:
     max_tokens: int  # prompt included
     stop_ids: frozenset[int]
     streams: tuple[Stream, ...]
-    greedy_only: bool  # see SamplingParams
 
 
 @dataclass(eq=False)

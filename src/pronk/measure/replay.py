@@ -105,3 +105,6 @@ class _Nothing:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         pass
+
+    def quiesce(self) -> None:
+        pass
