@@ -44,8 +44,13 @@ void KV::copy(int64_t source, int64_t destination) {
 }
 
 void KV::quiesce() {
-    if (const std::shared_ptr<ThreadPool> pool = ahead.lock()) pool->give_up();
-    ahead.reset();
+    if (const std::shared_ptr<ThreadPool> threads = threads_.lock()) threads->give_up(step_);
+    threads_.reset();
+}
+
+bool KV::written_ahead() const {
+    const std::shared_ptr<ThreadPool> threads = threads_.lock();
+    return threads && threads->begun(step_);
 }
 
 uint8_t* KV::at(int layer, int head) { return data_ + ((size_t)(layer % layers_) * heads_ + head) * head_bytes_; }

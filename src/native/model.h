@@ -43,11 +43,14 @@ public:
     // In block 0. A KV of one layer serves a pass that remembers nothing: each layer in turn.
     uint8_t* at(int layer, int head);
 
-    // Whose threads may be in a pass that was begun ahead and writes here; quiesce() has them give it up.
-    std::weak_ptr<ThreadPool> ahead;
+    // A pass that was begun ahead on these threads writes here; quiesce() has it given up.
+    void written_ahead(const std::shared_ptr<ThreadPool>& threads, uint64_t step) { threads_ = threads, step_ = step; }
+    bool written_ahead() const;
     void quiesce();
 
 private:
+    std::weak_ptr<ThreadPool> threads_;
+    uint64_t step_ = 0;
     const int layers_, heads_;
     const size_t head_bytes_, block_bytes_;
     int64_t num_blocks_ = 0;
@@ -105,8 +108,8 @@ public:
     // `interrupted` is asked now and then, on the calling thread; where it says so, the pass is given up, and there are no
     // logits. Throws std::bad_alloc before anything is computed.
     //
-    // Leaves the other threads at the pass that most likely comes next (guess.h), in which `kv` and the model are read and
-    // written until it was asked for, or another one, or was given up: see quiesce().
+    // Leaves the other threads at the pass that most likely comes next (guess.h), which reads the model and writes into
+    // `kv`, behind the last position of each run, until it or another one is asked for, or quiesce() gives it up.
     Logits forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted);
 
     // The same pass, but for logits: all rows of the batch must want them, and none are made.

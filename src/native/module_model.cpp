@@ -257,11 +257,16 @@ void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
     for (size_t i = 0; i < blocks.size(); i += 2) kv.kv.copy(blocks[i], blocks[i + 1]);
 }
 
-// Where a pass is under way, there is none that was begun ahead.
+// Who is at work here has given up what was begun ahead, or begun it just now for a reason.
 void quiesce(PyKV& kv) {
     const Released released;
     const std::unique_lock lock(kv.mutex, std::try_to_lock);
     if (lock) kv.kv.quiesce();
+}
+
+bool written_ahead(PyKV& kv) {
+    const std::unique_lock lock(kv.mutex, std::try_to_lock);
+    return lock && kv.kv.written_ahead();
 }
 
 }  // namespace
@@ -295,7 +300,7 @@ void bind_model(nb::module_& module) {
         .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })
         .def_prop_ro("nbytes", [](const PyKV& kv) { return kv.kv.nbytes(); })
         .def_prop_ro("block_bytes", [](const PyKV& kv) { return kv.kv.block_bytes(); })
-        .def_prop_ro("ahead", [](const PyKV& kv) { return !kv.kv.ahead.expired(); })
+        .def_prop_ro("written_ahead", written_ahead)
         .def("resize", resize, arg("num_blocks"))
         .def("copy", copy, arg("pairs").noconvert())
         .def("quiesce", quiesce);

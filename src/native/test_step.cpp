@@ -164,7 +164,7 @@ void test_what_is_begun_ahead_changes_no_bit() {
     for (const int threads : {1, 2, 5}) {
         TestModel test(Format::q8, threads), plain(Format::q8, 1);
         int begun = 0;
-        for (int text = 0; text < 12; ++text) {
+        for (int text = 0; text < 8; ++text) {
             KV kv(kConfig, kConfig.num_hidden_layers, KVType::int8, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::int8, kBlocks);
             TestBatch batch({{52, 1, {0}, 1}, {0, 1, {2}, 1}, {20, 1, {3}, 1}});
             for (int step = 0; step < 25; ++step) {
@@ -172,7 +172,7 @@ void test_what_is_begun_ahead_changes_no_bit() {
                 if (text % 3 == 1) batch.noise = 1e-6f * (step / 5 % 2);
                 const std::vector<float> logits = forward(test.model, kv, batch);
                 CHECK(logits == forward(plain.model, expected, batch));
-                begun += !kv.ahead.expired();
+                begun += kv.written_ahead();
                 batch.ids = likeliest(logits);
                 for (int32_t& position : batch.positions) ++position;
                 switch (random_bits() % 12) {
@@ -193,7 +193,7 @@ void test_what_is_begun_ahead_changes_no_bit() {
                 }
             }
         }
-        CHECK(threads == 1 ? begun == 0 : begun > 60);
+        CHECK(threads == 1 ? begun == 0 : begun > 40);
     }
 }
 
@@ -209,7 +209,7 @@ void test_no_other_pass_is_taken_for_what_was_guessed() {
                 batch.ids = likeliest(forward(test.model, into, batch));
         };
         write(other, 0), write(kv, 1), write(kv, 0);
-        CHECK(kv.ahead.expired() == (threads == 1));
+        CHECK(kv.written_ahead() == (threads > 1));
         KV& in = change == 1 ? other : kv;
         if (change == 2) batch.blocks = {1};
         if (change == 3) batch.noise = 1e-5f;
@@ -234,7 +234,7 @@ void test_one_that_is_begun_ends_with_what_it_is_for() {
     const auto begin = [](Model& model, KV& kv) {
         TestBatch batch({{0, 1, {0}, 1}});
         for (int i = 0; i < 4; ++i) batch.ids = likeliest(forward(model, kv, batch)), ++batch.positions[0];
-        CHECK(!kv.ahead.expired());
+        CHECK(kv.written_ahead());
     };
     for (int i = 0; i < 10; ++i) {
         auto test = std::make_unique<TestModel>(Format::int8, 3);
@@ -244,13 +244,24 @@ void test_one_that_is_begun_ends_with_what_it_is_for() {
         if (kv) kv->resize(kBlocks + 1);
         if (test) forward(test->model, *(kv = std::make_unique<KV>(kConfig, kConfig.num_hidden_layers, KVType::f32, 1)), {{0, 1, {0}, 1}});
     }
-    // Two models with the same keys and values.
-    TestModel one(Format::int8, 2), two(Format::int8, 2);
-    KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+}
+
+// Each begins a pass that the other gives up, and then is asked for what it had guessed.
+void test_two_models_with_the_same_keys_and_values() {
+    TestModel one(Format::int8, 2), two(Format::int8, 2), plain(Format::int8, 1);
     for (int i = 0; i < 10; ++i) {
-        begin(one.model, expected), begin(one.model, kv);
-        const std::vector<float> logits = forward(two.model, kv, {{4, 1, {0}, 1}});
-        CHECK(logits == forward(one.model, expected, {{4, 1, {0}, 1}}));
+        KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+        TestBatch first({{0, 1, {0}, 1}}), second = first;
+        second.ids[0] = 1 + i;
+        const auto go = [&](Model& model, TestBatch& batch, int end) {
+            while (batch.positions[0] < end) {
+                const std::vector<float> logits = forward(model, kv, batch);
+                CHECK(logits == forward(plain.model, expected, batch));
+                batch.ids = likeliest(logits), ++batch.positions[0];
+            }
+            CHECK(kv.written_ahead());
+        };
+        go(one.model, first, 4), go(two.model, second, 4), go(one.model, first, 7), go(two.model, second, 8);
     }
 }
 
@@ -262,5 +273,6 @@ int main() {
     test_what_is_begun_ahead_changes_no_bit();
     test_no_other_pass_is_taken_for_what_was_guessed();
     test_one_that_is_begun_ends_with_what_it_is_for();
+    test_two_models_with_the_same_keys_and_values();
     return test_result();
 }

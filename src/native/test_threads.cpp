@@ -161,18 +161,15 @@ void test_a_step_begun_ahead_can_be_given_up_by_anybody() {
     std::thread other([&] {
         while (!over) pool.give_up();
     });
-    int finished = 0, left = 0;
     for (int i = 0; i < 500; ++i) {
         const Counting step(pool);
         pool.begin(step);
         const std::optional<bool> done = pool.finish();
         CHECK(!done || (*done && *step.done == Counting::kAll));
-        ++(done ? finished : left);
         CHECK(step_works(pool, 2));
     }
     over = true;
     other.join();
-    CHECK(finished > 0 || left > 0);
 }
 
 void test_callers_take_turns() {

@@ -78,29 +78,32 @@ struct ThreadPool::State {
         return close();
     }
 
-    void begin(std::function<void(int)> of_step) {
+    uint64_t begin(std::function<void(int)> of_step) {
+        static std::atomic<uint64_t> numbers{0};
         give_up();
         const std::lock_guard lock(mutex);
-        ahead = std::move(of_step), begun = true;
-        open(ahead);
+        begun_body = std::move(of_step), begun = ++numbers;
+        open(begun_body);
+        return begun;
     }
 
     std::optional<bool> finish() {
         {
             const std::lock_guard lock(mutex);
             if (!begun) return std::nullopt;
-            begun = false;
+            begun = 0;
         }
-        ahead(0);
+        begun_body(0);
         return close();
     }
 
-    void give_up() {
+    // 0: any.
+    void give_up(uint64_t step = 0) {
         const std::lock_guard lock(mutex);
-        if (!begun) return;
+        if (!begun || (step && begun != step)) return;
         phases.abandon();
         close();
-        begun = false;
+        begun = 0;
     }
 
     void stop() {
@@ -112,9 +115,9 @@ struct ThreadPool::State {
 
     const long owner = process_id();
     std::mutex caller;
-    std::mutex mutex;  // of the two below; never held while a step is run or finished
-    bool begun = false;
-    std::function<void(int)> ahead;
+    std::mutex mutex;  // held while a step is begun or given up, but not while one is run or finished
+    uint64_t begun = 0;  // the number of a step; 0: none
+    std::function<void(int)> begun_body;
     const std::function<void(int)>* body = nullptr;
     std::atomic<bool> stopping{false};
     Phases phases;
@@ -152,10 +155,10 @@ bool ThreadPool::run(const std::function<void(int)>& body) {
     return state.run(body);
 }
 
-void ThreadPool::begin(std::function<void(int)> body) {
+uint64_t ThreadPool::begin(std::function<void(int)> body) {
     State& state = this->state();
     const std::lock_guard lock(state.caller);
-    state.begin(std::move(body));
+    return state.begin(std::move(body));
 }
 
 std::optional<bool> ThreadPool::finish() {
@@ -164,9 +167,18 @@ std::optional<bool> ThreadPool::finish() {
     return state.finish();
 }
 
-void ThreadPool::give_up() {
+bool ThreadPool::begun(uint64_t step) {
     State* state = state_.load(std::memory_order_acquire);
-    if (state->owner == process_id()) state->give_up();
+    if (state->owner != process_id()) return false;
+    const std::lock_guard lock(state->mutex);
+    return state->begun == step;
+}
+
+void ThreadPool::give_up() { give_up(0); }
+
+void ThreadPool::give_up(uint64_t step) {
+    State* state = state_.load(std::memory_order_acquire);
+    if (state->owner == process_id()) state->give_up(step);
 }
 
 }  // namespace pronk

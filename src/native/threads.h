@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -32,12 +33,16 @@ public:
     bool run(const std::function<void(int)>& body);
 
     // Begins a step on the other threads alone: its caller may come to finish() it, or not. Any other step gives it up.
-    void begin(std::function<void(int)> body);
-    // What run() gives, of a step that was begun; nothing where there is none: given up, or begun before a fork.
+    // Gives its number, which no other step of this program has.
+    uint64_t begin(std::function<void(int)> body);
+    // What run() gives, of the step that was begun; nothing where there is none: given up, or begun before a fork.
     std::optional<bool> finish();
-    // Gives up what was begun, and returns when no thread is inside. From any thread: a step that is run, or being
-    // finished, is not waited for.
+    // Whether that one was begun, and neither finished nor given up.
+    bool begun(uint64_t step);
+    // Gives up what was begun, or only that one, and returns when no thread is inside. From any thread: a step that is
+    // run, or being finished, is not waited for.
     void give_up();
+    void give_up(uint64_t step);
 
 private:
     struct State;

@@ -76,7 +76,7 @@ class Model:
         """Logits [R, V] of a pronk.engine.batch.Batch, with block tables one after the other.
 
         Leaves threads at the pass that most likely comes next, until it or another one is asked for, or its keys and
-        values are quiesced, grown, copied or let go of. Raises what a signal handler raises.
+        values are quiesced, grown, copied or let go of: see pronk.engine.backend. Raises what a signal handler raises.
         """
 
     def activations(
@@ -107,8 +107,8 @@ class KV:
     @property
     def block_bytes(self) -> int: ...
     @property
-    def ahead(self) -> bool:
-        """Whether a pass was begun ahead that writes here, and not given up."""
+    def written_ahead(self) -> bool:
+        """Whether a pass that writes here was begun ahead, and was neither asked for nor given up."""
 
     def resize(self, num_blocks: int) -> None: ...
     def copy(self, pairs: _Ints) -> None: ...

@@ -81,18 +81,18 @@ def test_the_next_pass_is_begun_once_one_was_guessed() -> None:
     backend, ahead = engine(2), []
     kv = backend.new_kv(2, BLOCK)
     for _ in decoding(backend, kv, 70):
-        ahead.append(kv.storage.ahead)
+        ahead.append(kv.storage.written_ahead)
     # The first is not guessed, nor is the one whose block was not known: after each, the next has to be right first.
     assert ahead == [n not in (0, 63, 64) for n in range(70)]
     for given_up_by in (lambda: kv.quiesce(), lambda: kv.resize(kv.num_blocks + 1), lambda: kv.copy([(0, 2)])):
         for _ in decoding(backend, kv, 3):
             pass
-        assert kv.storage.ahead
+        assert kv.storage.written_ahead
         given_up_by()
-        assert not kv.storage.ahead
+        assert not kv.storage.written_ahead
     alone = engine(1).new_kv(2, BLOCK)
     for _ in decoding(engine(1), alone, 9):
-        assert not alone.storage.ahead
+        assert not alone.storage.written_ahead
 
 
 def test_weights_may_change_amid_a_pass_begun_ahead() -> None:
@@ -101,7 +101,7 @@ def test_weights_may_change_amid_a_pass_begun_ahead() -> None:
         backend = CpuBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)), quantize="q8", threads=threads)
         kv = backend.new_kv(1, BLOCK)
         *_, last = decoding(backend, kv, 4)
-        assert kv.storage.ahead == (threads == 2)
+        assert kv.storage.written_ahead == (threads == 2)
         backend.model.set_norm("input_layernorm", 1, np.full(CONFIG.hidden_size, 3, np.float32))
         found.append(backend.forward(Batch.of([Run([int(last.argmax())], 4, [0])]), kv).tobytes())
     assert found[0] == found[1]
@@ -122,14 +122,14 @@ def test_nothing_is_begun_for_texts_that_have_ended(ends: str) -> None:
     seen = []
     while scheduler.has_work:
         events = scheduler.step()
-        seen.append(made[0].storage.ahead)
+        seen.append(made[0].storage.written_ahead)
         if len(seen) == 5 and ends == "cancel":
             scheduler.cancel(request)
         elif len(seen) == 5 and ends == "close":
             scheduler.close()
     assert (len(seen), events[-1].step) == (5, 4)
     assert seen[:4] == [False, False, True, True]
-    assert not made[0].storage.ahead
+    assert not made[0].storage.written_ahead
 
 
 def test_a_reader_who_pauses_keeps_no_thread_busy() -> None:
@@ -154,7 +154,7 @@ kv, whole = backend.new_kv(2, BLOCK), backend.new_kv(2, BLOCK)
 expected = [logits.tobytes() for logits in decoding(backend, whole, 60)]
 passes = decoding(backend, kv, 60)
 found = [next(passes).tobytes() for _ in range(30)]
-assert kv.storage.ahead
+assert kv.storage.written_ahead
 child = os.fork()
 found += [logits.tobytes() for logits in passes]
 assert found == expected
@@ -178,7 +178,7 @@ kv = backend.new_kv(2, BLOCK)
 passes = decoding(backend, kv, 60)
 for _ in range(5):
     next(passes)
-assert kv.storage.ahead
+assert kv.storage.written_ahead
 print("end")
 """
     here = Path(__file__).parent

@@ -257,9 +257,11 @@ def test_torchrun_with_a_process_that_is_killed(root: Path, tmp_path: Path) -> N
 def _torchrun(root: Path, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Two processes of `pronk finetune`, which would never end."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronk",
-        "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"), "--out", "run", "--full", "--samples", "0",
-        "--accumulate", "2", "--save-every", "2", "--device", "cpu", "--max-steps", "100000", *options,
+        # torchrun ends the others when one has ended: not before they could say so themselves.
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "3",
+        "--nproc-per-node", "2", "-m", "pronk", "finetune", str(root / "plain"), "--data", str(root / "sums.jsonl"),
+        "--out", "run", "--full", "--samples", "0", "--accumulate", "2", "--save-every", "2", "--device", "cpu",
+        "--max-steps", "100000", *options,
     ]  # fmt: skip
     started = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

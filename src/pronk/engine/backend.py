@@ -48,5 +48,7 @@ class Backend(Protocol):
         """Logits [R, V] of the rows that want them.
 
         With `kv`, the keys and values of the batch's tokens are written into the runs' blocks, and attention sees all
-        of a sequence up to each token. With None nothing is remembered: every run must start at position 0.
+        of a sequence up to each token. What a run's last block had beyond them is lost: an engine may go on there, with
+        the pass that it expects next, until `kv` is quiesced. With None nothing is remembered: every run must start at
+        position 0.
         """
