@@ -124,7 +124,7 @@ engine_option = click.option(
 )
 device_option = click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N.")
 threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: one a core]"
+    "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.  [default: one a core]"
 )
 
 adapter_option = click.option(
