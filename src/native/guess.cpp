@@ -43,7 +43,7 @@ void Model::Guess::begin(Model& model) {
     interrupted_ = nullptr;  // asked by nobody but who finishes it
     model.prepare(batch);
     step_.reset(new Step{model, model.config, model.kernel, batch, *kv, logits.get(), taps_, interrupted_, *model.scratch_});
-    kv->written_ahead(model.pool, model.pool->begin([step = step_.get()](int thread) { step->run(thread); }));
+    kv->written_ahead_by(model.pool, model.pool->begin([step = step_.get()](int thread) { step->run(thread); }));
 }
 
 std::optional<bool> Model::Guess::finish(Model& model, const std::function<bool()>& interrupted) {

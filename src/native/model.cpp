@@ -43,7 +43,7 @@ Logits Model::forward(const Batch& batch, KV& kv, const std::function<bool()>& i
     if (!*done) return nullptr;
     try {
         guess.make(batch, kv, scratch_->likeliest, rope_positions);
-        if (right && guess.kv) guess.begin(*this);  // after one that was wrong, the next may be
+        if (right && guess.kv) guess.begin(*this);  // one that was wrong is seldom followed by one that is right
     } catch (const std::bad_alloc&) {
         guess.kv = nullptr;  // the logits are there
     }

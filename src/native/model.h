@@ -39,12 +39,12 @@ public:
     int64_t num_blocks() const { return num_blocks_; }
     size_t nbytes() const { return num_blocks_ * block_bytes_; }
     size_t block_bytes() const { return block_bytes_; }
-    bool remembers() const { return layers_ > 1; }
+    bool remembers() const { return layers_ > 1; }  // false of a model's only layer too: it may be the one that all overwrite
     // In block 0. A KV of one layer serves a pass that remembers nothing: each layer in turn.
     uint8_t* at(int layer, int head);
 
     // A pass that was begun ahead on these threads writes here; quiesce() has it given up.
-    void written_ahead(const std::shared_ptr<ThreadPool>& threads, uint64_t step) { threads_ = threads, step_ = step; }
+    void written_ahead_by(const std::shared_ptr<ThreadPool>& threads, uint64_t step) { threads_ = threads, step_ = step; }
     bool written_ahead() const;
     void quiesce();
 

@@ -257,7 +257,7 @@ void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
     for (size_t i = 0; i < blocks.size(); i += 2) kv.kv.copy(blocks[i], blocks[i + 1]);
 }
 
-// Who is at work here has given up what was begun ahead, or begun it just now for a reason.
+// Not while a call is at work with it, which sees to what was begun ahead.
 void quiesce(PyKV& kv) {
     const Released released;
     const std::unique_lock lock(kv.mutex, std::try_to_lock);

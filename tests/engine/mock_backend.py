@@ -65,7 +65,6 @@ class MockKV:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tokens = np.full((num_blocks, block_size), -1)
         self.positions = np.full((num_blocks, block_size), -1)
-        self.quiesced = 0
 
     def resize(self, num_blocks: int) -> None:
         assert num_blocks > self.num_blocks
@@ -80,7 +79,7 @@ class MockKV:
             self.positions[destination] = self.positions[source]
 
     def quiesce(self) -> None:
-        self.quiesced += 1
+        pass
 
 
 class MockBackend:

@@ -113,6 +113,34 @@ def test_arrays_of_another_kind_are_refused() -> None:
             MODEL.forward(**{**batch(), name: value})
 
 
+@pytest.mark.parametrize("given", ["unpack", "activations"])
+def test_results_go_into_whole_writable_aligned_floats_alone(given: str) -> None:
+    layers, tokens, width = CONFIG.num_hidden_layers, 8, CONFIG.hidden_size
+    q, intermediate = CONFIG.num_attention_heads * CONFIG.head_dim, CONFIG.intermediate_size
+
+    def call(out: np.ndarray) -> None:
+        if given == "unpack":
+            return MODEL.unpack("lm_head", -1, 0, out)
+        inputs = {name: value for name, value in batch().items() if name != "logits_rows"}
+        taps = {
+            "qkv": floats(layers, tokens, width),
+            "o": floats(layers, tokens, q),
+            "gate_up": floats(layers, tokens, width),
+        }
+        return MODEL.activations(**inputs, **taps, down=floats(layers, tokens, intermediate), head=out)
+
+    shape = (CONFIG.vocab_size, width) if given == "unpack" else (1, tokens, width)
+    call(floats(*shape))
+    read_only = floats(*shape)
+    read_only.flags.writeable = False
+    for out in (
+        np.ones(shape), floats(*shape[::-1]).T, read_only, unaligned(floats(*shape)),
+        floats(*shape)[..., :-1].copy(), floats(*shape).ravel(), None, list(range(8)),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            call(out)
+
+
 any_int = st.one_of(st.integers(-2, 70), st.sampled_from([-(2**31), 2**31 - 1, 255, 256, 1 << 20]))
 any_ints = st.lists(any_int, max_size=12).map(lambda values: ints(*values))
 
