@@ -19,7 +19,7 @@ from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.cpu_engine import memory
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
-from pronk.engine.events import Event
+from pronk.engine.events import Event, Failure
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
@@ -220,6 +220,8 @@ class LLM:
                     read = scheduler.counters.prefill_tokens + scheduler.counters.cached_tokens
                     progress(READING, min(read, total) if unread else total, total)
                 for event in events:
+                    if isinstance(event, Failure):
+                        raise event.error
                     request, index = key = number[event.request], event.sample
                     if key not in streams:
                         watch = Stopwatch(self.load_s, len(prompts[request]), begun)

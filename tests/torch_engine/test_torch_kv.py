@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
+from torch import Tensor
 
 from pronk.engine.batch import Batch, Run
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, NotEnoughMemory
 from pronk.torch_engine.backend import TorchBackend
+from pronk.torch_engine.kv import TorchKV
 
 CONFIG = tiny_config()
 BACKENDS = {
@@ -104,3 +107,28 @@ def test_arguments_out_of_range_are_named(options: dict) -> None:
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
     with pytest.raises(BadRequest, match=next(iter(options))):
         TorchBackend.from_checkpoint(checkpoint, device="cpu", **options)
+
+
+def test_a_growth_refused_half_way_can_be_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = TorchKV(tiny_config(), 2, 4, torch.float32, torch.device("cpu"))
+    for layer in kv.layers:
+        layer.keys.fill_(1.0)
+        layer.values.fill_(2.0)
+    cat, calls = torch.cat, iter(range(100))
+
+    def refuses_the_third(tensors: tuple[Tensor, ...]) -> Tensor:
+        if next(calls) == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        return cat(tensors)
+
+    monkeypatch.setattr(torch, "cat", refuses_the_third)
+    with pytest.raises(NotEnoughMemory, match="KV cache of 40 tokens"):
+        kv.resize(10)
+    assert kv.num_blocks == 2
+    kv.resize(5)
+    assert kv.num_blocks == 5
+    for layer in kv.layers:
+        assert len(layer.keys) >= 20
+        assert len(layer.values) >= 20
+        assert (layer.keys[:8] == 1).all()
+        assert (layer.values[:8] == 2).all()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pronk.cpu_engine import memory
-from pronk.errors import PronkError
+from pronk.errors import NotEnoughMemory, PronkError
 
 if TYPE_CHECKING:
     from pronk import _native
@@ -22,7 +22,7 @@ class CpuKV:
         self.storage, self.block_size, self.num_blocks = storage, BLOCK_SIZE, storage.num_blocks
 
     def resize(self, num_blocks: int) -> None:
-        """Grow; blocks already there keep their content. Raises PronkError where memory does not suffice."""
+        """Grow; blocks already there keep their content. Raises NotEnoughMemory, having changed nothing."""
         with enough_memory(num_blocks, self.storage.block_bytes):  # all of it: the old one stays until it is copied
             self.storage.resize(num_blocks)
         self.num_blocks = num_blocks
@@ -36,7 +36,7 @@ class CpuKV:
 
 @contextmanager
 def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
-    """Raises PronkError where memory does not suffice: before it is taken, or, where a limit was not seen, then."""
+    """Raises NotEnoughMemory: before memory is taken, or, where a limit was not seen, then."""
     what = f"a KV cache of {num_blocks * BLOCK_SIZE} tokens"
     way_out = (
         "shorten the text, lower the context size (-c), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)"
@@ -45,6 +45,6 @@ def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise PronkError(f"memory ran out for {what}; {way_out}") from None
+        raise NotEnoughMemory(f"memory ran out for {what}", way_out) from None
     except RuntimeError as error:  # while a pass is under way that cannot be waited for
         raise PronkError(f"{error}") from None

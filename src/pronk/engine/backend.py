@@ -19,7 +19,7 @@ class KVStorage(Protocol):
     num_blocks: int
 
     def resize(self, num_blocks: int) -> None:
-        """Grow; blocks already there keep their content."""
+        """Grow; blocks already there keep their content. Raises NotEnoughMemory, after which less can be asked for."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in order."""

@@ -17,7 +17,7 @@ from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
-from pronk.engine.sampling import not_numbers, penalize
+from pronk.engine.sampling import NotNumbers, penalize
 
 PREFILL_TOKENS = 512  # of one forward pass
 
@@ -109,7 +109,7 @@ def _normalizer(length: int, params: SamplingParams) -> float:
 def _log_softmax(logits: Float32) -> Float32:
     top = logits.max()
     if not np.isfinite(top):
-        raise not_numbers()
+        raise NotNumbers
     shifted: Float32 = logits - top
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

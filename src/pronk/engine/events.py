@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pronk.engine.params import FinishReason
+from pronk.errors import PronkError
 
 
 @dataclass
@@ -33,6 +34,15 @@ class Event:
     def is_stop_token(self) -> bool:
         """Whether the token is the EOS or stop id that ended the sample, and so no part of the text."""
         return self.finish_reason == "stop"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of one sample that cannot go on, which ends no other: its logits are not numbers, or memory ran out."""
+
+    request: int
+    sample: int
+    error: PronkError
 
 
 @dataclass

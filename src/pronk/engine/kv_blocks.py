@@ -14,14 +14,19 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks; a count of 0 is a free block."""
+    """Reference counts of `num_blocks` blocks; a count of 0 is a free block.
+
+    A block may be pinned: whoever pins it holds one reference, and `num_idle` counts the blocks that have no other.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 0 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens cannot be")
         self.block_size = block_size
         self.num_free = num_blocks
+        self.num_idle = 0
         self._references = [0] * num_blocks
+        self._pinned: set[int] = set()
         self._lowest = 0  # no block under this one is free
 
     @property
@@ -48,6 +53,7 @@ class BlockPool:
     def share(self, block: int) -> None:
         if not self._references[block]:
             raise ValueError(f"block {block} is free and cannot be shared")
+        self.num_idle -= self.is_idle(block)
         self._references[block] += 1
 
     def release(self, block: int) -> None:
@@ -55,9 +61,24 @@ class BlockPool:
         if not self._references[block]:
             raise ValueError(f"block {block} is freed twice")
         self._references[block] -= 1
+        self.num_idle += self.is_idle(block)
         if not self._references[block]:
             self.num_free += 1
             self._lowest = min(self._lowest, block)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether nobody names the block but who pinned it."""
+        return self._references[block] == 1 and block in self._pinned
+
+    def pin(self, block: int) -> None:
+        """Take a reference that leaves the block idle while it is the only one."""
+        self.share(block)
+        self._pinned.add(block)
+
+    def unpin(self, block: int) -> None:
+        self.num_idle -= self.is_idle(block)
+        self._pinned.remove(block)
+        self.release(block)
 
     def grow(self, count: int) -> None:
         self._references.extend([0] * count)

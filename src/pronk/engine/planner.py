@@ -18,6 +18,7 @@ from pronk.engine.events import Counters
 from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sequence import Request, Sequence
+from pronk.errors import NotEnoughMemory, PronkError
 
 # A pass of so many tokens is still bound by reading the weights. Only up to here are drafts as good as free.
 _SPECULATIVE_PASS = 16
@@ -36,6 +37,7 @@ class Planner:
         self.waiting: deque[Sequence] = deque()
         # Oldest first. Sequences that still miss more than one token are at the end.
         self.running: list[Sequence] = []
+        self.failed: list[tuple[Sequence, PronkError]] = []  # until somebody is told
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -48,11 +50,12 @@ class Planner:
         """The runs of the next pass. Their tokens count as cached from now on."""
         return self._next_cached() if self._kv else self._next_uncached()
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Let go of its blocks; the cache may remember them."""
         if self._kv:
             self._kv.storage.quiesce()
-            self._kv.keep(sequence.tokens, sequence.table)
+            if keep:
+                self._kv.keep(sequence.tokens, sequence.table)
         sequence.table.free()
 
     def drop(self, sequence: Sequence) -> None:
@@ -61,6 +64,12 @@ class Planner:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
+
+    def fail(self, sequence: Sequence, error: PronkError) -> None:
+        """Drop a running sequence that cannot go on. What it computed is not to be reused."""
+        self.release(sequence, keep=False)
+        self.running.remove(sequence)
+        self.failed.append((sequence, error))
 
     def _next_cached(self) -> list[tuple[Sequence, Run]]:
         assert self._kv is not None
@@ -102,7 +111,7 @@ class Planner:
             if spare < 1:
                 break
             draft = sequence.propose(spare) if run.logits == "last" and len(run.token_ids) == 1 else []
-            if draft and self._kv.make_room(sequence.table.blocks_needed(len(draft)), self._max_blocks):
+            if draft and not self._lacks_room(sequence, len(draft)):
                 sequence.table.append(len(draft))
                 runs[n] = sequence, Run([*run.token_ids, *draft], run.start, run.blocks, "all")
                 spare -= len(draft)
@@ -117,9 +126,14 @@ class Planner:
             yield self.running[-1]
 
     def _make_room_for(self, sequence: Sequence, count: int) -> bool:
-        """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself."""
-        assert self._kv is not None
-        while not self._kv.make_room(sequence.table.blocks_needed(count), self._max_blocks):
+        """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself.
+
+        One that lacks memory even when it is alone fails.
+        """
+        while why := self._lacks_room(sequence, count):
+            if isinstance(why, NotEnoughMemory) and self.running == [sequence]:
+                self.fail(sequence, why)
+                return False
             youngest = self.running.pop()
             self.release(youngest)
             self.waiting.appendleft(youngest)
@@ -127,6 +141,14 @@ class Planner:
             if youngest is sequence:
                 return False
         return True
+
+    def _lacks_room(self, sequence: Sequence, count: int) -> bool | NotEnoughMemory:
+        """False if the blocks are there; else why not, where it is for want of memory."""
+        assert self._kv is not None
+        try:
+            return not self._kv.make_room(sequence.table.blocks_needed(count), self._max_blocks)
+        except NotEnoughMemory as error:
+            return error
 
     def _has_place(self, sequence: Sequence) -> bool:
         return sum(len(s.samples) for s in [*self.running, sequence]) <= self.max_sequences

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import NamedTuple
 
 from pronk.engine.backend import Backend
 from pronk.engine.kv_blocks import BlockPool, BlockTable
+from pronk.errors import NotEnoughMemory
 
 BLOCK_SIZE = 64  # tokens; the tile that engines store keys and values in
 _NO_LIMIT = 1 << 31
@@ -47,6 +49,7 @@ class PrefixCache:
         self.storage = backend.new_kv(first_blocks, block_size)
         # False while references are being changed: whoever was interrupted then must not pass the cache on.
         self.settled = True
+        self._refused: NotEnoughMemory | None = None  # why the storage could not grow when it was last to
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
         self._keys: dict[int, _Key] = {}  # by block
         self._next_serial = 1
@@ -84,21 +87,22 @@ class PrefixCache:
                     self._forget(self._keys[block])
                 kept = _Kept(self._next_serial, block)
                 self._next_serial += 1
-                self.pool.share(block)
+                self.pool.pin(block)
                 self._kept[key], self._keys[block] = kept, key
             keys.append(key)
             parent = kept.serial
         self._touch(keys)
 
     def available(self, max_blocks: int) -> int:
-        """How many blocks `make_room` can give."""
-        in_use = self.pool.num_blocks - self.pool.num_free - len(self._idle())
-        return max_blocks - in_use
+        """How many blocks `make_room` can give, as far as is known."""
+        in_use = self.pool.num_blocks - self.pool.num_free - self.pool.num_idle
+        return (self.pool.num_blocks if self._refused else max_blocks) - in_use
 
     def make_room(self, count: int, max_blocks: int = _NO_LIMIT) -> bool:
         """Whether `count` blocks are free, after growing to at most `max_blocks` or evicting if that helps.
 
-        The size doubles, so that a sequence of S tokens is moved O(log S) times.
+        The size doubles, so that a sequence of S tokens is moved O(log S) times; where memory is short it grows by what
+        is needed, or else texts are forgotten. Raises NotEnoughMemory where not even that gives room.
         """
         short = count - self.pool.num_free
         bound = min(self._keep_blocks, max_blocks)
@@ -109,17 +113,29 @@ class PrefixCache:
             return True
         if self.pool.num_blocks + short > max_blocks:
             return False
-        size = min(max(2 * self.pool.num_blocks, self.pool.num_blocks + short), bound)
-        self.storage.resize(size)
-        self.pool.grow(size - self.pool.num_blocks)
+        enough = self.pool.num_blocks + short
+        if not self._grow(min(max(2 * self.pool.num_blocks, enough), bound)) and not self._grow(enough):
+            short -= self._evict(short)
+            if short and not self._grow(self.pool.num_blocks + short):
+                assert self._refused
+                raise self._refused
         return True
 
-    def _idle(self) -> list[_Key]:
-        """Of blocks that no table names, least recently used first."""
-        return [key for key, kept in self._kept.items() if self.pool.references(kept.block) == 1]
+    def _grow(self, num_blocks: int) -> bool:
+        try:
+            self.storage.resize(num_blocks)
+        except NotEnoughMemory as error:
+            self._refused = error
+            return False
+        self.pool.grow(num_blocks - self.pool.num_blocks)
+        self._refused = None
+        return True
 
     def _evict(self, count: int) -> int:
-        victims = self._idle()[:count]
+        """Forget up to `count` blocks that no table names, the least recently used first; gives how many."""
+        if not self.pool.num_idle:
+            return 0
+        victims = list(islice((key for key, kept in self._kept.items() if self.pool.is_idle(kept.block)), count))
         for key in victims:
             self._forget(key)
         return len(victims)
@@ -127,7 +143,7 @@ class PrefixCache:
     def _forget(self, key: _Key) -> None:
         block = self._kept.pop(key).block
         del self._keys[block]
-        self.pool.release(block)
+        self.pool.unpin(block)
 
     def _touch(self, keys: list[_Key]) -> None:
         """The end of a text first: without its beginning it could not be found, so it is to be evicted before it."""

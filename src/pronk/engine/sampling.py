@@ -24,6 +24,15 @@ from pronk.errors import PronkError
 _BLOCK = 512
 
 
+class NotNumbers(PronkError):
+    """Logits that no token can be drawn from."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
+        )
+
+
 @dataclass(frozen=True)
 class Sampled:
     token: int
@@ -41,12 +50,12 @@ def sample(
     """The next token from logits [V].
 
     `history` is the prompt and what was generated, `generated` the latter alone. `uniform` is a number in [0, 1), or a
-    function that gives it, called only where one is needed. Raises PronkError where the logits are not numbers.
+    function that gives it, called only where one is needed. Raises NotNumbers.
     """
     scores = penalize(logits, params, history, generated)
     token = int(scores.argmax())
     if not math.isfinite(scores[token]):
-        raise not_numbers()
+        raise NotNumbers
     if params.temperature > 0:
         coin = uniform() if callable(uniform) else uniform
         choose = _choose_as_llama2c if params.rng == "xorshift" else _choose
@@ -56,12 +65,6 @@ def sample(
     total = _log_sum_exp(logits)
     top = _likeliest(logits, params.logprobs)
     return Sampled(token, float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
-
-
-def not_numbers() -> PronkError:
-    return PronkError(
-        "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
-    )
 
 
 def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], generated: Sequence[int]) -> Float32:

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
-from pronk.engine.events import Counters, Event
+from pronk.engine.events import Counters, Event, Failure
 from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Planner
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import check_seed, stream
-from pronk.engine.sampling import Sampled
+from pronk.engine.sampling import NotNumbers, Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
 
@@ -111,11 +111,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._plan.running or self._plan.waiting)
+        return bool(self._plan.running or self._plan.waiting or self._plan.failed)
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[Event | Failure]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
+        A sequence that cannot go on (its logits are not numbers, or memory lacks even for it alone) ends in a Failure
+        for each of its samples, and no other is touched.
         Where the pass raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it
         again. An interrupt in the moment after it, while tokens are handed out, may lose some: then the scheduler is to
         be closed.
@@ -124,19 +126,21 @@ class Scheduler:
             with self._bookkeeping:
                 runs = self._plan.next()
                 if not runs:
-                    return []
+                    return self._failures()
                 batch = Batch.of([run for _, run in runs])
             logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
-            drawn = self._draw(runs, logits)
+            drawn, spoilt = self._draw(runs, logits)
             with self._bookkeeping:
                 self._count(runs, drawn)
+                for sequence, error in spoilt.items():
+                    self._plan.fail(sequence, error)
                 advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
         except BaseException:
             with self._bookkeeping:
                 for sequence in self._plan.running:
                     sequence.table.free()
             raise
-        return [event for events in advanced for event in events]
+        return [*(event for events in advanced for event in events), *self._failures()]
 
     def close(self) -> None:
         """Cancel everything. A cache that was handed in is its owner's again."""
@@ -163,15 +167,28 @@ class Scheduler:
         if params.samples > self._plan.max_sequences:
             raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
 
-    def _draw(self, runs: list[tuple[Sequence, Run]], logits: Float32) -> dict[Sequence, list[list[Sampled]]]:
-        """The next tokens of each sample of each sequence whose run gives logits. Changes nothing."""
-        drawn, at = {}, 0
+    def _draw(
+        self, runs: list[tuple[Sequence, Run]], logits: Float32
+    ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[Sequence, NotNumbers]]:
+        """The next tokens of each sample of each sequence whose run gives logits, or why there are none.
+
+        Changes nothing.
+        """
+        drawn, spoilt, at = {}, {}, 0
         for sequence, run in runs:
             if run.logits != "none":
                 draft = run.token_ids[1:] if run.logits == "all" else ()
-                drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
+                try:
+                    drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
+                except NotNumbers as error:
+                    spoilt[sequence] = error
                 at += 1 + len(draft)
-        return drawn
+        return drawn, spoilt
+
+    def _failures(self) -> list[Event | Failure]:
+        """Those that nobody was told of yet."""
+        failed, self._plan.failed = self._plan.failed, []
+        return [Failure(sequence.request.id, n, error) for sequence, error in failed for n in sequence.samples]
 
     def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
@@ -210,7 +227,8 @@ class Scheduler:
         for sequence, run in runs:
             end = run.start + len(run.token_ids)
             if run.logits == "all":
-                drafted, accepted = len(run.token_ids) - 1, len(drawn[sequence][0]) - 1
+                drafted = len(run.token_ids) - 1
+                accepted = len(drawn[sequence][0]) - 1 if sequence in drawn else 0
                 self.counters.drafted_tokens += drafted
                 self.counters.accepted_tokens += accepted
                 sequence.savings.drafted_tokens += drafted

@@ -12,7 +12,7 @@ from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import Stream
-from pronk.engine.sampling import Sampled, sample
+from pronk.engine.sampling import NotNumbers, Sampled, sample
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sequence:
         """The next tokens of each sample, from logits [1 + draft, V]. Changes nothing.
 
         Row j is what follows j tokens of the draft, and counts only if those are the very tokens drawn: so a draft
-        changes how many tokens one pass gives, and never which.
+        changes how many tokens one pass gives, and never which. Raises NotNumbers where the first cannot be drawn.
         """
         return [self._draw(index, logits, draft) for index in self.samples]
 
@@ -74,7 +74,12 @@ class Sequence:
         drawn: list[Sampled] = []
         for row, guess in zip(logits, (*draft, None), strict=True):
             uniform = partial(request.streams[index].uniform, step + len(drawn))
-            drawn.append(sample(row, request.params, history, generated, uniform))
+            try:
+                drawn.append(sample(row, request.params, history, generated, uniform))
+            except NotNumbers:
+                if drawn:
+                    break  # these count, and the next pass meets it again
+                raise
             token = drawn[-1].token
             if token != guess or token in request.stop_ids:
                 break

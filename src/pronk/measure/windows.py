@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.engine.sampling import not_numbers
+from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def check_context(backend: Backend, longest: int) -> None:
 def check_numbers(logits: Logits) -> None:
     """Raises PronkError where one is none."""
     if not np.isfinite(logits).all():
-        raise not_numbers()
+        raise NotNumbers
 
 
 def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:

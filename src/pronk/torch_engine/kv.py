@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.config import ModelConfig
+from pronk.errors import NotEnoughMemory, out_of_memory
 from pronk.torch_engine.batch import Rows
 
 
@@ -37,14 +38,21 @@ class TorchKV:
         self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
 
     def resize(self, num_blocks: int) -> None:
-        """Grow; blocks already there keep their content."""
+        """Grow; blocks already there keep their content. Raises NotEnoughMemory, and can then be asked for less."""
 
         def grown(tensor: Tensor) -> Tensor:
-            # By what each lacks: where memory ran out on the way, some have grown already.
-            return torch.cat((tensor, tensor.new_empty(num_blocks * self.block_size - len(tensor), *tensor.shape[1:])))
+            # By what each lacks: where memory ran out on the way, some have grown already, maybe by more.
+            lacking = num_blocks * self.block_size - len(tensor)
+            return torch.cat((tensor, tensor.new_empty(lacking, *tensor.shape[1:]))) if lacking > 0 else tensor
 
-        for layer in self.layers:
-            layer.keys, layer.values = grown(layer.keys), grown(layer.values)
+        try:
+            for layer in self.layers:
+                layer.keys, layer.values = grown(layer.keys), grown(layer.values)
+        except (RuntimeError, MemoryError) as error:
+            if (problem := out_of_memory(error)) is None:
+                raise
+            what = f"a KV cache of {num_blocks * self.block_size} tokens"
+            raise NotEnoughMemory(f"memory ran out for {what}: {problem}", "shorten the text") from None
         self.num_blocks = num_blocks
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
