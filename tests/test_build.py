@@ -27,6 +27,11 @@ def test_every_native_test_is_run() -> None:
     assert set(names[1].split()) == {path.stem.removeprefix("test_") for path in NATIVE.glob("test_*.cpp")}
 
 
+def test_two_builds_of_one_checkout_do_not_meet() -> None:
+    """They shared a folder that pyproject.toml named: with none named there, each has a temporary one."""
+    assert "build-dir" not in (ROOT / "pyproject.toml").read_text()
+
+
 def test_one_build_runs_everywhere_and_sums_in_the_order_written() -> None:
     code = re.sub(r"#.*", "", CMAKE)
     assert "-ffp-contract=off" in code
