@@ -102,7 +102,7 @@ def house() -> dict[str, str]:
     for line in listing.partition("src/native")[0].splitlines():
         indent = len(line) - len(line.lstrip())
         if named := re.match(r" +(\w+)/ ", line):
-            folder = named[1] if indent == 2 else f"{folder}/{named[1]}"
+            folder = "/".join([*folder.split("/")[: indent // 2 - 1], named[1]])
         elif indent == 2:
             folder = ""
         said[folder] += line + "\n"

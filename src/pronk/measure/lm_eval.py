@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from inspect import signature
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,6 +27,8 @@ from pronk.generation import Generation
 from pronk.measure.scoring import Score, Scorer
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
+    from pronk.llm import LLM
     from pronk.tokenizer.chat import ChatTemplate
 
 NAME = "pronk"
@@ -37,15 +41,17 @@ class Model:
     """What the harness asks of a language model. Its own half, TemplateLM, joins in `register`."""
 
     cache_hook: Any
+    progress: Progress | None = None  # told instead of a bar being drawn
 
-    def __init__(self, pretrained: str | None = None, **options: Any) -> None:
-        """pronk.load(pretrained, **options)."""
+    def __init__(self, pretrained: str | LLM | None = None, **options: Any) -> None:
+        """`pretrained`: a model that is loaded, or what pronk.load takes, with its `options`."""
         import pronk
+        from pronk.llm import LLM
 
         super().__init__()
         if unknown := options.keys() - signature(pronk.load).parameters.keys():
             raise BadRequest(f"model_args has {min(unknown)!r}, which is no option of pronk.load")
-        self.llm = pronk.load(pretrained, **options)
+        self.llm = pretrained if isinstance(pretrained, LLM) else pronk.load(pretrained, **options)
         self.tokenizer = self.llm.tokenizer
         self._scorer = Scorer(self.llm)
 
@@ -86,7 +92,7 @@ class Model:
     ) -> list[Score]:
         pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
         _tell_cuts([len(context) - len(kept) for (_, context, _), (kept, _) in zip(requests, pairs, strict=True)])
-        with _bar(len(pairs), "Running loglikelihood requests", disable_tqdm) as bar:
+        with self._bar(len(pairs), "Running loglikelihood requests", disable_tqdm) as bar:
             scores = self._scorer.score(pairs, bar.update)
         for (key, _, _), score in zip(requests, scores, strict=True):
             if key is not None:
@@ -126,7 +132,7 @@ class Model:
         alike: dict[str, list[int]] = {}  # requests that ask for the same decoding run together
         for number, request in enumerate(requests):
             alike.setdefault(repr(request.args[1]), []).append(number)
-        with _bar(len(requests), "Running generate_until requests", disable_tqdm) as bar:
+        with self._bar(len(requests), "Running generate_until requests", disable_tqdm) as bar:
             for numbers in alike.values():
                 asked = normalized(requests[numbers[0]].args[1])
                 most = 1 if asked["do_sample"] else _TOGETHER
@@ -153,6 +159,21 @@ class Model:
         seed = int(np.random.randint(1 << 31)) if asked["do_sample"] else None
         kept = [prompt[-room:] for prompt in prompts]
         return [made.text for made in cast(list[Generation], self.llm.generate(kept, seed=seed, **sampling))]
+
+    @contextmanager
+    def _bar(self, total: int, title: str, disabled: bool) -> Iterator[Any]:
+        if not self.progress:
+            with import_module("tqdm").tqdm(total=total, desc=title, disable=disabled) as bar:
+                yield bar
+            return
+        told, done = self.progress, 0
+
+        def update(more: int) -> None:
+            nonlocal done
+            done += more
+            told(title, done, total)
+
+        yield SimpleNamespace(update=update)
 
     # -- chats --
 
@@ -204,10 +225,6 @@ def _tell_cuts(cuts: Sequence[int]) -> None:
         _log.warning(
             "%d of %d prompts did not fit and lost their beginning, %d tokens at most", some, len(cuts), max(cuts)
         )
-
-
-def _bar(total: int, title: str, disabled: bool) -> Any:
-    return import_module("tqdm").tqdm(total=total, desc=title, disable=disabled)
 
 
 @cache
