@@ -25,9 +25,10 @@ from pronk.checkpoint import hub, write
 FOLDER = Path(os.environ.get("PRONK_BENCH_MODELS") or harness.ROOT / "build" / "bench")
 PEERS_PYTHON = os.environ.get("PRONK_BENCH_PYTHON") or str(harness.ROOT / "build" / "bench" / "env" / "bin" / "python")
 
-SMOLLM2, RANDOM = "smollm2-135m", "random-1.1b"
+SMOLLM2, RANDOM, RANDOM_7B = "smollm2-135m", "random-1.1b", "random-7b"
 # What the others are quantized from: the default model's 4-bit blocks as plain numbers; bf16 as generated.
-ORIGIN = {SMOLLM2: "F32", RANDOM: "BF16"}
+ORIGIN = {SMOLLM2: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
+_SHAPES = {RANDOM: random_model.TINYLLAMA, RANDOM_7B: random_model.LLAMA2_7B}
 
 
 def gguf(model: str, dtype: str, threads: int = 2) -> Path:
@@ -40,8 +41,8 @@ def gguf(model: str, dtype: str, threads: int = 2) -> Path:
             origin = gguf(model, ORIGIN[model])
             with Side("llama_cpp_side", PEERS_PYTHON) as side:
                 side.quantize(source=str(origin), destination=str(partial), dtype=dtype, threads=threads)
-        elif model == RANDOM:
-            random_model.write_random(partial)
+        elif model in _SHAPES:
+            random_model.write_random(partial, _SHAPES[model])
         else:
             opened = checkpoint.open(hub.resolve(hub.DEFAULT_MODEL))
             assert opened.tokenizer
@@ -82,9 +83,9 @@ def _whole(path: Path) -> Iterator[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(ORIGIN), choices=list(ORIGIN))
+    parser.add_argument("--models", nargs="+", default=[SMOLLM2, RANDOM], choices=list(ORIGIN))
     for model in parser.parse_args().models:
-        for dtype in (ORIGIN[model], "BF16", "Q8_0", "Q4_0"):
+        for dtype in (ORIGIN[model], "BF16", *([] if model == RANDOM_7B else ["Q8_0"]), "Q4_0"):
             print(gguf(model, dtype))
 
 

@@ -36,6 +36,19 @@ TINYLLAMA = ModelConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
+LLAMA2_7B = ModelConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 

@@ -110,8 +110,15 @@ class LlamaCpp:
 
     def decode_batch(self, prompts: list[list[int]], new: int) -> float:
         """Seconds from the first tokens to the last, when every sequence has `new` of them."""
+        taken = self.batch(prompts, new, cache=True)
+        return taken["all_s"] - taken["first_s"]
+
+    def batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
+        """Seconds until every sequence has its first token, and until it has all `new` of them."""
+        assert cache, "llama.cpp has no other way"
         self._forget()
         tokens = []
+        begun = time.perf_counter()
         for sequence, ids in enumerate(prompts):
             self._read(ids, sequence)
             tokens.append(self._likeliest(-1))
@@ -121,7 +128,7 @@ class LlamaCpp:
                 self._put(sequence, tokens[sequence], len(ids) + step, sequence, True)
             self._run(len(prompts))
             tokens = [self._likeliest(row) for row in range(len(prompts))]
-        return time.perf_counter() - first
+        return {"first_s": first - begun, "all_s": time.perf_counter() - begun}
 
     def logits(self, ids: list[int], rows: list[int], out: str) -> None:
         """Rows `rows[0]:rows[1]` of the logits, as a .npy file. The text must fit into one batch."""

@@ -62,6 +62,14 @@ class Pronk:
         ends = [s.ttft_s + (s.new_tokens - 1) / s.decode_tok_s for s in stats]
         return max(ends) - min(s.ttft_s for s in stats)
 
+    def batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
+        """Seconds until every sequence has its first token, and until it has all `new` of them, from the call on."""
+        done = self.llm.generate(prompts, max_new_tokens=new, ignore_eos=True, cache=cache)
+        assert all(len(one.tokens) == new for one in done)
+        stats = [one.stats for one in done]
+        ends = [s.ttft_s + (s.new_tokens - 1) / s.decode_tok_s if new > 1 else s.ttft_s for s in stats]
+        return {"first_s": max(s.ttft_s for s in stats), "all_s": max(ends)}
+
     def logits(self, ids: list[int], rows: list[int], out: str) -> None:
         """Rows `rows[0]:rows[1]` of the logits, as a .npy file."""
         np.save(out, self.llm.logits(ids)[slice(*rows)])
