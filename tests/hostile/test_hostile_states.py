@@ -11,8 +11,9 @@ import pathlib
 import pickle
 import pickletools
 import random
-import resource
 import shutil
+import struct
+import subprocess
 import sys
 import zipfile
 from collections import Counter
@@ -26,8 +27,9 @@ import pytest
 import torch
 from mutations import EXTREMES, soon
 from tiny import in_memory, random_weights, tiny_config
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
+from pronk.checkpoint import unpickle
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import PronkError
 from pronk.torch_engine.backend import load_model
@@ -36,6 +38,8 @@ from pronk.train.batches import Batches
 from pronk.train.examples import Example
 from pronk.train.loop import Loop
 from pronk.train.schedule import Schedule
+
+resource = pytest.importorskip("resource")
 
 CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "2000"))  # of all kinds together
 SECONDS, MEGABYTES = 2.0, 300
@@ -182,9 +186,9 @@ def change(metadata: Metadata, draw: random.Random) -> None:
     places: dict[Any, Any] = metadata.storage_data
     name, index = draw.choice([*tensors]), draw.choice([*places])
     tensor, place = tensors[name], places[index]
-    if isinstance(tensor, BytesStorageMetadata):
+    if not isinstance(tensor, TensorStorageMetadata) or type(tensor.chunks) is not list:
         return
-    chunk = draw.choice(tensor.chunks) if tensor.chunks else tensor
+    chunk = draw.choice([*tensor.chunks, tensor])
     size = torch.Size(draw.choice([0, 1, 2, 8, 512, 1 << 20, 1 << 40]) for _ in range(draw.randint(0, 3)))
     junk = draw.choice(JUNK)
     changes: list[Callable[[], object]] = [
@@ -283,7 +287,7 @@ def forged(draw: random.Random, like: torch.Tensor) -> bytes:
         lambda: like.to(draw.choice([torch.float64, torch.int32, torch.float16, torch.uint8])),
         lambda: torch.zeros(draw.choice([(), (0,), (3,), (1 << 10,), tuple(like.shape)[::-1]])),
         lambda: torch.zeros(1, dtype=like.dtype).expand(1 << draw.choice([10, 30, 40])),
-        lambda: torch.zeros(1, dtype=like.dtype).expand(like.shape),
+        lambda: torch.zeros((), dtype=like.dtype).expand(like.shape),
         lambda: {"a": like},
         lambda: [like] * 3,
         Escape,
@@ -345,8 +349,7 @@ def test_it_is_refused_or_good_to_go_on_from(kind: str, tmp_path: Path, monkeypa
             with soon(SECONDS):
                 outcomes[f"{harm.__name__}: {outcome(loop, folder.work)}"] += 1
         except BaseException as error:
-            error.add_note(f"case {number} of {kind}, {harm.__name__}")
-            raise
+            raise AssertionError(f"case {number} of {kind}, {harm.__name__}") from error
         assert memory() - before < MEGABYTES, (number, harm)
     print(dict(outcomes), f"{memory() - before:.0f} MB", file=sys.stderr)
     assert not Path("escaped").exists()
@@ -377,3 +380,43 @@ def outcome(loop: Loop, folder: Path) -> str:
 def memory() -> float:
     """The most so far, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10)
+
+
+def stream(piece: bytes) -> bytes:
+    """As much of it as a description may be long."""
+    return b"\x80\x04" + (piece * (unpickle.MAX_BYTES // len(piece)))[: unpickle.MAX_BYTES - 2]
+
+
+BOMBS = {
+    "dicts": stream(b"}"),
+    "marks": stream(b"("),
+    "memos": stream(b"}\x94"),
+    "far memos": b"\x80\x04}" + b"".join(b"r" + struct.pack("<I", i * 1_000_003 % (1 << 32)) for i in range(3_000_000)),
+    "records": stream(b"ctorch.distributed.checkpoint.metadata\nStorageMeta\n)\x81"),
+    "many records": b"\x80\x04ctorch.distributed.checkpoint.metadata\nStorageMeta\n\x94" + b"h\0)\x81" * 3_990_000,
+    "sizes": b"\x80\x04ctorch\nSize\n\x94" + b"h\0)\x85R" * 3_000_000,
+    "names": stream(b"ctorch\nSize\n"),
+}
+PROGRAM = """
+import re, sys, time
+from pathlib import Path
+from pronk.train.state_reader import Reader
+peak = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024
+before, started = peak(), time.process_time()
+try: Reader(Path(sys.argv[1]))
+except ValueError as error: print(len(str(error)), time.process_time() - started, peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_description_made_to_be_dear(name: str, tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(BOMBS[name])
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    result = subprocess.run(program, capture_output=True, text=True, check=True)
+    length, seconds, megabytes = map(float, result.stdout.split())
+    print(name, seconds, megabytes, file=sys.stderr)
+    assert length < 300
+    assert seconds < 30
+    assert megabytes < 500

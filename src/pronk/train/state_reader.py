@@ -176,7 +176,8 @@ def _tensor(name: Any, entry: Any) -> TensorStorageMetadata:
             chunks.append(ChunkStorageMetadata(offsets, sizes))
     rows = 0  # a number alone counts as one
     for chunk in sorted(chunks, key=lambda chunk: chunk.offsets):
-        if chunk.offsets != (rows, *[0] * len(shape))[: len(shape)] or chunk.sizes[1:] != shape[1:]:
+        here = (rows, *[0] * len(shape))[: len(shape)]
+        if chunk.offsets != here or len(chunk.sizes) != len(shape) or chunk.sizes[1:] != shape[1:]:
             break
         rows += chunk.sizes[0] if shape else 1
     else:
