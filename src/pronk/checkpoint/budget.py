@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,8 +29,8 @@ _MOST: dict[Item, int] = {
 
 
 class Budget:
-    def __init__(self) -> None:
-        self._left = dict(_MOST)
+    def __init__(self, most: Mapping[Item, int] = _MOST) -> None:
+        self._most, self._left = most, dict(most)
 
     def left(self, item: Item) -> int:
         return self._left[item]
@@ -38,5 +39,5 @@ class Budget:
         """Before work on `path` that goes with `count`. Raises BadFile once the checkpoint asks for too much."""
         self._left[item] -= count
         if self._left[item] < 0:
-            problem = f"with this file the checkpoint has more than {_MOST[item]} {item}; no model does"
+            problem = f"with this file the checkpoint has more than {self._most[item]} {item}; no model does"
             raise BadFile(path, problem, field=field, offset=offset)

@@ -6,6 +6,7 @@ import math
 import mmap
 import sys
 import weakref
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():  # a pipe would block for ever
             raise BadFile(path, "is not a regular file" if path.exists() else "is absent")
-        self.path = path
+        self.path, self._start = path, 0
         with path.open("rb") as file:
             self.size = file.seek(0, 2)
             if self.size == 0:
@@ -51,8 +52,14 @@ class MappedFile:
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._map.madvise(mmap.MADV_DONTNEED)
 
+    def part(self, offset: int, size: int) -> MappedFile:
+        """A stretch of the file as if it were a file: what is asked for there, and errors, count from its beginning."""
+        part = copy(self)
+        part._start, part.size = self._start + offset, size
+        return part
+
     def bytes(self, offset: int, nbytes: int) -> bytes:
-        return self._map[offset : offset + nbytes]
+        return self._map[self._start + offset : self._start + offset + nbytes]
 
     def array(
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], byteorder: str = "little"
@@ -60,13 +67,14 @@ class MappedFile:
         """A view of the map; a copy where the bytes are unaligned or in the other order. Raises BadFile."""
         count = math.prod(shape)
         nbytes = count * dtype.itemsize
-        if self._map.size() < offset + nbytes:  # touching a page that is gone would kill the process
+        at = self._start + offset
+        if self._map.size() < at + nbytes:  # touching a page that is gone would kill the process
             raise BadFile(self.path, f"has shrunk to {self._map.size()} bytes since it was opened", offset=offset)
         if count == 0:
             return np.empty(shape, dtype)
-        words = np.frombuffer(self._map, f"u{dtype.itemsize}", count, offset)
+        words = np.frombuffer(self._map, f"u{dtype.itemsize}", count, at)
         if byteorder != sys.byteorder:
             words = words.byteswap()
-        elif offset % dtype.itemsize:
+        elif at % dtype.itemsize:
             words = words.copy()
         return words.view(dtype).reshape(shape)

@@ -57,6 +57,15 @@ def read(path: Path, budget: Budget | None = None) -> dict[str, LazyTensor]:
     return _Archive(file, budget).tensors()
 
 
+def read_one(file: MappedFile, budget: Budget) -> LazyTensor:
+    """The tensor that was saved alone. Raises BadFile."""
+    archive = _Archive(file, budget)
+    content = archive.content()
+    if type(content) is not _Tensor:
+        raise BadFile(file.path, f"holds a {_kind(content)}, not a tensor", field=archive.field)
+    return archive.lazy("", content)
+
+
 @dataclass(frozen=True, slots=True)
 class _Storage:
     dtype: str
@@ -98,6 +107,7 @@ class _Archive:
         if len(pickles) != 1:
             raise BadFile(file.path, f"a zip archive with {len(pickles)} files named */data.pkl; torch writes one")
         self.pickle = pickles[0]
+        self.field = f"zip entry {short(self.pickle)}"
         self.prefix = self.pickle.removesuffix("data.pkl")
         if f"{self.prefix}constants.pkl" in self.entries:
             raise BadFile(file.path, "a TorchScript archive, which is a program; save the model's state_dict instead")
@@ -112,9 +122,9 @@ class _Archive:
             return "big"
         raise BadFile(self.file.path, f"neither little nor big: {order!r}", field=f"zip entry '{self.prefix}byteorder'")
 
-    def tensors(self) -> dict[str, LazyTensor]:
-        entry = self.entries[self.pickle]
-        path, field = self.file.path, f"zip entry {short(self.pickle)}"
+    def content(self) -> Any:
+        """What the pickle describes."""
+        entry, path = self.entries[self.pickle], self.file.path
         functions = {
             "collections.OrderedDict": _ordered_dict,
             "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
@@ -127,8 +137,12 @@ class _Archive:
             data = self.file.bytes(entry.offset, entry.size)
             content, steps = unpickle.load(data, frozenset(_STORAGES), functions, self.storage)
         except unpickle.PickleError as error:
-            raise BadFile(path, error.problem, field=field, offset=entry.offset + error.offset) from None
+            raise BadFile(path, error.problem, field=self.field, offset=entry.offset + error.offset) from None
         self.budget.spend(path, "pickle instructions", steps)
+        return content
+
+    def tensors(self) -> dict[str, LazyTensor]:
+        content, path, field = self.content(), self.file.path, self.field
         if type(content) is not dict:
             raise BadFile(path, f"holds a {_kind(content)}, not a mapping of names to tensors", field=field)
         for key, value in content.items():

@@ -1,8 +1,9 @@
 """An interpreter for the part of the pickle language that checkpoints use. It runs nothing that the stream names.
 
 A pickle is a program for a stack machine. This one knows plain values, containers, and names; what a name stands for,
-and what happens when the stream calls it, is decided by the caller's tables alone. Any other instruction is refused.
-Protocols 2 to 5; the language is described in the comments of CPython's pickletools.
+and what happens when the stream calls it, is decided by the caller's tables alone. Of an object it notes what would be
+its state. Any other instruction is refused. Protocols 2 to 5; the language is described in the comments of CPython's
+pickletools.
 """
 
 from __future__ import annotations
@@ -53,18 +54,34 @@ class Name:
     dotted: str
 
 
+@dataclass(slots=True, eq=False)
+class Record:
+    """An object of a class that the stream refers to: what would be its state, and never the object."""
+
+    of: str  # the class, dotted
+    state: Any = None
+
+
+def _no_storage(identity: Any) -> NoReturn:
+    raise ValueError("a persistent id, which a checkpoint of this kind has no need of")
+
+
 def load(
     data: bytes,
     names: frozenset[str],
     functions: Mapping[str, Callable[..., Any]],
-    persistent: Callable[[Any], Any],
+    persistent: Callable[[Any], Any] = _no_storage,
+    *,
+    classes: frozenset[str] = frozenset(),
+    most: int = MAX_STEPS,
 ) -> tuple[Any, int]:
-    """The object that `data` describes, and how many instructions made it.
+    """The object that `data` describes, and how many instructions, of the `most` allowed, made it.
 
     `functions` are what the stream may call, by the name under which it knows them; `names` what it may mention
-    besides; `persistent` turns a persistent id into an object. Both may raise ValueError. Raises PickleError.
+    besides; `persistent` turns a persistent id into an object. Both may raise ValueError. Objects of `classes` become
+    records, which may be keys, each equal to itself alone. Raises PickleError.
     """
-    return _Machine(data, names, functions, persistent).run()
+    return _Machine(data, names, functions, persistent, classes).run(most)
 
 
 class _Machine:
@@ -74,8 +91,10 @@ class _Machine:
         names: frozenset[str],
         functions: Mapping[str, Callable[..., Any]],
         persistent: Callable[[Any], Any],
+        classes: frozenset[str],
     ) -> None:
-        self.data, self.names, self.functions, self.persistent = data, names, functions, persistent
+        self.data, self.functions, self.persistent, self.classes = data, functions, persistent, classes
+        self.names = names | functions.keys() | classes
         self.at = self.position = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []  # stacks set aside by MARK
@@ -84,10 +103,10 @@ class _Machine:
     def fail(self, problem: str) -> NoReturn:
         raise PickleError(problem, self.at)
 
-    def run(self) -> tuple[Any, int]:
+    def run(self, most: int) -> tuple[Any, int]:
         if len(self.data) > MAX_BYTES:
             self.fail(f"{len(self.data)} bytes, more than the {MAX_BYTES} allowed")
-        for steps in range(MAX_STEPS):
+        for steps in range(most):
             self.at = self.position
             opcode = self.take(1)
             if opcode == b".":
@@ -98,7 +117,7 @@ class _Machine:
                 self.step(opcode)
             except ValueError as error:
                 self.fail(str(error))
-        self.fail(f"more than {MAX_STEPS} instructions")
+        self.fail(f"more than {most} instructions")
 
     def step(self, opcode: bytes) -> None:
         stack = self.stack
@@ -140,6 +159,8 @@ class _Machine:
             stack.append(self.persistent(self.pop(1)[0]))
         elif opcode == b"R":  # REDUCE
             stack.append(self.call(*self.pop(2)))
+        elif opcode == b"\x81":  # NEWOBJ
+            stack.append(self.record(*self.pop(2)))
         elif opcode == b"b":  # BUILD
             self.build(*self.pop(2))
         elif opcode == b"\x80":  # PROTO
@@ -206,7 +227,7 @@ class _Machine:
             self.fail("a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
             # The hash of nested tuples may take for ever, and large numbers may share one.
-            if type(key) is not str and not (type(key) is int and abs(key) < 1 << 30):
+            if type(key) not in (str, Record) and not (type(key) is int and abs(key) < 1 << 30):
                 self.fail(f"a key of type {type(key).__name__}")
             if key in target:
                 self.fail(f"key {key!r:.80} stands in one mapping twice")
@@ -216,7 +237,7 @@ class _Machine:
         if type(module) is not str or type(attribute) is not str:
             self.fail("a name that is no text")
         dotted = f"{module}.{attribute}"
-        if dotted not in self.names and dotted not in self.functions:
+        if dotted not in self.names:
             shown = dotted if dotted.isprintable() else ascii(dotted)
             self.fail(f"refers to {shown:.80}, which a checkpoint has no need of")
         return Name(dotted)
@@ -227,8 +248,16 @@ class _Machine:
             self.fail(f"calls {called}, which is nothing to call")
         return self.functions[function.dotted](*arguments)
 
+    def record(self, of: Any, arguments: Any) -> Record:
+        if type(of) is not Name or of.dotted not in self.classes or type(arguments) is not tuple or arguments:
+            made = of.dotted if type(of) is Name else f"a {type(of).__name__}"
+            self.fail(f"makes an object of {made}, which is no class of its kind")
+        return Record(of.dotted)
+
     def build(self, target: Any, state: Any) -> None:
         """An OrderedDict's attributes (torch keeps version numbers of modules there) go unused; others have none."""
-        if type(target) is not dict or type(state) is not dict:
+        if type(target) is Record and target.state is None:
+            target.state = state
+        elif type(target) is not dict or type(state) is not dict:
             self.fail(f"sets the state of a {type(target).__name__}")
         self.stack.append(target)

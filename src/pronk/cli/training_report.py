@@ -17,13 +17,20 @@ _STEPS = 10  # whose losses are told as one: each is of few examples
 
 
 def of(run: Run) -> dict[str, Any]:
-    from pronk.train.curve import CURVE, draw
     from pronk.train.folder import METRICS, read_metrics
 
     metrics = read_metrics(run.folder)
     steps = [line for line in metrics if "loss" in line]
-    if not steps:
-        raise PronkError(f"{run.folder / METRICS} is gone or damaged: what was trained is there, and no report of it")
+    try:
+        return _of(run, metrics, steps)
+    except (LookupError, TypeError, ZeroDivisionError):  # lines that lack numbers, or none at all
+        problem = "is gone or damaged: what was trained is there, and no report of it"
+        raise PronkError(f"{run.folder / METRICS} {problem}") from None
+
+
+def _of(run: Run, metrics: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    from pronk.train.curve import CURVE, draw
+
     held_out = [line for line in metrics if "held_out_loss" in line]
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))

@@ -22,6 +22,7 @@ from pronk.train import state
 
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
 _LOCK = ".lock"
+_LARGEST = 1e39  # metrics are float32's numbers
 _LOGS = {"tensorboard", "wandb"}  # logs.py's folders
 
 
@@ -108,10 +109,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(raw)
         except (ValueError, RecursionError):
             break
-        if not isinstance(line, dict) or type(line.get("step")) is not int:
+        if not isinstance(line, dict) or type(line.get("step")) is not int or not all(map(_is_metric, line.values())):
             break
         found.append(line)
     return found
+
+
+def _is_metric(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) <= _LARGEST)
 
 
 def forget_metrics(folder: Path, after: int) -> None:

@@ -29,7 +29,7 @@ from pronk.train.schedule import Schedule
 Precision = Literal["f32", "bf16", "f16"]
 _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 _SPIKE = 4.0  # times the mean of the losses before: beyond it something is broken
-_REMEMBERED = 20  # losses that a spike is held against
+REMEMBERED = 20  # losses that a spike is held against
 
 
 class Broken(PronkError):
@@ -152,7 +152,7 @@ class Loop:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         position.step += 1
-        position.losses = [*position.losses, total][-_REMEMBERED:]
+        position.losses = [*position.losses, total][-REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
         seconds = time.perf_counter() - begun
         return Step(position.step, epoch, total, rate, norm, tokens, weight, seconds, _means(seen, weight))
@@ -224,7 +224,7 @@ class Loop:
 
     def _check(self, loss: float, examples: Sequence[int]) -> None:
         before = self.position.losses
-        usual = sum(before) / len(before) if len(before) == _REMEMBERED else math.inf
+        usual = sum(before) / len(before) if len(before) == REMEMBERED else math.inf
         if math.isfinite(loss) and loss <= _SPIKE * usual + self.objective.slack:
             return
         self._break(

@@ -5,7 +5,9 @@ Only matrices decay: norms and biases are few, and pulling them to zero helps no
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +18,7 @@ from pronk.errors import BadRequest
 
 Kind = Literal["adamw", "adamw8bit", "sgd"]
 BLOCK = 256  # numbers that share a scale in AdamW8bit
+UNSIGNED = ("step", "exp_avg_sq", "second", "first_scale", "second_scale")  # of a state: never below 0
 _CODES = {"first": torch.int8, "second": torch.uint8}
 _SQUARE_ROOTS = {"first": 2, "second": 3}  # taken one after the other before a moment is coded
 _PIECE = 1 << 20  # numbers, whole blocks
@@ -35,6 +38,17 @@ def make(model: nn.Module, kind: str, rate: float, decay: float, betas: tuple[fl
     if kind == "sgd":
         return SGD(groups, lr=rate, momentum=betas[0])
     return (AdamW if kind == "adamw" else AdamW8bit)(groups, lr=rate, betas=betas)
+
+
+def state_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """What its first step makes for a parameter like this, rehearsed on one without bytes."""
+    bare = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+    bare.grad = torch.empty_like(bare)
+    rehearsal = copy(optimizer)
+    rehearsal.state = defaultdict(dict)
+    rehearsal.param_groups = [{**optimizer.param_groups[0], "params": [bare]}]
+    rehearsal.step()
+    return dict(rehearsal.state[bare])
 
 
 class AdamW8bit(Optimizer):

@@ -9,7 +9,6 @@ is there is complete, whenever the machine died.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -28,16 +26,17 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shares
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from pronk import strict_json
-from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.errors import BadFile, BadRequest, PronkError, os_problem, out_of_memory, short
+from pronk.train import optimizers
 from pronk.train.distributed import is_loss
-from pronk.train.loop import Loop, Position
+from pronk.train.loop import REMEMBERED, Loop, Position
 from pronk.train.state_reader import Reader
 
 _NAME = re.compile(r"step-(\d{6,})")
 _POSITION = "position.json"
 DIGEST = "the SHA-256 of its "  # a setting whose name begins so stands for what a file holds
 _TRAINED, _OPTIMIZER, _RANDOM = "trained.", "optimizer.", "random."  # how names of tensors begin
-_PADDING = 256  # numbers that an optimizer's state may have more of than its parameter
+_RANDOM_NAME = re.compile(rf"{re.escape(_RANDOM)}(cpu|cuda)\.\d{{1,6}}")
 
 
 def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -> Path:
@@ -92,7 +91,29 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
 
     Random states are left as they are where more or fewer processes wrote them: dropout draws anew.
     """
-    raw = strict_json.read(checkpoint / _POSITION)
+    try:
+        raw = strict_json.read(checkpoint / _POSITION)
+        _check_settings(raw, checkpoint, settings)
+        position = _position(raw["position"], loop, checkpoint)
+        _set_scaler(loop, raw["scaler"])
+        reader = Reader(checkpoint)
+        _make_room(loop, reader, position)
+        tensors = _tensors(loop)
+        if len([name for name in reader.shapes if name.startswith(f"{_RANDOM}cpu.")]) != loop.group.size:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_RANDOM)}
+        with _unwarned():
+            load_shares(tensors, storage_reader=reader, no_dist=loop.group.size == 1)
+        _check_steps(loop, position)
+        _set_random(loop, tensors)
+        loop.position = position
+    except (KeyError, TypeError, ValueError, RuntimeError, OSError, CheckpointException) as error:
+        cause = _cause(error)
+        if isinstance(cause, PronkError) or not isinstance(cause, Exception) or is_loss(cause) or out_of_memory(cause):
+            raise cause from None
+        raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
+
+
+def _check_settings(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any]) -> None:
     before = raw.get("settings")
     if not isinstance(before, dict):
         raise BadFile(checkpoint / _POSITION, "required and absent", field="settings")
@@ -107,39 +128,45 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
                 f"{checkpoint} was made with {key}={old!r}, and now it is {new!r}; resume with the same, or begin in "
                 "another folder"
             )
-    try:
-        loop.position = _position(raw["position"], loop, checkpoint)
-        loop.scaler.load_state_dict(raw["scaler"])
-        reader = Reader(checkpoint)
-        stored = reader.tensors()
-        _make_room(loop, stored)
-        tensors = _tensors(loop)
-        if len([name for name in stored if name.startswith(f"{_RANDOM}cpu.")]) != loop.group.size:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_RANDOM)}
-        with _unwarned():
-            load_shares(tensors, storage_reader=reader, no_dist=loop.group.size == 1)
-        _set_random(loop, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, OSError, UnpicklingError) as error:
-        raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
-    except CheckpointException as error:
-        raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
 
 
 def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
     """Raises ValueError or TypeError where it is none, or of another step than its folder."""
     position = Position(**raw)
-    numbers = position.step, position.epoch, position.at, position.waited
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("its position is no number of steps")
-    if position.at > len(loop.batches.epoch(position.epoch)):
-        raise ValueError(f"an epoch has no micro-batch {position.at}")
-    if not isinstance(position.losses, list):
-        raise ValueError("its losses are no list")
-    if not all(type(loss) in (int, float) for loss in (*position.losses, position.best or 0)):
+    if raw.keys() != position.to_dict().keys():
+        raise ValueError("its position is not whole")
+    step, losses = position.step, position.losses
+    bounds = {"step": loop.schedule.steps, "epoch": step * loop.accumulate, "waited": step}
+    if any(not _is_count(raw[name], most) for name, most in bounds.items()):
+        raise ValueError("its position is no number of steps of this run")
+    if not _is_count(position.at, len(loop.batches.epoch(position.epoch))):
+        raise ValueError(f"an epoch has no micro-batch {short(position.at)}")
+    if not isinstance(losses, list) or len(losses) > min(step, REMEMBERED):
+        raise ValueError("its losses are no list of its newest")
+    if not all(type(loss) in (int, float) for loss in (*losses, position.best or 0)):
         raise ValueError("a loss of it is no number")
-    if (match := _NAME.fullmatch(checkpoint.name)) and int(match[1]) != position.step:
-        raise ValueError(f"it is of step {position.step}, which is not what it is called")
+    if (match := _NAME.fullmatch(checkpoint.name)) and int(match[1]) != step:
+        raise ValueError(f"it is of step {step}, which is not what it is called")
     return position
+
+
+def _set_scaler(loop: Loop, raw: Mapping[str, Any]) -> None:
+    """Raises ValueError: GradScaler takes everything."""
+    now = loop.scaler.state_dict()
+    moving = {"scale", "_growth_tracker"} & now.keys()
+    if not isinstance(raw, dict) or {**raw, **{name: now[name] for name in moving & raw.keys()}} != now:
+        raise ValueError("its scaler of gradients is another")
+    if moving:
+        scale = raw["scale"]
+        if type(scale) not in (int, float) or not 0 < scale <= torch.finfo(torch.float32).max:
+            raise ValueError("its scale of gradients is none")
+        if not _is_count(raw["_growth_tracker"], now["growth_interval"]):
+            raise ValueError("its number of steps since the scale of gradients changed is none")
+    loop.scaler.load_state_dict(raw)
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _tensors(loop: Loop) -> dict[str, Tensor]:
@@ -156,21 +183,52 @@ def _tensors(loop: Loop) -> dict[str, Tensor]:
     return tensors
 
 
-def _make_room(loop: Loop, stored: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
-    """For the optimizer's state, as it was; what has its parameter's shape is cut among processes as that is."""
-    trained = _trained(loop)
-    for name, (shape, dtype) in stored.items():
-        if not name.startswith(_OPTIMIZER):
-            continue
-        of, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
-        parameter = trained[of].detach()
-        if shape == parameter.shape:
-            room = torch.zeros_like(parameter, dtype=dtype)
-        elif math.prod(shape) <= parameter.numel() + _PADDING:
-            room = torch.zeros(shape, dtype=dtype, device=parameter.device if shape else "cpu")
-        else:
-            raise ValueError(f"{name} has the shape {tuple(shape)}")
-        loop.optimizer.state[trained[of]][key] = room
+def _make_room(loop: Loop, reader: Reader, position: Position) -> None:
+    """For the optimizer's state, where all that is stored has the names, shapes and types that this run's would have.
+
+    What has its parameter's shape is cut among processes as that is. Raises ValueError.
+    """
+    trained, stored = _trained(loop), reader.shapes
+    expected = {_TRAINED + name: (parameter.shape, parameter.dtype) for name, parameter in trained.items()}
+    begun = any(name.startswith(_OPTIMIZER) for name in stored)
+    if not begun and position.step and not loop.scaler.is_enabled():  # whoever has that may leave the first steps out
+        raise ValueError("the optimizer's state is absent")
+    states = {}
+    for name, parameter in trained.items() if begun else ():
+        like = parameter.shape, parameter.dtype
+        if like not in states:
+            states[like] = optimizers.state_of(loop.optimizer, parameter)
+        for key, value in states[like].items():
+            expected[f"{_OPTIMIZER}{name}.{key}"] = value.shape, value.dtype
+    for name, (shape, dtype) in expected.items():
+        if name not in stored:
+            raise ValueError(f"{name} is absent")
+        if stored[name] != (shape, dtype):
+            (was, kind) = stored[name]
+            raise ValueError(f"{name} is {kind} of shape {tuple(was)}, and in this run {dtype} of {tuple(shape)}")
+    for name, (_, dtype) in stored.items():
+        if name not in expected and not (_RANDOM_NAME.fullmatch(name) and dtype == torch.uint8):
+            raise ValueError(f"{short(name)} is no part of this run")
+    reader.unsigned = frozenset(
+        name for name in expected if name.startswith(_OPTIMIZER) and name.rpartition(".")[2] in optimizers.UNSIGNED
+    )
+    loop.optimizer.state.clear()
+    for parameter in trained.values() if begun else ():
+        for key, value in states[parameter.shape, parameter.dtype].items():
+            if value.shape == parameter.shape:
+                room = torch.zeros_like(parameter.detach(), dtype=value.dtype)
+            else:
+                device = parameter.device if value.ndim else "cpu"
+                room = torch.zeros(value.shape, dtype=value.dtype, device=device)
+            loop.optimizer.state[parameter][key] = room
+
+
+def _check_steps(loop: Loop, position: Position) -> None:
+    """Those that the optimizer counts: its corrections divide by what follows from them. Raises ValueError."""
+    for state in loop.optimizer.state.values():
+        steps = float(state.get("step", 0.0))
+        if steps > position.step or not steps.is_integer():
+            raise ValueError(f"the optimizer has made {steps:g} steps of {position.step}")
 
 
 def _set_random(loop: Loop, tensors: Mapping[str, Tensor]) -> None:
@@ -199,8 +257,6 @@ def _problem(error: BaseException) -> str:
         return os_problem(error)
     if "unexpected pos" in str(error):  # the same of another process, from which the context does not come along
         return "a write failed; is the disk full?"
-    if "weights_only" in str(error):  # torch goes on to say how to let a file run code
-        return "a file of it is damaged, or holds more than tensors"
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
