@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
-
 from pronk.errors import BadFile, BadRequest, Unsupported, short
+from pronk.tokenizer import renderer
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer.budget import OverBudget
-from pronk.tokenizer.sandbox import BudgetedEnvironment
 from pronk.tokenizer_files import read_whole
 
 # As Meta's own code writes it: the system message lies inside the first question, and every answer is closed.
@@ -49,6 +46,8 @@ BUILTIN = {"llama2": _LLAMA2, "llama3": _LLAMA3}
 _LLAMA2_SIZES = (32000, 32016)
 
 
+_MOST_CHARACTERS = 48 << 10  # published templates have less than 40 KB
+
 # Whose content may be any JSON: templates for tools write it with tojson.
 _TOOL_ROLES = ("tool", "ipython")
 
@@ -62,39 +61,33 @@ class ChatTemplate:
     def __init__(self, source: str, specials: Mapping[str, str] | None = None, *, name: str = "chat template") -> None:
         """Raises BadFile where `source` is no template or too large a one."""
         self.source, self.name, self._specials = source, name, dict(specials or {})
-        try:
-            self._render = BudgetedEnvironment().compile_budgeted(source)
-        except TemplateSyntaxError as error:
-            raise BadFile(name, _one_line(error), field=f"line {error.lineno}") from None
-        except OverBudget as error:
-            raise BadFile(name, str(error)) from None
-        except Exception as error:  # Python's compiler has limits of its own: nesting, indentation, recursion
-            raise BadFile(name, f"cannot be compiled: {_one_line(error)}") from None
+        if len(source) > _MOST_CHARACTERS:
+            raise BadFile(name, f"is longer than {_MOST_CHARACTERS} characters")
+        self._ask()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The prompt for `messages`, to be encoded with special tokens honoured.
 
-        Raises BadRequest where the template refuses the messages or fails on them, BadFile where it takes more than its
-        budget of time or size.
+        Raises BadRequest where the template refuses the messages or fails on them, and where these or `variables` hold
+        what JSON cannot; BadFile where it takes more than its time, memory or size.
         """
         for number, message in enumerate(messages):
             _check_message(number, message)
         given = {**self._specials, "tools": None, "documents": None, **variables}
         given |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._render(given)
-        except OverBudget as error:
-            raise BadFile(self.name, f"the template {error}") from None
-        except (RecursionError, MemoryError):
-            raise BadFile(self.name, "the template calls itself without end, or builds too large a value") from None
-        except SecurityError as error:
-            raise BadFile(self.name, f"the template does what none may: {_one_line(error)}") from None
-        except TemplateError as error:
-            raise BadRequest(f"{self.name}: {_one_line(error)}") from None
-        except Exception as error:  # whatever an expression of the template can raise
-            raise BadRequest(f"{self.name}: {type(error).__name__}: {_one_line(error)}") from None
+        text: str = self._ask(given)["text"]
+        return text
+
+    def _ask(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        answer = renderer.shared.ask(self.source, given)
+        if "broken" in answer:
+            line = answer.get("line")
+            raise BadFile(self.name, answer["broken"], field=line and f"line {line}")
+        if "refused" in answer:
+            raise BadRequest(f"{self.name}: {answer['refused']}")
+        return answer
 
 
 def _check_message(number: int, message: Mapping[str, Any]) -> None:
@@ -162,9 +155,3 @@ def _specials(tokenizer: Tokenizer) -> dict[str, str]:
 def _is_one_token(tokenizer: Tokenizer, spelling: str) -> bool:
     ids = tokenizer.encode(spelling, bos=False)
     return len(ids) == 1 and tokenizer.is_special(ids[0])
-
-
-def _one_line(error: BaseException) -> str:
-    """Messages may quote the template, or be its own words: of any length, over any number of lines."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,68 +1,39 @@
-"""Jinja2's immutable sandbox with a budget: a hostile template ends in an error, soon and in little memory.
+"""The process in which chat templates run: it limits itself, then answers a line of JSON with a line of JSON.
 
-Jinja's own sandbox keeps a template away from Python, not from the processor. Here everything that can loop or create a
-value reports to the render's Budget. Templates are rewritten after parsing so that `~`, slices, literals and each turn
-of a loop report too; nothing is folded while compiling; and operations whose result may be far larger than their
-arguments are measured before they run, or not offered at all.
+renderer.py starts this file as a program. Jinja's immutable sandbox keeps a template away from Python;
+the system keeps the process within its time and memory. Nothing here imports pronk: to start it is to import Jinja.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import Undefined, nodes, pass_context
-from jinja2.exceptions import SecurityError, TemplateError
+if __name__ == "__main__":
+    sys.path += sys.argv[3:]  # the caller's: this process is started without any
+
+from jinja2 import Template, Undefined, nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from pronk.tokenizer.budget import INTEGER_BITS, Budget, OverBudget, current
-from pronk.tokenizer.guards import SPLITS, check_search, guarded, measure, stepping
-from pronk.tokenizer.instrument import instrument
-
-TEMPLATE_CHARACTERS = 48 << 10  # published templates have less than 40 KB
-
-_METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric
-        isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition
-        rsplit rstrip split splitlines startswith strip swapcase title upper""".split()
-    ),
-    list: frozenset(("copy", "count", "index")),
-    tuple: frozenset(("count", "index")),
-    dict: frozenset(("copy", "get", "items", "keys", "values")),
-}
-_OF_JINJA = (Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
-
-# Those whose result is about as large as their argument, and those that `guarded` measures.
-_FILTERS = """abs capitalize count d default dictsort e escape first float groupby indent int items join last length
-list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim
-unique upper""".split()
+# Attributes are given of these alone, and never those with formats, which reach for attributes of their own.
+_OPEN = (str, list, tuple, dict, Undefined, LoopContext, Macro, Namespace, Cycler, Joiner)
+_CLOSED = ("encode", "format", "format_map")
+_NO_FILTERS = ("attr", "format", "random")
 _GLOBALS = ("range", "dict", "cycler", "joiner", "namespace")
-_WIDTH = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*[\d*]")
-
-
-def _charge(value: Any) -> Any:
-    return current.get().charge(value)
-
-
-def _concat(parts: Iterable[Any]) -> str:
-    """Jinja's way of joining what a macro or a block wrote."""
-    budget, texts = current.get(), []
-    size = 0
-    for part in parts:
-        texts.append(part)
-        size += len(part)
-        budget.reserve(size)
-    joined: str = budget.charge("".join(texts))
-    return joined
+_WORTH_KEEPING = 0.1  # seconds of work: more may leave a large heap, and a new process costs half of that
 
 
 class _GenerationTag(Extension):
@@ -75,114 +46,20 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
-    concat = staticmethod(_concat)
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """What a template finds: as in transformers, less what could reach out of the sandbox or differs by chance."""
 
     def __init__(self) -> None:
-        # A `finalize` that wants the context keeps the compiler from evaluating constants, which no budget would pay.
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, _GenerationTag],
-            optimized=False,
-            finalize=_finalize,
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
         self.globals = {name: self.globals[name] for name in _GLOBALS}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.filters = {name: guarded(name, self.filters[name]) for name in _FILTERS}
-        self.filters["tojson"] = guarded("tojson", _tojson)
-        tests: dict[str, Any] = dict(self.tests)
-        self.tests = {name: stepping(test) for name, test in tests.items()}
-
-    def compile_budgeted(self, source: str) -> Callable[[Mapping[str, Any]], str]:
-        """The function that renders `source`. Raises TemplateError, OverBudget, or whatever Python's compiler does."""
-        if len(source) > TEMPLATE_CHARACTERS:
-            raise OverBudget(f"is longer than {TEMPLATE_CHARACTERS} characters")
-        tree = instrument(self.parse(source), self)
-        template = self.template_class.from_code(self, self.compile(tree), dict(self.globals))
-
-        def render(variables: Mapping[str, Any]) -> str:
-            token = current.set(Budget(variables))
-            try:
-                return _concat(template.root_render_func(template.new_context(dict(variables))))
-            finally:
-                current.reset(token)
-
-        return render
-
-    # -- what the rewritten template calls --
-
-    def spend(self, cost: int) -> str:
-        return current.get().step(cost)
-
-    def made(self, value: Any) -> Any:
-        return _charge(value)
-
-    def seen(self, value: Any) -> Any:
-        current.get().step(1)
-        return value
-
-    def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        return _charge(value[start:stop:step])
-
-    def joined(self, parts: list[Any]) -> str:
-        budget = current.get()
-        return _concat([budget.text(part) for part in parts])
-
-    # -- what Jinja's compiled code calls --
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if getattr(__obj, "__self__", None) is __self:
-            return __obj(*args)
-        budget = current.get()
-        budget.step(1)
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str) and name in ("replace", "join"):
-            args = (*map(budget.gather, args),)
-            measure(name, owner, args)
-        elif isinstance(owner, str) and name in SPLITS:
-            measure(name, owner, (*args, *kwargs.values()))
-        if isinstance(owner, str):
-            check_search(name, owner, args)
-        return budget.charge(super().call(__context, __obj, *args, **kwargs))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            for sequence, times in ((left, right), (right, left)):
-                if isinstance(sequence, str | list | tuple) and isinstance(times, int) and times > 0:
-                    current.get().reserve(sys.getsizeof(sequence) * times)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * abs(right) > INTEGER_BITS:
-                raise OverBudget("computes with numbers that are too large")
-        elif operator == "%" and isinstance(left, str):
-            if _WIDTH.search(left):
-                raise SecurityError("widths in % formatting are not allowed")
-            current.get().reserve(4 * (len(left) + left.count("%") * current.get().weigh(right)[1]))
-        return _charge(super().call_binop(context, operator, left, right))
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        current.get().step(1)
-        return super().getitem(obj, argument)
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        current.get().step(1)
-        return super().getattr(obj, attribute)
+        self.filters = {name: f for name, f in self.filters.items() if name not in _NO_FILTERS} | {"tojson": _tojson}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        for kind, names in _METHODS.items():
-            if isinstance(obj, kind):
-                return attr in names
-        return isinstance(obj, _OF_JINJA) and super().is_safe_attribute(obj, attr, value)
+        return isinstance(obj, _OPEN) and attr not in _CLOSED and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
-        """Jinja would let `str.format` through, whose widths have no bound; `is_safe_attribute` refuses it."""
-
-
-@pass_context
-def _finalize(context: Context, value: Any) -> Any:
-    """Every value that a template writes passes here."""
-    return value if isinstance(value, Undefined) else _charge(current.get().text(value))
+        """Jinja would let `str.format` through; `is_safe_attribute` refuses it."""
 
 
 def _tojson(
@@ -197,22 +74,152 @@ def _tojson(
         raise SecurityError("tojson takes an indent from 0 to 16")
     if any(len(s) > 16 for s in separators or ()):
         raise SecurityError("tojson takes short separators")
-    count, characters = current.get().weigh(value)
-    depth = _depth(value) if indent else 1
-    current.get().reserve(6 * characters + count * (16 + (indent or 0) * depth))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _depth(value: Any) -> int:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return 1 + max(map(_depth, children), default=0)
-
-
 def _raise_exception(message: object = "") -> None:
-    raise TemplateError(current.get().text(message)[:400])
+    raise TemplateError(str(message)[:400])
 
 
 def _strftime_now(form: str) -> str:
     if not isinstance(form, str) or len(form) > 64 or re.search(r"%\W*\d", form):
         raise SecurityError("strftime_now takes a short format without widths")
     return datetime.now().strftime(form)
+
+
+_environment = ChatEnvironment()
+_compiled = lru_cache(16)(_environment.from_string)
+
+
+def _compile(source: str) -> Template | dict[str, Any]:
+    """The template, or what is wrong with it."""
+    try:
+        return _compiled(source)
+    except TemplateSyntaxError as error:
+        return {"broken": _one_line(error), "line": error.lineno}
+    except Exception as error:  # Python's compiler has limits of its own: nesting (a MemoryError), recursion
+        return {"broken": f"cannot be compiled: {_one_line(error)}"}
+
+
+def _render(template: Template, given: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """`broken`: the template is at fault; `refused`: what it was given."""
+    parts, size = [], 0
+    try:
+        for part in template.root_render_func(template.new_context(dict(given))):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                return {"broken": f"the template writes more than its size budget of {most} characters"}
+        return {"text": "".join(parts)}
+    except MemoryError:
+        raise
+    except RecursionError:
+        return {"broken": "the template calls itself without end, or builds a value that is nested too deeply"}
+    except SecurityError as error:
+        return {"broken": f"the template does what none may: {_one_line(error)}"}
+    except TemplateError as error:
+        return {"refused": _one_line(error)}
+    except Exception as error:  # whatever an expression of the template can raise
+        return {"refused": f"{type(error).__name__}: {_one_line(error)}"}
+
+
+def _one_line(error: BaseException) -> str:
+    """Messages may quote the template, or be its own words: of any length, over any number of lines."""
+    text = " ".join(str(error)[:2000].split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _answer(line: bytes) -> bytes:
+    begun = time.process_time()
+    try:
+        source, given = json.loads(line.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        return json.dumps({"refused": "the messages are nested too deeply"}).encode() + b"\n"
+    answer = _compile(source)
+    if isinstance(answer, Template):
+        answer = {} if given is None else _render(answer, given, (8 << 20) + 16 * len(line))
+    if time.process_time() - begun > _WORTH_KEEPING:
+        answer["spent"] = True
+    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    class _JobLimits(ctypes.Structure):  # JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+        _fields_ = [
+            ("process_time", ctypes.c_longlong), ("job_time", ctypes.c_longlong), ("flags", wintypes.DWORD),
+            ("least_set", ctypes.c_size_t), ("most_set", ctypes.c_size_t), ("processes", wintypes.DWORD),
+            ("affinity", ctypes.c_size_t), ("priority", wintypes.DWORD), ("scheduling", wintypes.DWORD),
+            ("io", ctypes.c_ulonglong * 6), ("memory", ctypes.c_size_t), ("job_memory", ctypes.c_size_t),
+            ("peak", ctypes.c_size_t), ("job_peak", ctypes.c_size_t),
+        ]  # fmt: skip
+
+    class _Limits:
+        """A job object: what passes its memory fails, and over its time the process ends."""
+
+        def __init__(self, seconds: float, memory: int) -> None:
+            self.seconds, self.limits = seconds, _JobLimits(flags=0x102, memory=memory)  # of a process: time, memory
+            self.kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+            self.kernel.CreateJobObjectW.restype = wintypes.HANDLE
+            self.job = wintypes.HANDLE(self.kernel.CreateJobObjectW(None, None))
+            self._set(1e6)
+            if not self.kernel.AssignProcessToJobObject(self.job, wintypes.HANDLE(-1)):
+                raise ctypes.WinError(ctypes.get_last_error())
+
+        def _set(self, seconds: float) -> None:
+            self.limits.process_time = int((os.times().user + seconds) * 1e7)
+            size = ctypes.sizeof(self.limits)
+            if not self.kernel.SetInformationJobObject(self.job, 9, ctypes.byref(self.limits), size):
+                raise ctypes.WinError(ctypes.get_last_error())
+
+        def __enter__(self) -> None:
+            self._set(self.seconds)
+
+        def __exit__(self, *_: object) -> None:
+            self._set(1e6)
+
+else:
+    import resource
+
+    class _Limits:
+        """What passes its memory fails, and over its time (the processor's) SIGPROF ends the process."""
+
+        def __init__(self, seconds: float, memory: int) -> None:
+            self.seconds = seconds
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            if sys.platform != "darwin":  # which counts what it never uses; renderer.py watches there
+                most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+                resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+        def __enter__(self) -> None:
+            signal.setitimer(signal.ITIMER_PROF, self.seconds)
+
+        def __exit__(self, *_: object) -> None:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _serve(seconds: float, memory: int) -> None:
+    """Until the caller closes the pipe."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    short = json.dumps({"broken": f"the template takes more than {memory >> 20} MB", "spent": True}).encode() + b"\n"
+    limits = _Limits(seconds, memory)
+    answers.write(b"ready\n")
+    answers.flush()
+    while line := requests.readline():
+        with limits:
+            try:
+                answer = _answer(line)
+            except MemoryError:
+                answer = short
+        answers.write(answer)
+        answers.flush()
+        line = answer = b""  # nothing is held while waiting
+
+
+if __name__ == "__main__":
+    _serve(float(sys.argv[1]), int(sys.argv[2]))
