@@ -9,7 +9,6 @@ figure is made.
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,24 +78,11 @@ def colours(
 # Numbers
 
 
-def finite(given: Any) -> float | None:
-    """A number that is one: no bool, no NaN, no infinity."""
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        return None
-    try:
-        number = float(given)
-    except OverflowError:  # a whole number beyond all floats
-        return None
-    return number if math.isfinite(number) else None
-
-
 def as_value(given: Any) -> Value | None:
-    """A Value of a number, or of {"median", "min", "max"}; None of anything else."""
+    """A Value of a number, or of {"median", "min", "max"}; None of None."""
     if isinstance(given, Mapping):
-        median = finite(given.get("median"))
-        return None if median is None else Value(median, finite(given.get("min")), finite(given.get("max")))
-    number = finite(given)
-    return None if number is None else Value(number)
+        return Value(given["median"], given["min"], given["max"])
+    return None if given is None else Value(given)
 
 
 def reach(value: Value) -> list[list[float]] | None:
