@@ -295,7 +295,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 @pytest.mark.parametrize(("content", "problem"), [
     ("{", "not JSON"), ("[]", "holds no JSON object"), ("{}", "its schema is None"), ('{"schema": 2}', "schema is 2"),
-    ("[" * 100_000, "nested too deeply"), (None, "is absent"), (b"\xff\xfe\x00", "is not UTF-8"), 
+    ("[" * 100_000, "nested too deeply"), (None, "is absent"), (b"\xff\xfe\x00", "is not UTF-8"),
     (" " * (5 << 20), "more than"),
     # RecursionError, first of the parser, then of what was to say which schema there is
     (f'{{"schema": {DEEP}}}', "nested too deeply"),
