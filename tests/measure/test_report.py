@@ -6,12 +6,12 @@ import ast
 import copy
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pages import Page
 
 from pronk.errors import BadFile
 from pronk.measure import plot_style, plots
@@ -23,9 +23,6 @@ SAMPLE: dict[str, Any] = json.loads(Path(__file__).with_name("report_sample.json
 
 
 NAMES = [variant["name"] for variant in SAMPLE["variants"]]
-
-
-VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
 @pytest.fixture
@@ -52,44 +49,6 @@ def rendered(report: Any, folder: Path) -> tuple[str, str]:
     (folder / "report.json").write_text(json.dumps(report), "utf-8")
     render(folder)
     return (folder / "REPORT.md").read_text("utf-8"), (folder / "report.html").read_text("utf-8")
-
-
-class Page(HTMLParser):
-    """A page's elements and text; fails where elements are not closed in order, or something would be fetched."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on")
-            if name in ("href", "src", "data", "action", "xlink:href"):
-                assert value is not None
-                assert value.startswith(("#", "data:image/png;base64,"))
-            if name == "id":
-                self.ids.append(value or "")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text += data
 
 
 def first_table(report: Any) -> dict[str, list[str]]:

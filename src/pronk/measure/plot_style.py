@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import cycle
+from itertools import chain, cycle
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
@@ -127,8 +127,9 @@ def figure_of(
 
 def line(axis: Axes, name: str, points: Sequence[tuple[float, Value]], colour: str, marker: str) -> None:
     """Points joined by a line, each with its error bar."""
-    for x, value in points:
-        axis.errorbar(x, value.value, yerr=reach(value), color=colour, capsize=3, linewidth=1)
+    if known := [(x, value.value, *chain(*ends)) for x, value in points if (ends := reach(value))]:
+        across, up, below, above = zip(*known, strict=True)
+        axis.errorbar(across, up, yerr=(below, above), fmt="none", ecolor=colour, capsize=3, elinewidth=1)
     xs, ys = [x for x, _ in points], [value.value for _, value in points]
     axis.plot(xs, ys, color=colour, marker=marker, linewidth=2, label=name)
 

@@ -17,7 +17,7 @@ from pronk.measure import shapes
 from pronk.measure.shapes import Either, Maybe, Named, Number, Rule, Text
 
 SCHEMA = 1
-LENGTHS = 100  # of prompts, at most: rows of a table and places on an axis
+LENGTHS = 32  # of prompts, at most: rows of a table and places on an axis
 _DRAWN = 64  # of other things that pictures show, at most
 
 NUMBER, POSITIVE = Number(), Number(least=1e-15)
@@ -88,7 +88,7 @@ _MACHINE |= dict.fromkeys(("threads", "load"), Maybe(SIZE))
 _HEAD = {"schema": int, **dict.fromkeys(("pronk", "made", "command"), str), "finished": bool, "steps": Named()}
 REPORT = {
     **_HEAD,
-    "missing": [str],
+    "missing": [str, _DRAWN],
     "model": {
         **dict.fromkeys(("name", "path", "format"), str),
         "quantization": Maybe(str),
@@ -110,7 +110,7 @@ REPORT = {
         {
             "name": str,
             "original": bool,
-            "options": Named(),
+            "options": Named(most=_DRAWN),
             "dtype": Maybe(str),
             "memory": MEMORY,
             "latency": Maybe(LATENCY),
@@ -118,19 +118,19 @@ REPORT = {
         },
         16,
     ],
-    "texts": [{"prompt": WRITING, "mode": str, "outputs": Named(WRITING)}, 1000],
+    "texts": [{"prompt": WRITING, "mode": str, "outputs": Named(WRITING, 16)}, 1000],
     "techniques": Maybe(
         Rule(
             [
                 {
                     **dict.fromkeys(("name", "title", "what"), str),
-                    "settings": Maybe(Named()),
+                    "settings": Maybe(Named(most=_DRAWN)),
                     "points": [{"setting": str, "ways": Named(WAY)}, _DRAWN],
                 },
-                12,
+                10,
             ],
-            lambda found: sum(len(point["ways"]) for one in found for point in one["points"]) <= 160,
-            "more than 160 ways, which pictures have no room for",
+            lambda found: sum(len(point["ways"]) for one in found for point in one["points"]) <= 128,
+            "more than 128 ways, which pictures have no room for",
         )
     ),
 }
