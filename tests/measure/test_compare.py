@@ -248,6 +248,7 @@ def test_without_room_for_f32_the_original_is_the_reference(request_: Request, m
         ({"to": ("absmax",)}, "the cpu engine has no absmax"),
         ({"to": ("bf16",)}, "bf16 is the original itself"),
         ({"prefill": (1021,)}, "exceed the context of 1024"),
+        ({"prefill": tuple(range(1, 40))}, "39 lengths of prompts are more than a report has room for; name 32"),
         ({"windows": 1000}, "which is 48 windows of 512 and not 1000"),
         ({"loading": {"int8_threshold": 5.0}}, "are llm-int8's"),
         ({"loading": {"kv_dtype": "int8", "engine": "torch"}}, "no q8"),

@@ -16,6 +16,7 @@ from pronk import checkpoint, loading
 from pronk.cli import finetune, group
 from pronk.errors import BadFile, BadRequest
 from pronk.measure import training, training_report
+from pronk.measure.report import markdown
 from pronk.measure.training import begin, measure
 from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
 from pronk.measure.windows import evaluation_text
@@ -134,7 +135,7 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1] == 40  # cut
     run(model, tmp_path, monkeypatch, data=str(data), tokens=40, rounds=1)
-    assert f"Examples of {lengths[0]} to 40 tokens of {data}" in page_of(tmp_path)
+    assert f"Examples of {lengths[0]} to 40 tokens of {markdown.escaped(str(data))}" in page_of(tmp_path)
     data.write_text("".join(reversed(texts)))
     with pytest.raises(BadRequest, match="was begun with another settings or data"):
         begin(Request(), tmp_path, resume=True)
@@ -226,7 +227,7 @@ def test_rendered_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         done = CliRunner().invoke(group, ["report", str(given)])
         assert (done.exit_code, page.read_bytes()) == (0, before)
         assert done.stdout.startswith("Technique ")
-    (tmp_path / training.NAME).write_text("{}")
+    (tmp_path / training.NAME).write_text('{"schema": 1}')
     done = CliRunner().invoke(group, ["report", str(tmp_path)])
     assert done.exit_code == 1
     assert "training.json: is damaged" in done.stderr

@@ -20,7 +20,6 @@ nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.sv
 @click.argument("folder", type=options.NAME)
 def command(folder: str) -> None:
     """Render the report of a comparison again."""
-    from pronk.errors import BadRequest
     from pronk.measure import plot_style, training_report
     from pronk.measure.report import NAME, NO_PLOTS, render
     from pronk.paths import expanded
@@ -29,13 +28,10 @@ def command(folder: str) -> None:
     place = given.parent if given.name == training_report.NAME else given
     of_training = (place / training_report.NAME).is_file()
     tables = []
-    try:
-        if not of_training or (place / NAME).is_file():
-            tables.append(render(place))
-        if of_training:
-            tables.append(training_report.render(place))
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+    if not of_training or (place / NAME).is_file():
+        tables.append(render(place))
+    if of_training:
+        tables.append(training_report.render(place))
     console.write("\n\n".join(tables) + "\n")
     if not plot_style.available():
         console.note(NO_PLOTS)

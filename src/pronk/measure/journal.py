@@ -10,17 +10,16 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
-from pronk.measure.schema import problems
+from pronk.measure import schema
 
 NAME = "report.json"
-SCHEMA = 1
 ANEW = "begin anew (--overwrite), or elsewhere (--out)"
 
 Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
@@ -44,13 +43,13 @@ class Journal:
             raise
 
     def report(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **self._compose(self.steps), "steps": self.steps}
+        return {"schema": schema.SCHEMA, **self._compose(self.steps), "steps": self.steps}
 
     def check(self) -> None:
         """Raises BadFile where steps of an earlier process do not hold what a report is made of."""
         try:
             self.report()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise BadFile(self.path, f"is damaged; {ANEW}", field="steps") from None
 
     def write(self) -> dict[str, Any]:
@@ -83,20 +82,12 @@ def _digest(path: Path) -> bytes | None:
         return None
 
 
-def read(folder: Path, name: str = NAME, wrong: Callable[[Any], Iterator[str]] = problems) -> dict[str, Any]:
-    """The report that a folder has, in which nothing is `wrong`. Raises BadRequest where it has none, and BadFile."""
+def read(folder: Path, name: str = NAME, shape: Any = schema.REPORT) -> dict[str, Any]:
+    """The report that a folder has, as `shape` has it. Raises BadRequest where there is none, and BadFile."""
     path = folder / name
     if not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
-    try:
-        report = strict_json.read(path)
-        if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
-            raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
-        for problem in wrong(report):
-            raise BadFile(path, f"is damaged: {problem}")
-    except BadFile as error:
-        raise BadFile(path, f"{error.problem}; {ANEW}", field=error.field, offset=error.offset) from None
-    return report
+    return schema.read(path, shape, anew=ANEW)
 
 
 def check_writable(folder: Path, *, replace: bool, name: str = NAME) -> None:

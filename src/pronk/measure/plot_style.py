@@ -9,14 +9,13 @@ figure is made.
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import cycle
+from itertools import chain, cycle
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
@@ -79,24 +78,11 @@ def colours(
 # Numbers
 
 
-def finite(given: Any) -> float | None:
-    """A number that is one: no bool, no NaN, no infinity."""
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        return None
-    try:
-        number = float(given)
-    except OverflowError:  # a whole number beyond all floats
-        return None
-    return number if math.isfinite(number) else None
-
-
 def as_value(given: Any) -> Value | None:
-    """A Value of a number, or of {"median", "min", "max"}; None of anything else."""
+    """A Value of a number, or of {"median", "min", "max"}; None of None."""
     if isinstance(given, Mapping):
-        median = finite(given.get("median"))
-        return None if median is None else Value(median, finite(given.get("min")), finite(given.get("max")))
-    number = finite(given)
-    return None if number is None else Value(number)
+        return Value(given["median"], given["min"], given["max"])
+    return None if given is None else Value(given)
 
 
 def reach(value: Value) -> list[list[float]] | None:
@@ -141,8 +127,9 @@ def figure_of(
 
 def line(axis: Axes, name: str, points: Sequence[tuple[float, Value]], colour: str, marker: str) -> None:
     """Points joined by a line, each with its error bar."""
-    for x, value in points:
-        axis.errorbar(x, value.value, yerr=reach(value), color=colour, capsize=3, linewidth=1)
+    if known := [(x, value.value, *chain(*ends)) for x, value in points if (ends := reach(value))]:
+        across, up, below, above = zip(*known, strict=True)
+        axis.errorbar(across, up, yerr=(below, above), fmt="none", ecolor=colour, capsize=3, elinewidth=1)
     xs, ys = [x for x, _ in points], [value.value for _, value in points]
     axis.plot(xs, ys, color=colour, marker=marker, linewidth=2, label=name)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MOST_TICKS = 16  # that an axis has room for
 Series = Mapping[str, Value | None]  # by the name of a variant, in the order of the report
 
 
@@ -155,6 +156,7 @@ def lines(
             ticks = sorted({x for points in series.values() for x, _ in points})
             if ticks and ticks[0] > 0:
                 axis.set_xscale("log", base=2)
+            ticks = ticks[:: -(-len(ticks) // _MOST_TICKS)] if ticks else []
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.margins(x=0.12)
             axis.set_ylim(bottom=0)

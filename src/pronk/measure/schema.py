@@ -1,86 +1,108 @@
-"""Schema: what report.json holds. `problems` says where a report differs; a report under way lacks parts, and may.
+"""Schema: what report.json and training.json hold, in `shapes`. All that reads one of them asks here, once, and nothing
+behind it asks again; a report under way lacks parts, and may. A figure that is no number is null.
 
-Written as Python values: a type; a list of what a list holds; a dict of what an object has, which may have more; a dict
-of one type and a shape where keys are names. `Maybe`: absent or null as well. Bytes, milliseconds (`_ms`), seconds
-(`_s`, "seconds") and tokens a second (`tok_s`).
+Bytes, milliseconds (`_ms`), seconds (`_s`, "seconds") and tokens a second (`tok_s`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-NUMBER = (int, float)
+from pronk import strict_json
+from pronk.errors import BadFile, short
+from pronk.measure import shapes
+from pronk.measure.shapes import Either, Maybe, Named, Number, Rule, Text
+
+SCHEMA = 1
+LENGTHS = 32  # of prompts, at most: rows of a table and places on an axis
+_DRAWN = 64  # of other things that pictures show, at most
+
+NUMBER, POSITIVE = Number(), Number(least=1e-15)
+SIZE, SHARE = Number(least=0), Number(0, 1)
+WRITING = Text(1 << 20)  # what a model wrote, or was asked
 
 
-@dataclass(frozen=True)
-class Maybe:
-    shape: Any
+def _summary(unit: Number) -> Rule:
+    return Rule(
+        {**dict.fromkeys(("median", "min", "max"), unit), "rounds": [unit]},
+        lambda found: found["min"] <= found["median"] <= found["max"],
+        "a summary whose median is not between its min and max",
+    )
 
 
-@dataclass(frozen=True)
-class Named:
-    """An object whose keys are names, of variants, say."""
-
-    shape: Any
-
-
-SUMMARY = {"median": NUMBER, "min": NUMBER, "max": NUMBER, "rounds": [NUMBER]}
+SUMMARY = _summary(POSITIVE)
+HISTOGRAM = Rule(
+    {"edges": [Number(-100, 100), 1001], "counts": [int, 1000]},  # edges: log10
+    lambda found: len(found["edges"]) == len(found["counts"]) + 1 and all(a < b for a, b in pairwise(found["edges"])),
+    "a histogram whose edges do not ascend, one more than there are counts",
+)
 DIVERGENCE = {
-    **dict.fromkeys(("mean", "median", "p99", "max", "top1", "rms_dp", "rows"), NUMBER),
-    "standard_error": Maybe(NUMBER),  # of a single window there is none
-    "histogram": {"edges": [NUMBER], "counts": [NUMBER]},
+    **dict.fromkeys(("mean", "median", "p99", "max"), Maybe(SIZE)),
+    **dict.fromkeys(("top1", "rms_dp"), Maybe(SHARE)),
+    "rows": int,
+    "standard_error": Maybe(SIZE),  # of a single window there is none
+    "histogram": HISTOGRAM,
 }
 MEMORY = {
     "weights_predicted": int,
     "kv_a_token": int,
-    **dict.fromkeys(("weights_measured", "total_predicted", "baseline_rss", "loaded_rss"), Maybe(int)),
-    **dict.fromkeys(("peak_rss", "peak_device"), Maybe(int)),
+    "weights_measured": Maybe(NUMBER),  # a difference
+    **dict.fromkeys(("total_predicted", "baseline_rss", "loaded_rss", "peak_rss", "peak_device"), Maybe(int)),
 }
 LATENCY = {
     "load_s": SUMMARY,
     "ttft_ms": SUMMARY,
     "ttft_tokens": int,
     "itl_ms": dict.fromkeys(("p50", "p90", "p99", "mean"), SUMMARY),
-    "prefill": [{"tokens": int, "tok_s": SUMMARY, "ttft_ms": SUMMARY}],
-    "decode": [{"context": int, "tok_s": SUMMARY}],
+    "prefill": [{"tokens": int, "tok_s": SUMMARY, "ttft_ms": SUMMARY}, LENGTHS],
+    "decode": [{"context": int, "tok_s": SUMMARY}, LENGTHS],
 }
+_STYLE = dict.fromkeys(("distinct_1", "distinct_2", "repetition"), Maybe(SHARE))
 WRITTEN = {
-    "first_divergence": NUMBER,
+    "first_divergence": SIZE,
     "first_divergences": [Maybe(int)],
     "identical": int,
-    "equal_share": NUMBER,
-    **dict.fromkeys(("distinct_1", "distinct_2", "repetition"), Maybe(NUMBER)),
+    "equal_share": SHARE,
+    **_STYLE,
+    "reference": Maybe(_STYLE),
 }
 QUALITY = {
-    "perplexity": Maybe({"value": NUMBER, "standard_error": Maybe(NUMBER), "rows": int}),
+    "perplexity": Maybe(
+        {"value": Maybe(Number(1e-15, 1e300)), "standard_error": Maybe(SIZE), "rows": int, "protocol": Maybe(str)}
+    ),
     "divergence": Maybe(DIVERGENCE),
     "noise_floor": Maybe({**DIVERGENCE, "how": str}),
     "texts": Maybe({"greedy": WRITTEN, "seeded": WRITTEN}),
 }
 WAY = {
     "seconds": SUMMARY,
-    **dict.fromkeys(("tok_s", "peak_bytes", "weights_bytes", "kld"), Maybe(NUMBER)),
+    **dict.fromkeys(("peak_bytes", "weights_bytes", "kld"), Maybe(SIZE)),
+    "tok_s": Maybe(POSITIVE),
     "note": Maybe(str),
 }
+_MACHINE = {**dict.fromkeys(("cpu", "system", "python"), str), "cores": int, "memory_bytes": Maybe(SIZE)}
+_MACHINE |= dict.fromkeys(("threads", "load"), Maybe(SIZE))
+_HEAD = {"schema": int, **dict.fromkeys(("pronk", "made", "command"), str), "finished": bool, "steps": Named()}
 REPORT = {
-    "schema": int,
-    **dict.fromkeys(("pronk", "made", "command"), str),
-    "finished": bool,
-    "missing": [str],
-    "model": {"name": str, "path": str, "format": str, "parameters": int, "stored_bytes": int, "config": Named(object)},
-    "machine": {
-        **dict.fromkeys(("cpu", "system", "python"), str),
-        "cores": int,
-        **dict.fromkeys(("threads", "memory_bytes", "load"), Maybe(NUMBER)),
-        "isa": Maybe(str),
+    **_HEAD,
+    "missing": [str, _DRAWN],
+    "model": {
+        **dict.fromkeys(("name", "path", "format"), str),
+        "quantization": Maybe(str),
+        **dict.fromkeys(("parameters", "stored_bytes"), int),
+        "config": Named(),
     },
+    "machine": {**_MACHINE, "isa": Maybe(str)},
     "settings": {
         "rounds": int,
-        "prefill": [int],
-        "decode": {"contexts": [int], "tokens": int},
+        "prefill": [int, LENGTHS],
+        "decode": {"contexts": [int, LENGTHS], "tokens": int},
         "text": str,
+        **dict.fromkeys(("text_tokens", "noise_windows"), Maybe(int)),
+        "text_sha256": Maybe(str),
         **dict.fromkeys(("windows", "window_tokens", "prompts", "new_tokens", "seed"), int),
         "reference": Maybe(str),
     },
@@ -88,48 +110,85 @@ REPORT = {
         {
             "name": str,
             "original": bool,
-            "options": Named(object),
+            "options": Named(most=_DRAWN),
             "dtype": Maybe(str),
             "memory": MEMORY,
             "latency": Maybe(LATENCY),
             "quality": QUALITY,
-        }
+        },
+        16,
     ],
-    "texts": [{"prompt": str, "mode": str, "outputs": Named(str)}],
+    "texts": [{"prompt": WRITING, "mode": str, "outputs": Named(WRITING, 16)}, 1000],
     "techniques": Maybe(
-        [{"name": str, "title": str, "what": str, "points": [{"setting": str, "ways": Named(WAY)}]}],
+        Rule(
+            [
+                {
+                    **dict.fromkeys(("name", "title", "what"), str),
+                    "settings": Maybe(Named(most=_DRAWN)),
+                    "points": [{"setting": str, "ways": Named(WAY)}, _DRAWN],
+                },
+                10,
+            ],
+            lambda found: sum(len(point["ways"]) for one in found for point in one["points"]) <= 128,
+            "more than 128 ways, which pictures have no room for",
+        )
     ),
-    "steps": Named(object),
+}
+KINDS = ("parameters", "activations", "gradients", "optimizer")  # of memory
+_TENSORS = dict.fromkeys((*KINDS, "logits"), int)
+_POINT = {"name": str, "planned_bytes": Maybe(int)}
+_MEASURED = {
+    "seconds": SUMMARY,
+    "tokens": POSITIVE,
+    "tok_s": POSITIVE,
+    "peak_bytes": _summary(SIZE),
+    "trained_share": SHARE,
+    "loss": dict.fromkeys(("first", "last"), Maybe(NUMBER)),
+    **dict.fromkeys(("bytes", "at_peak"), Maybe(_TENSORS)),
+    "flops": Maybe(SIZE),
+}
+TRAINING = {
+    **_HEAD,
+    "model": {"name": str},
+    "machine": {**_MACHINE, **dict.fromkeys(("device", "torch"), Maybe(str))},
+    "settings": {
+        **dict.fromkeys(("model", "sha256"), str),
+        **dict.fromkeys(("tokens", "rounds", "rank"), int),
+        **dict.fromkeys(("data", "device"), Maybe(str)),
+        "threads": Maybe(int),
+    },
+    "lengths": Rule([int], bool, "an empty list"),
+    "timed_steps": int,
+    "points": [Either("out_of_memory", {**_POINT, "out_of_memory": str}, {**_POINT, **_MEASURED}), _DRAWN],
+    "techniques": [
+        {
+            "name": str,
+            "changes": Maybe(
+                {
+                    key: {"times": Maybe(SIZE), "arrow": ("↑", "↓", "=", "?")}
+                    for key in (*KINDS, "peak", "compute", "time")
+                }
+            ),
+        },
+        _DRAWN,
+    ],
 }
 
 
-def problems(report: Any, shape: Any = REPORT, where: str = "report") -> Iterator[str]:
+def problems(report: Any, shape: Any = REPORT) -> Iterator[str]:
     """Every place where `report` is not as `shape` has it, in words; none of a sound one."""
-    if isinstance(shape, Maybe):
-        if report is not None:
-            yield from problems(report, shape.shape, where)
-    elif isinstance(shape, Named):
-        if not isinstance(report, dict):
-            yield f"{where} is {_kind(report)} and no object"
-        elif shape.shape is not object:
-            for name, value in report.items():
-                yield from problems(value, shape.shape, f"{where}[{name!r}]")
-    elif isinstance(shape, list):
-        if not isinstance(report, list):
-            yield f"{where} is {_kind(report)} and no list"
-        else:
-            for n, value in enumerate(report):
-                yield from problems(value, shape[0], f"{where}[{n}]")
-    elif isinstance(shape, dict):
-        if not isinstance(report, dict):
-            yield f"{where} is {_kind(report)} and no object"
-        else:
-            for name, inner in shape.items():
-                if name in report or not isinstance(inner, Maybe):
-                    yield from problems(report.get(name), inner, f"{where}.{name}")
-    elif not isinstance(report, shape) or (isinstance(report, bool) and shape is not bool):
-        yield f"{where} is {_kind(report)}"
+    return shapes.problems(report, shape, "report")
 
 
-def _kind(value: Any) -> str:
-    return "null or absent" if value is None else f"a {type(value).__name__}"
+def read(path: Path, shape: Any = REPORT, *, anew: str) -> dict[str, Any]:
+    """The report that a file holds, which is as `shape` has it. Raises BadFile, with `anew` as the way out."""
+    try:
+        report = strict_json.read(path)
+        if report.get("schema") != SCHEMA:
+            found = short(report.get("schema"))
+            raise BadFile(path, f"is no report of this version of pronk: its schema is {found} and not {SCHEMA}")
+        for problem in problems(report, shape):
+            raise BadFile(path, f"is damaged: {problem}")
+    except BadFile as error:
+        raise BadFile(path, f"{error.problem}; {anew}", field=error.field, offset=error.offset) from None
+    return report

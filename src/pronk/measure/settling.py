@@ -22,6 +22,7 @@ from pronk.measure import memory, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.parts import sixteen_bits
 from pronk.measure.request import Request
+from pronk.measure.schema import LENGTHS
 from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ def _lengths(request: Request, ctx: int, text: int) -> tuple[tuple[int, ...], in
     most = max(1, min(ctx - 1 - decode, text))
     fitting = tuple(tokens for tokens in PREFILL if tokens <= most) or (most,)
     prefill = fitting if request.prefill is None else tuple(sorted(set(request.prefill)))
+    if len(prefill) > LENGTHS:
+        raise BadRequest(
+            f"{len(prefill)} lengths of prompts are more than a report has room for; name {LENGTHS} at most"
+        )
     for tokens in prefill:
         if tokens + decode + 1 > ctx:
             raise BadRequest(

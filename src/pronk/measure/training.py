@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from pronk.measure import latency
 from pronk.measure.journal import Journal
 from pronk.measure.machine import machine
 from pronk.measure.pace import Note, Pace
-from pronk.measure.schema import Maybe, problems
+from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.worker import Worker, WorkerDied
 
@@ -33,17 +32,6 @@ NAME = "training.json"
 WORKER = (sys.executable, "-m", "pronk.measure.training_subject")
 SAME = 0.02  # by how much a figure may differ and still be called the same
 _RATES = {True: 2e-4, False: 2e-5}  # LoRA, full: those of pronk finetune
-KINDS = ("parameters", "activations", "gradients", "optimizer")
-_SHAPE = {  # of what is gone on with; all else is made of its steps
-    **dict.fromkeys(("pronk", "command"), str),
-    "machine": {"cpu": str},
-    "settings": {
-        **dict.fromkeys(("model", "sha256"), str),
-        **dict.fromkeys(("tokens", "rounds", "rank"), int),
-        **dict.fromkeys(("data", "device"), Maybe(str)),
-        "threads": Maybe(int),
-    },
-}
 
 
 def begin(
@@ -53,7 +41,7 @@ def begin(
     steps: Mapping[str, Any] = {}
     about: dict[str, Any] = {"machine": machine(), "command": command}
     if resume:
-        saved = journals.read(folder, NAME, partial(problems, shape=_SHAPE))
+        saved = journals.read(folder, NAME, TRAINING)
         begun = Request(**{name: saved["settings"].get(name) for name in Request.__dataclass_fields__})
         for name, now in asdict(request).items():
             if now is not None and now != getattr(begun, name):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pronk.measure import plot_style
 from pronk.measure.plot_style import PALETTE
-from pronk.measure.report import write
+from pronk.measure.report import markdown, reading, words, write
+from pronk.measure.schema import TRAINING
 
 NAME = "training.json"
 PAGE, PLOT = "TRAINING.md", "training.svg"
@@ -19,20 +19,13 @@ _COLUMNS = (
 )  # fmt: skip
 _STACKED = (("parameters", PALETTE[0]), ("optimizer", PALETTE[1]), ("gradients", PALETTE[2]),
             ("activations", PALETTE[5]), ("logits", PALETTE[3]))  # fmt: skip
-_NONE = "—"
 
 
 def render(folder: Path) -> str:
-    """Write the page, and the plot where matplotlib is installed; gives the tables as text. Raises ValueError."""
-    path = folder / NAME
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        arrows, points = _arrows(report), _points(report)
-        page = _page(report, arrows, points)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise ValueError(f"{path}: is damaged; pronk compare --training --overwrite measures anew") from None
+    """Write the page, and the plot where matplotlib is installed; gives the tables as text. Raises BadFile."""
+    report = reading.read(folder / NAME, TRAINING, anew="pronk compare --training --overwrite measures anew")
+    arrows, points = _arrows(report), _points(report)
+    page = _page(report, arrows, points)
     if plot_style.available() and (picture := plot(report)):
         write(folder / PLOT, picture)
         page += f"\n![Peak memory and time of a step in each setting]({PLOT})\n"
@@ -44,15 +37,18 @@ def _page(report: Mapping[str, Any], arrows: Sequence[Sequence[str]], points: Se
     machine, settings = report["machine"], report["settings"]
     lengths = sorted(set(report["lengths"]))
     tokens = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-    data = settings["data"] or "the text that comes with pronk"
+    data = settings.get("data") or "the text that comes with pronk"
+    load = "" if machine.get("load") is None else f", load {machine['load']} when it began"
+    where = markdown.escaped(
+        f"{machine['cpu']}, {machine.get('threads')} threads of {machine['cores']} cores, on {machine.get('device')}; "
+        f"torch {machine.get('torch')}, pronk {report['pronk']}{load}. Examples of {tokens} tokens of {data}"
+    )
     unfinished = "" if report["finished"] else "**Unfinished:** not everything is measured yet.\n\n"
     return (
-        f"# What techniques of training cost and buy: {report['model']['name']}\n\n{unfinished}"
-        f"{machine['cpu']}, {machine['threads']} threads of {machine['cores']} cores, on {machine['device']}; torch "
-        f"{machine['torch']}, pronk {report['pronk']}, load {machine['load']} when it began. Examples of {tokens} "
-        f"tokens of {data}; LoRA of rank {settings['rank']} on all linear layers; AdamW. {settings['rounds']} rounds "
+        f"# What techniques of training cost and buy: {markdown.escaped(report['model']['name'])}\n\n{unfinished}"
+        f"{where}; LoRA of rank {settings['rank']} on all linear layers; AdamW. {settings['rounds']} rounds "
         f"in turns, each setting in a process of its own: one step to warm up, {report['timed_steps']} timed. Made "
-        f"{report['made'][:10]} by `{report['command']}`.\n\n"
+        f"{markdown.escaped(report['made'][:10])} by {markdown.code(report['command'])}.\n\n"
         "## Each technique by itself\n\n"
         "↑ more, ↓ less, = the same within 2% (times: where the rounds overlap), and how many times what there was "
         "without it. Memory is the most that live tensors of each kind took in a step, gradients on their way counted "
@@ -67,35 +63,40 @@ def _page(report: Mapping[str, Any], arrows: Sequence[Sequence[str]], points: Se
 def _arrows(report: Mapping[str, Any]) -> list[list[str]]:
     rows = [["Technique", *(title for _, title in _COLUMNS)]]
     for technique in report["techniques"]:
-        changes = technique["changes"]
-        cells = [_NONE if changes is None else _cell(changes[key]) for key, _ in _COLUMNS]
-        rows.append([technique["name"], *cells])
+        changes = technique.get("changes")
+        cells = [words.NONE if changes is None else _cell(changes[key]) for key, _ in _COLUMNS]
+        rows.append([words.plain(technique["name"]), *cells])
     return rows
 
 
 def _cell(change: Mapping[str, Any]) -> str:
-    times = change["times"]
+    times = change.get("times")
     return change["arrow"] if times is None or change["arrow"] == "=" else f"{change['arrow']} {times:.2f}×"
 
 
 def _points(report: Mapping[str, Any]) -> list[list[str]]:
     rows = [["Setting", "peak, MB", "foretold", "s a step", "tokens/s", "trained", "loss"]]
     for point in report["points"]:
-        planned = point.get("planned_bytes")
-        if said := point.get("out_of_memory"):
-            foretold = f"{planned / 1e6:,.0f} MB" if planned else _NONE
-            rows.append([point["name"], f"out of memory: {said}", foretold, *[_NONE] * 4])
+        name, planned = words.plain(point["name"]), point.get("planned_bytes")
+        if "out_of_memory" in point:
+            foretold = f"{planned / 1e6:,.0f} MB" if planned else words.NONE
+            rows.append(
+                [name, f"out of memory: {words.plain(point['out_of_memory'], 200)}", foretold, *[words.NONE] * 4]
+            )
             continue
         peak, seconds = point["peak_bytes"]["median"], point["seconds"]
         rows.append(
             [
-                point["name"],
+                name,
                 f"{peak / 1e6:,.0f}",
-                f"{planned / peak - 1:+.0%}" if planned and peak else _NONE,
+                f"{planned / peak - 1:+.0%}" if planned and peak else words.NONE,
                 f"{seconds['median']:.2f} ({seconds['min']:.2f} to {seconds['max']:.2f})",
                 f"{point['tok_s']:.0f}",
                 f"{point['trained_share']:.2%}",
-                f"{point['loss']['first']:.4f}, {point['loss']['last']:.4f}",
+                ", ".join(
+                    words.NONE if (loss := point["loss"].get(key)) is None else f"{loss:.4f}"
+                    for key in ("first", "last")
+                ),
             ]
         )
     return rows
@@ -103,7 +104,7 @@ def _points(report: Mapping[str, Any]) -> list[list[str]]:
 
 def plot(report: Mapping[str, Any]) -> str | None:
     """Bars a setting: what the peak is made of, and the time of a token. An SVG."""
-    points = [point for point in report["points"] if "at_peak" in point]
+    points = [point for point in report["points"] if point.get("at_peak")]
     if not points:
         return None
     with plot_style.figure_of(9.0, 1.3 + 0.3 * len(points), 1, 2, sharey=True) as (figure, (memory, time)):
@@ -124,7 +125,7 @@ def plot(report: Mapping[str, Any]) -> str | None:
             time.annotate(plot_style.short(value), (value, row), (4, 0), textcoords="offset points", va="center")
         time.set_title("Time, ms a token")
         time.margins(x=0.15)
-        memory.set_yticks(list(rows), [point["name"] for point in points])
+        memory.set_yticks(list(rows), [words.plain(point["name"]) for point in points])
         memory.invert_yaxis()
         figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return plot_style.svg(figure)
@@ -132,7 +133,7 @@ def plot(report: Mapping[str, Any]) -> str | None:
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     lines = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(markdown.escaped(cell) for cell in line) + " |" for line in lines)
 
 
 def _plain(rows: Sequence[Sequence[str]]) -> str:

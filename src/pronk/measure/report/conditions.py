@@ -55,12 +55,9 @@ def conditions(report: Report) -> list[Block]:
 
 
 def _of(report: Report, room: str, key: str, unit: str = "", *, before: str = "") -> str:
-    """A value with its unit; several as “64 and 512 tokens”, and of texts how many there are."""
+    """A value with its unit; several as “64 and 512 tokens”."""
     found = reading.at(report, room, key)
-    said = reading.text(found)
-    if isinstance(found, list):
-        texts = any(isinstance(one, str) for one in found)
-        said = str(len(found)) if texts else words.listed([reading.text(one) for one in found])
+    said = words.listed([reading.text(one) for one in found]) if isinstance(found, list) else reading.text(found)
     return " ".join(filter(None, (before, said, unit))) if said else ""
 
 
@@ -83,7 +80,7 @@ def _protocol(report: Report) -> str:
 
 def _contexts(report: Report) -> str:
     found = reading.at(report, "settings", "decode", "contexts")
-    return words.listed([reading.text(one) for one in found]) if isinstance(found, list) else reading.text(found)
+    return words.listed([reading.text(one) for one in found or ()])
 
 
 def _joined(*parts: str, by: str = " · ") -> str:
@@ -106,6 +103,4 @@ def _model(report: Report) -> str:
 
 
 def _options(variant: Variant) -> str:
-    options = variant.get("options")
-    said = options.items() if isinstance(options, Mapping) else ()
-    return ", ".join(f"{key} {value}" for key, value in said if value is not None) or "as stored"
+    return ", ".join(f"{key} {value}" for key, value in variant["options"].items() if value is not None) or "as stored"

@@ -37,7 +37,7 @@ def _block(block: Block, document: Document) -> str:
     if isinstance(block, Points):
         return "\n".join(f"- {escaped(item)}" for item in block.items)
     if isinstance(block, Facts):
-        rows = [f"| {key} | {_code(said) if key in block.code else escaped(said)} |" for key, said in block.pairs]
+        rows = [f"| {key} | {code(said) if key in block.code else escaped(said)} |" for key, said in block.pairs]
         return "\n".join([f"| {escaped(block.caption)} | |", "|---|---|", *rows])
     if isinstance(block, Plot):
         return f"![{escaped(block.alt)}](plots/{block.name}.svg)\n\n*{escaped(block.caption)}*"
@@ -60,7 +60,7 @@ def _cell(cell: Cell) -> str:
     return "<br>".join([escaped(cell.value), *(f"<sub>{escaped(note)}</sub>" for note in cell.notes)])
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """A span of code in a cell of a table."""
     text = " ".join(text.split()).replace("|", "\\|")
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
@@ -78,5 +78,4 @@ def _texts(texts: Texts) -> str:
 def _fenced(text: str) -> str:
     """A block of code that nothing in `text` can end."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    text = "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
     return f"{ticks}text\n{text.strip(chr(10))}\n{ticks}"

@@ -1,30 +1,51 @@
-"""Reading a report.json that may lack anything: what is absent, null or of another type reads as None or as empty."""
+"""Reading what a report.json holds, of which the schema has been asked: what is absent or null reads as None, or as
+empty."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pronk.measure.plot_style import Value, as_value, finite
+from pronk.measure import schema
+from pronk.measure.plot_style import Value, as_value
+
+# Control characters but newlines and tabs, what turns the direction of writing, halves of surrogates, and what is no
+# character: XML may not hold them, or no reader sees them.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
+)
+
+
+def read(path: Path, shape: Any, *, anew: str) -> Any:
+    """A report as it may be drawn: what cannot be seen in its texts is shown by its number. Raises BadFile."""
+    return _visible(schema.read(path, shape, anew=anew))
+
+
+def _visible(given: Any) -> Any:
+    if isinstance(given, str):
+        return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), given)
+    if isinstance(given, dict):
+        return {_visible(key): _visible(value) for key, value in given.items()}
+    return [_visible(value) for value in given] if isinstance(given, list) else given
 
 
 def at(given: Any, *path: str | int) -> Any:
     """The value at a path of keys and places; None where the path leads nowhere."""
     for step in path:
-        if isinstance(given, Mapping):
-            given = given.get(str(step))
-        elif isinstance(given, list) and isinstance(step, int) and -len(given) <= step < len(given):
-            given = given[step]
-        else:
+        if given is None:
             return None
+        given = given.get(step) if isinstance(step, str) else given[step] if step < len(given) else None
     return given
 
 
 def number(given: Any, *path: str | int) -> float | None:
-    """A finite number, or the median of a summary."""
-    found = at(given, *path)
-    return finite(found.get("median") if isinstance(found, Mapping) else found)
+    """A number, or the median of a summary."""
+    found: Any = at(given, *path)
+    own: float | None = found["median"] if isinstance(found, Mapping) else found
+    return own
 
 
 def value(given: Any, *path: str | int) -> Value | None:
@@ -35,32 +56,30 @@ def value(given: Any, *path: str | int) -> Value | None:
 def text(given: Any, *path: str | int) -> str:
     """A string, or a number as one; else the empty one."""
     found = at(given, *path)
-    if isinstance(found, str):
-        return found
-    return "" if finite(found) is None else f"{found:,}" if abs(found) >= 10_000 else f"{found}"
+    if found is None or isinstance(found, str):
+        return found or ""
+    return f"{found:,}" if abs(found) >= 10_000 else f"{found}"
 
 
 def entries(given: Any, *path: str | int) -> list[Mapping[str, Any]]:
-    """The objects of a list, whatever else is in it."""
-    found = at(given, *path)
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    """The objects of a list."""
+    return at(given, *path) or []
 
 
-def rounds(given: Any, *path: str | int) -> list[float]:
-    """What each round gave; empty where any of them is no number."""
-    found = at(given, *path, "rounds")
-    numbers = [finite(one) for one in found] if isinstance(found, list) else []
-    return [one for one in numbers if one is not None] if None not in numbers else []
+def numbers(given: Any, *path: str | int) -> list[float]:
+    """A list of numbers; empty where any of them is null."""
+    found = at(given, *path) or []
+    return [] if None in found else found
 
 
 def ratio(own: Any, base: Any) -> Value | None:
     """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both."""
-    ours, theirs = rounds(own), rounds(base)
-    if len(ours) == len(theirs) > 1 and all(theirs):
+    ours, theirs = (numbers(one, "rounds") if isinstance(one, Mapping) else [] for one in (own, base))
+    if len(ours) == len(theirs) > 1:
         each = [x / y for x, y in zip(ours, theirs, strict=True)]
         return Value(median(each), min(each), max(each))
     x, y = value(own), value(base)
-    if x is None or y is None or not y.value:
+    if x is None or y is None:
         return None
     if x.low is None or x.high is None or not y.low or not y.high:
         return Value(x.value / y.value)

@@ -54,9 +54,7 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
     return Document(
         title=f"{model}: what {'fewer bits cost' if variants else 'techniques cost and buy'}",
         subtitle=" · ".join(filter(None, parts)),
-        warning=""
-        if report.get("finished") is True
-        else "This report is unfinished: it shows what was measured so far.",
+        warning="" if report["finished"] else "This report is unfinished: it shows what was measured so far.",
         sections=[section for section in sections if section.blocks],
         original=name_of(base) if base else "",
         names=_names(variants),
@@ -249,8 +247,7 @@ PARTS = {
 
 def _missing(report: Report, variants: Sequence[Variant]) -> list[Block]:
     """What the report says it lacks, and what it lacks without saying so."""
-    said = report.get("missing")
-    items = [words.plain(item, 300) for item in said if isinstance(item, str)] if isinstance(said, list) else []
+    items = [words.plain(item, 300) for item in report["missing"]]
     if not variants and not reading.entries(report, "techniques"):
         items.append("any variant")
     reference = reading.text(report, "settings", "reference")

@@ -17,7 +17,7 @@ COLUMNS = (
 def ways_of(technique: Mapping[str, Any]) -> list[str]:
     """Names of what is compared, in the order in which they first occur."""
     ways = [reading.at(point, "ways") for point in reading.entries(technique, "points")]
-    return list(dict.fromkeys(str(name) for way in ways if isinstance(way, Mapping) for name in way))
+    return list(dict.fromkeys(name for way in ways for name in way))
 
 
 def plot_name(place: int) -> str:
@@ -39,8 +39,7 @@ def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[
             continue
         rows: list[tuple[str, list[Cell]]] = []
         for point in points:
-            given = point.get("ways")
-            found: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+            found = point["ways"]
             rows.append((words.plain(reading.text(point, "setting")), []))
             for key, label in COLUMNS:
                 cells = [_cell(found.get(way), found.get(ways[0]), key) for way in ways]
@@ -72,7 +71,5 @@ def _cell(way: Any, first: Any, key: str) -> Cell:
 
 
 def _settings(technique: Mapping[str, Any]) -> str:
-    given = technique.get("settings")
-    if isinstance(given, Mapping):
-        return words.plain(", ".join(f"{key} {value}" for key, value in given.items()), 200)
-    return words.plain(reading.text(given), 200)
+    given = technique.get("settings") or {}
+    return words.plain(", ".join(f"{key} {value}" for key, value in given.items()), 200)

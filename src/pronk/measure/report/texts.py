@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from pronk.measure.report import reading, words
 from pronk.measure.report.document import Block, Cell, Output, Table, Texts
 from pronk.measure.report.rows import Make, Rows, Variant, group, name_of, row
 
+_WORD = re.compile(r"\s*\S*")
 MODES = {"greedy": "greedy", "seeded": "sampled, the same random numbers for all"}
 
 
@@ -41,15 +43,14 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
         blocks.append(Table(caption, "Texts", [name_of(v) for v in variants], rows))
     against = name_of(base) if base else ""
     for entry in reading.entries(report, "texts"):
-        outputs = entry.get("outputs")
-        if isinstance(outputs, Mapping) and outputs:
+        if outputs := entry["outputs"]:
             mode = reading.text(entry, "mode")
             blocks.append(Texts(reading.text(entry, "prompt"), MODES.get(mode, mode), _outputs(outputs, against)))
     return blocks
 
 
-def _outputs(outputs: Mapping[Any, Any], original: str) -> list[Output]:
-    texts = {words.plain(str(name)): text for name, text in outputs.items() if isinstance(text, str)}
+def _outputs(outputs: Mapping[str, str], original: str) -> list[Output]:
+    texts = {words.plain(name): text for name, text in outputs.items()}
     base = texts.get(original, next(iter(texts.values()), ""))
     return [Output(name, *split(base, text)) for name, text in texts.items()]
 
@@ -63,9 +64,5 @@ def split(base: str, text: str) -> tuple[str, str, str]:
         return text, "", ""  # it ends before anything differs
     while at > 0 and not text[at - 1].isspace() and not text[at].isspace():
         at -= 1  # to the beginning of the word
-    end = at
-    while end < len(text) and (text[end].isspace() or not text[at:end].strip()):
-        end += 1  # past what stands before it
-    while end < len(text) and not text[end].isspace():
-        end += 1
+    end = _WORD.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
     return text[:at], text[at:end], text[end:]

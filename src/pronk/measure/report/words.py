@@ -15,7 +15,7 @@ def digits(value: float | None, count: int = 3) -> str:
         return NONE
     if value == 0:
         return "0"
-    if abs(value) < 1e-6:
+    if not 1e-6 <= abs(value) < 1e15:
         return f"{value:.{count - 1}e}"
     places = max(0, count - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{places}f}"

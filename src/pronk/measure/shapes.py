@@ -1,0 +1,132 @@
+"""Shapes: what an object read from JSON is to be like, and within which bounds. `problems` says where one differs.
+
+Written as Python values: bool; int, from 0; a Number; str, or a Text, which may be longer; a tuple of the words that
+there are; a list of what a list holds and, after it, of how many at most; a dict of what an object has, which may have
+more; Named, whose keys are names. Maybe: absent or null as well. Either: one shape or another, by a key. Rule: what
+must hold between fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pronk.errors import short
+
+_MANY = 100_000  # of what has no bound of its own
+_LONGEST = 10_000  # characters of a name, a path or a command
+_MOST, _LEAST = 1e15, 1e-100  # of numbers, and of those but zero: their ratios are finite, and axes have room for them
+
+
+@dataclass(frozen=True)
+class Number:
+    least: float = -_MOST
+    most: float = _MOST
+
+
+@dataclass(frozen=True)
+class Text:
+    most: int = _LONGEST
+
+
+@dataclass(frozen=True)
+class Maybe:
+    shape: Any
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object whose keys are names, of variants, say; `shape` None: of anything."""
+
+    shape: Any = None
+    most: int = _MANY
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of that which is as `shape` has it; `breach` says what it is where it does not."""
+
+    shape: Any
+    holds: Callable[[Any], bool]
+    breach: str
+
+
+@dataclass(frozen=True)
+class Either:
+    """An object as `shape` has it where it has this key, else as `otherwise` has it."""
+
+    key: str
+    shape: Any
+    otherwise: Any
+
+
+_COUNT = Number(least=0)
+
+
+def problems(given: Any, shape: Any, where: str) -> Iterator[str]:
+    """Every place where `given`, which is called `where`, is not as `shape` has it, in words."""
+    if isinstance(shape, Maybe):
+        if given is not None:
+            yield from problems(given, shape.shape, where)
+    elif isinstance(shape, Rule):
+        broken = False
+        for problem in problems(given, shape.shape, where):
+            broken = True
+            yield problem
+        if not broken and not shape.holds(given):
+            yield f"{where} is {shape.breach}"
+    elif isinstance(shape, list):
+        yield from _list(given, shape[0], shape[1] if shape[1:] else _MANY, where)
+    elif isinstance(shape, Named | Either | dict):
+        yield from _object(given, shape, where)
+    else:
+        yield from _leaf(given, shape, where)
+
+
+def _list(given: Any, shape: Any, most: int, where: str) -> Iterator[str]:
+    if not isinstance(given, list):
+        yield f"{where} is {_kind(given)} and no list"
+    elif len(given) > most:
+        yield f"{where} has {len(given)} entries, and {most} at most are drawn"
+    else:
+        for n, value in enumerate(given):
+            yield from problems(value, shape, f"{where}[{n}]")
+
+
+def _object(given: Any, shape: Any, where: str) -> Iterator[str]:
+    if not isinstance(given, dict):
+        yield f"{where} is {_kind(given)} and no object"
+    elif isinstance(shape, Either):
+        yield from problems(given, shape.shape if shape.key in given else shape.otherwise, where)
+    elif isinstance(shape, dict):
+        for name, inner in shape.items():
+            if name in given or not isinstance(inner, Maybe):
+                yield from problems(given.get(name), inner, f"{where}.{name}")
+    elif len(given) > shape.most:
+        yield f"{where} has {len(given)} names, and {shape.most} at most are drawn"
+    else:
+        for name, value in given.items():
+            yield from _leaf(name, str, f"a name in {where}")
+            if shape.shape is not None:
+                yield from problems(value, shape.shape, f"{where}[{name!r}]")
+
+
+def _leaf(given: Any, shape: Any, where: str) -> Iterator[str]:
+    kinds: Any = {Number: (int, float), Text: str, tuple: str}.get(type(shape), shape)
+    if not isinstance(given, kinds) or (isinstance(given, bool) and shape is not bool):
+        yield f"{where} is {_kind(given)}"
+    elif isinstance(shape, tuple):
+        if given not in shape:
+            yield f"{where} is {short(given)} and none of {', '.join(shape)}"
+    elif isinstance(given, str):
+        if len(given) > (most := shape.most if isinstance(shape, Text) else _LONGEST):
+            yield f"{where} has {len(given)} characters, more than {most}"
+    elif shape is not bool:
+        bounds = _COUNT if shape is int else shape
+        if not bounds.least <= given <= bounds.most or 0 < abs(given) < _LEAST:
+            yield f"{where} is {short(given)}, which is out of range"
+
+
+def _kind(value: Any) -> str:
+    return "null or absent" if value is None else f"a {type(value).__name__}"
