@@ -189,7 +189,15 @@ class LLM:
         cache: bool,
         progress: Progress | None,
     ) -> list[Generation]:
-        encoded = [self._prompt_ids(prompt, params, truncate) for prompt in prompts]
+        encoded = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                encoded.append(self._prompt_ids(prompt, params, truncate))
+            except ContextOverflow as error:
+                if len(prompts) == 1:
+                    raise
+                which = f"prompt {number} of {len(prompts)}"
+                raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
         for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
