@@ -8,19 +8,14 @@ Heads are not picked by hand: each panel shows the head that does one thing most
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor
 
 import pronk
-from pronk.engine.batch import Batch, Run
-from pronk.torch_engine.batch import TorchBatch
-from pronk.torch_engine.model import Attention, rotate
 
 TEXT = "The llama saw the river and the boy. The boy saw the llama and the river."
 HERE = Path(__file__).parent
@@ -29,23 +24,9 @@ Weights = NDArray[np.float32]  # [H, S, S]: head, token that asks, token that is
 
 def attention_weights(llm: pronk.LLM, token_ids: list[int]) -> Weights:
     """softmax(q k^T / sqrt(D)) of every layer and head, as one array [layers * H, S, S]."""
-    module = llm.to_torch()
-    caught: list[Tensor] = []
-    for layer in module.model.layers:
-        layer.self_attn.register_forward_pre_hook(partial(_catch, caught))
     with torch.inference_mode():
-        module(TorchBatch.of(Batch.of([Run(token_ids, logits="all")]), torch.device("cpu"), None))
-    return torch.cat(caught).numpy()
-
-
-def _catch(caught: list[Tensor], layer: Attention, inputs: tuple[Tensor, ...]) -> None:
-    x, rope = inputs[:2]
-    qk = torch.cat((layer.q_proj(x), layer.k_proj(x)), dim=-1).unflatten(-1, (-1, layer.head_dim))
-    q, k = rotate(qk, rope).split((layer.heads, layer.kv_heads), dim=1)
-    k = k.repeat_interleave(layer.heads // layer.kv_heads, dim=1)
-    scores = torch.einsum("shd,thd->hst", q, k) * layer.head_dim**-0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    caught.append(scores.masked_fill(future, float("-inf")).softmax(-1))
+        seen = llm.to_torch()(torch.tensor([token_ids]), output_attentions=True)
+    return torch.cat(seen.attentions, dim=1)[0].numpy()
 
 
 def habits(token_ids: list[int]) -> dict[str, NDArray[np.bool_]]:

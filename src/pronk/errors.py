@@ -67,10 +67,10 @@ class BadRequest(PronkError, ValueError):
 class ContextOverflow(PronkError):
     """A prompt that does not fit; never cut unless truncation was asked for."""
 
-    def __init__(self, prompt_tokens: int, limit: int) -> None:
+    def __init__(self, prompt_tokens: int, limit: int, which: str = "the prompt") -> None:
         self.prompt_tokens, self.limit = prompt_tokens, limit
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and at most {limit} fit; shorten it, raise the context size "
+            f"{which} has {prompt_tokens} tokens and at most {limit} fit; shorten it, raise the context size "
             "(--ctx-size), or ask for a cut (--truncate left or right)"
         )
 

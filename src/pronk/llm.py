@@ -33,7 +33,7 @@ from pronk.watched import READING, WatchedBackend, beam_progress
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.tokenizer import Tokenizer
-    from pronk.torch_engine.model import Llama
+    from pronk.torch_engine.causal_lm import CausalLM
 
 
 class LLM:
@@ -160,18 +160,24 @@ class LLM:
             logits[at : at + len(part)] = self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv)
         return logits
 
-    def to_torch(self) -> Llama:
-        """The same model as a plain torch module in float32, with the weights as this engine has packed them."""
+    def to_torch(self) -> CausalLM:
+        """The same model as a plain torch module in float32, to be trained or taken apart, on the CPU.
+
+        It has the weights as this engine has packed them, under Hugging Face's names; its forward pass is called as
+        transformers' is: `module(ids)` -> logits [B, T, V] (pronk.torch_engine.causal_lm). Raises PronkError where
+        torch is not installed.
+        """
         engines.import_torch()
         from pronk.cpu_engine.backend import CpuBackend
         from pronk.torch_engine.backend import TorchBackend, load_module
+        from pronk.torch_engine.causal_lm import CausalLM
 
         backend, checkpoint = self.backend, self.checkpoint
         if isinstance(backend, CpuBackend):
             checkpoint = backend.dequantized()
         elif isinstance(backend, TorchBackend):
             checkpoint = backend.dequantized(checkpoint)
-        return load_module(checkpoint, self.ctx_size)
+        return CausalLM(load_module(checkpoint, self.ctx_size))
 
     # -- from prompts to chunks --
 
@@ -183,7 +189,15 @@ class LLM:
         cache: bool,
         progress: Progress | None,
     ) -> list[Generation]:
-        encoded = [self._prompt_ids(prompt, params, truncate) for prompt in prompts]
+        encoded = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                encoded.append(self._prompt_ids(prompt, params, truncate))
+            except ContextOverflow as error:
+                if len(prompts) == 1:
+                    raise
+                which = f"prompt {number} of {len(prompts)}"
+                raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
         for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)

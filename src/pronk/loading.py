@@ -17,6 +17,7 @@ from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
 from pronk.paths import expanded
+from pronk.spellings import named as names_ours
 from pronk.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
 
 
+@names_ours
 def load(
     model: str | Path | None = None,
     *,

@@ -63,7 +63,10 @@ class FakeLLM:
             top = tuple((n + k, -0.5 - k) for k in range(params.logprobs or 0))
             yield Chunk(text, n, -0.5, top, 0, 0, "length" if last else None, stats if last else None, seed)
 
-    def generate(self, prompt: str, *, params: Any, **how: Any) -> Generation | list[Generation]:
+    def generate(self, prompt: Any, *, params: Any, **how: Any) -> Generation | list[Generation]:
+        if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+            found = [self.generate(one, params=params, **how) for one in prompt]
+            return [one for some in found for one in (some if isinstance(some, list) else [some])]
         chunks = list(self.stream(prompt, params=params, **how))
         made, stats = [], chunks[-1].stats
         for n in range(max(params.n, params.num_return_sequences)):

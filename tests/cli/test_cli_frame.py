@@ -375,9 +375,13 @@ def test_a_name_keeps_its_capital(said: str, shown: str) -> None:
     assert Misuse(click.UsageError(said)).message == shown
 
 
-def test_a_prompt_without_quotes(run: Run) -> None:
-    said = "pronk: got unexpected extra argument (upon); what has spaces goes in quotes\nTry 'pronk generate --help'.\n"
-    done = run("generate", "Once", "upon")
+def test_a_prompt_without_quotes(run: Run, loaded: list[FakeLLM]) -> None:
+    """Each word is a prompt of its own, which is said before they run; where there is one argument it is refused."""
+    done = run("generate", "-n1", "Once", "upon")
+    assert done.stderr.splitlines()[0] == "2 prompts of a word each; a prompt of several words goes in quotes"
+    assert [call["prompt"] for call in loaded[0].calls] == ["Once", "upon"]
+    said = "pronk: got unexpected extra argument (b); what has spaces goes in quotes\nTry 'pronk inspect --help'.\n"
+    done = run("inspect", "a", "b")
     assert (done.exit_code, done.stderr) == (2, said)
 
 

@@ -183,10 +183,78 @@ def test_json_with_all_that_can_be_asked_for(run: Run, loaded: list[FakeLLM]) ->
     result = run(*"generate -n 1 --json --logprobs 2 --num-samples 2 --temp 1 --truncate left".split(), "x " * 70)
     found = json.loads(result.stdout)
     assert found["truncated_tokens"] == 70 - 32
-    logprobs = [{"token": 0, "logprob": -0.5, "top": [{"token": 0, "logprob": -0.5}, {"token": 1, "logprob": -1.5}]}]
+    best, other = {"token": 0, "text": "word0 ", "logprob": -0.5}, {"token": 1, "text": "word1 ", "logprob": -1.5}
+    logprobs = [best | {"top": [best, other]}]
     assert found["logprobs"] == logprobs
     sequence = {"text": "word0 ", "tokens": [0], "finish_reason": "length", "seed": 1234, "logprobs": logprobs}
     assert found["sequences"] == [sequence, sequence]
+
+
+def test_several_prompts_are_one_batch_in_order(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run("generate", "-n", "2", "--echo", "one two: ", "three: ")
+    assert result.stdout == "one two: word0 word1 \nthree: word0 word1 \n"
+    first, second, account, stopped = result.stderr.splitlines()
+    assert (first, second) == ("-- 1 of 2: 2 tokens", "-- 2 of 2: 2 tokens")
+    assert account.startswith("2 prompts of 3 tokens; 4 new in 0.")
+    assert account.endswith(" tok/s; loaded in 1.50 s; greedy")
+    assert stopped == "2 of 2 stopped after 2 tokens; -n allows more"
+
+
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_each_line_is_a_prompt(run: Run, loaded: list[FakeLLM], tmp_path: Path, way: str) -> None:
+    raw = b"\xef\xbb\xbfone two\r\n\n  three \n\nfour\n"
+    (tmp_path / "prompts.txt").write_bytes(raw)
+    given = ["-f", str(tmp_path / "prompts.txt")] if way == "file" else []
+    result = run("generate", "-n1", *given, "--each-line", "--jsonl", input=raw)
+    assert [json.loads(line)["prompt"] for line in result.stdout.splitlines()] == ["one two", "  three ", "four"]
+    assert [call["prompt"] for call in loaded[0].calls] == ["one two", "  three ", "four"]
+    assert result.stderr == "2 blank lines left out\n"
+
+
+def test_jsonl_is_an_object_for_each_prompt(run: Run, loaded: list[FakeLLM]) -> None:
+    result = run(*"generate -n 1 --jsonl --num-samples 2 --temp 1 -p".split(), "a b", "-p", "c")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["prompt"], first["prompt_tokens"], second["prompt"]) == ("a b", 2, "c")
+    assert len(first["sequences"]) == len(second["sequences"]) == 2
+    (alone,) = run("generate", "-n1", "--jsonl", "a b").stdout.splitlines()
+    assert alone + "\n" == run("generate", "-n1", "--json", "a b").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "-p", "b"], "give prompts in one way"),
+        (["a", "-f", "b"], "give prompts in one way"),
+        (["a", "--each-line"], "--each-line is for the lines of a file"),
+        (["a", "b", "--json"], "--json is one object, for one prompt; --jsonl is one a line"),
+        (["a", "--json", "--jsonl"], "--json is one object"),
+        (["a", "--jsonl", "--echo"], "--echo and --jsonl exclude each other"),
+        (["-f", "-", "--each-line"], "--each-line found no line that is not blank"),
+    ],
+)
+def test_prompts_that_contradict_each_other(run: Run, loaded: list[FakeLLM], arguments: list[str], said: str) -> None:
+    result = run("generate", *arguments, input=" \n\n")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert loaded == []
+
+
+def test_prompts_side_by_side_are_what_they_are_alone(run: Run, model: str) -> None:
+    """On a model of noise, to the last token; and the one that is too long is told from the others."""
+    prompts = ["Once", "upon a time there was", "a"]
+    together = run("generate", "-m", model, "-n9", "--jsonl", *prompts)
+    alone = [json.loads(run("generate", "-m", model, "-n9", "--json", prompt).stdout) for prompt in prompts]
+    assert [json.loads(line)["tokens"] for line in together.stdout.splitlines()] == [found["tokens"] for found in alone]
+    result = run("generate", "-m", model, "-c", "16", "short", "x" * 99)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1].startswith("pronk: prompt 2 of 2 has 99 tokens and at most 15 fit")
+
+
+def test_logprobs_without_a_tokenizer_have_no_texts(run: Run, loaded: list[FakeLLM]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeLLM, "has_tokenizer", False)
+        found = json.loads(run(*"generate -n 1 --json --logprobs 1 --prompt-ids 1,2".split()).stdout)
+    assert found["logprobs"] == [{"token": 0, "logprob": -0.5, "top": [{"token": 0, "logprob": -0.5}]}]
 
 
 def test_beams_are_printed_when_done(run: Run, loaded: list[FakeLLM]) -> None:

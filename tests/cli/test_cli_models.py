@@ -205,6 +205,44 @@ def test_training_is_verified_in_float32(run: Run, model: str, option: list[str]
     assert f"compares float32 with float32; leave {' '.join(option)} out" in result.stderr
 
 
+def test_verify_mistakes(run: Run, model: str, tmp_path: Path) -> None:
+    result = run("verify", model, "--mistakes", "-n", "5", "-p", "Once", "--device", "cpu", "--threads", "1")
+    assert result.exit_code == 0, result.stderr
+    head, _, prompt, columns, *ways, _, where, future = result.stdout.splitlines()
+    assert head == f"{model}: torch engine in f32 on cpu; the likeliest 5 tokens after each prompt"
+    assert (prompt, columns.split()) == ('"Once"', ["where", "text"])
+    assert [way.split("  ")[0] for way in ways] == [
+        "with the cache",
+        "without it, done right",
+        "last token only",
+        "no causal mask",
+        "positions not moved on",
+    ]
+    assert ways[0].split("  ")[-1] == ways[1].split("  ")[-1]
+    assert where.startswith("where: the first new token")
+    assert "moves the logits before it by nothing without a cache; by " in future
+    (tmp_path / "prompt.txt").write_text("from a file")
+    options = ["-n", "2", "-p", "a", "-f", str(tmp_path / "prompt.txt"), "--json"]
+    found = json.loads(run("verify", model, "--mistakes", "--device", "cpu", *options).stdout)
+    assert [entry["prompt"] for entry in found["prompts"]] == ["a", "from a file"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--mistakes --training", "--mistakes and --training exclude each other"),
+        ("--mistakes --engine cpu", "--mistakes takes a mask away, which --engine cpu cannot"),
+        ("--mistakes --attn flash", "which --attn flash cannot"),
+        ("-p prompt", "-p is for --mistakes"),
+        ("-n 1", "verification needs at least 2 tokens"),
+    ],
+)
+def test_verify_mistakes_refuses(run: Run, model: str, options: str, said: str) -> None:
+    result = run("verify", model, *options.split())
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 def test_verify_with_an_adapter_that_is_none(run: Run, model: str, tmp_path: Path) -> None:
     result = run("verify", model, "--training", "--adapter", str(tmp_path), "--device", "cpu")
     assert result.exit_code == 1

@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from pronk import __version__
+from pronk.cli import llama2c
 from pronk.cli.failures import Failure, Misuse
 from pronk.errors import PronkError, os_problem, out_of_memory, short
 
@@ -59,10 +60,12 @@ class Verbs(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and _is_prompt(args[0]):
-            args.insert(0, DEFAULT_VERB)
         called_for_help = not args  # which some versions of click raise
         try:
+            if args and args[0] not in VERBS and llama2c.is_model(args[0]):
+                args[:] = llama2c.translated(args)
+            elif args and _is_prompt(args[0]):
+                args.insert(0, DEFAULT_VERB)
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             if called_for_help:
@@ -141,7 +144,8 @@ MODEL is a name (smollm2:135m), a Hugging Face repository (owner/name), a file o
 def group() -> None:
     """Run LLaMA models from any checkpoint format.
 
-    `pronk "A PROMPT OF SEVERAL WORDS"` is short for `pronk generate`.
+    `pronk "A PROMPT OF SEVERAL WORDS"` is short for `pronk generate`. `pronk model.bin 0.8 256 "Once"`, in llama2.c's
+    order or with its options, generates as llama2.c does.
     """
 
 

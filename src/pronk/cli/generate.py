@@ -1,20 +1,23 @@
-"""`pronk generate`: a prompt in, text out."""
+"""`pronk generate`: prompts in, texts out."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pronk.cli import console, options, progress
+from pronk.cli.generated_json import as_json as json_of
 
 if TYPE_CHECKING:
     from pronk.engine.params import SamplingParams
     from pronk.generation import Chunk, Generation, Stats, TokenLogprob
     from pronk.llm import LLM
+    from pronk.prompts import Prompt
 
 
 def _token_ids(ctx: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
@@ -32,17 +35,22 @@ Examples:
   pronk generate -f prompt.txt --stop $'\\n\\n' --json
   echo "Dear Sir or Madam," | pronk generate -m ./my-model --dtype bf16
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
+  pronk generate "The sea is" "The sky is"
+  pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
 
 The prompt is PROMPT, -p, a file, or standard input where that is not a terminal; less one newline at
 its end. Without a prompt, or with an empty one, the text begins at the beginning-of-text token. A model
 without a tokenizer takes and gives token ids.
 
-Several sequences are printed one after the other when all are done; --json keeps them apart. On a
+Several prompts go through the model side by side. Several texts are printed in the order of their
+prompts when all are done; --jsonl keeps them apart, as --json does the samples of one prompt. On a
 terminal, control characters in the text are shown as signs; files and pipes get them as they are."""
 )
-@click.argument("prompt", required=False)
-@click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, as PROMPT.")
+@click.argument("prompts", metavar="[PROMPT]...", nargs=-1)
+@click.option("-p", "--prompt", "prompt_options", multiple=True, metavar="TEXT",
+              help="The prompt, as PROMPT. Repeatable.")  # fmt: skip
 @click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Read the prompt from FILE; - is standard input.")
+@click.option("--each-line", is_flag=True, help="Each line of the file that is not blank is a prompt.")
 @click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
 @options.model_option
 @options.adapter_option
@@ -72,50 +80,78 @@ terminal, control characters in the text are shown as signs; files and pipes get
 @options.generation_options
 @click.option("--echo", is_flag=True, help="Print the prompt before the text.")
 @options.json_option
+@click.option("--jsonl", is_flag=True, help="Print one JSON object a line, for each prompt.")
 def command(
-    prompt: str | None,
-    prompt_option: str | None,
+    prompts: tuple[str, ...],
+    prompt_options: tuple[str, ...],
     file: str | None,
+    each_line: bool,
     model: str,
     prompt_ids: list[int] | None,
     no_cache: bool,
     truncate: str | None,
     echo: bool,
     as_json: bool,
+    jsonl: bool,
     **rest: Any,
 ) -> None:
-    """Continue a text; it streams to stdout, statistics go to stderr."""
-    if echo and as_json:
-        raise click.UsageError("--echo and --json exclude each other; the JSON object holds the prompt")
-    text = _prompt(prompt, prompt_option, file, prompt_ids)
+    """Continue texts; one streams to stdout, statistics go to stderr."""
+    if echo and (as_json or jsonl):
+        option = "--json" if as_json else "--jsonl"
+        raise click.UsageError(f"--echo and {option} exclude each other; the JSON object holds the prompt")
+    texts = _prompts(prompts, prompt_options, file, each_line, prompt_ids)
+    if as_json and (len(texts) > 1 or jsonl):
+        raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
     llm, params = options.prepare(model, rest)
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
-    shown = "" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text)
-    if not as_json and params.num_beams == 1 and params.samples == 1:
-        _stream(text, shown, how, llm)
+    shown = ["" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text) for text in texts]
+    if not (as_json or jsonl) and params.num_beams == params.samples == len(texts) == 1:
+        _stream(texts[0], shown[0], how, llm)
         return
+    begun = time.perf_counter()
     with progress.shown(unit=progress.of_tokens) as advance:
-        found = llm.generate(text, progress=advance, **how)
+        found = llm.generate(texts, progress=advance, **how)
     several = found if isinstance(found, list) else [found]
-    if as_json:
-        console.write_json(_as_json(model, text, several))
+    each = len(several) // len(texts)
+    of_prompts = [several[at : at + each] for at in range(0, len(several), each)]
+    if as_json or jsonl:
+        for text, generations in zip(texts, of_prompts, strict=True):
+            console.write_json(json_of(model, text, generations, llm))
+        return
+    _print_several([prompt for prompt in shown for _ in range(each)], several, params, llm)
+    if len(texts) > 1:
+        console.note(_account(of_prompts, time.perf_counter() - begun) + options.describe(params, several[-1].seed))
     else:
-        _print_several(shown, several, params, llm)
+        last = several[-1]
+        console.note(_statistics(last.stats, last.truncated_tokens) + "; " + options.describe(params, last.seed))
+    _note_cut(llm, several)
 
 
-def _prompt(argument: str | None, option: str | None, file: str | None, ids: list[int] | None) -> str | list[int]:
-    if sum(source is not None for source in (argument, option, file, ids)) > 1:
-        raise click.UsageError("give one prompt: PROMPT, -p, -f or --prompt-ids")
+def _prompts(
+    arguments: Sequence[str], given: Sequence[str], file: str | None, each_line: bool, ids: list[int] | None
+) -> list[Prompt]:
+    if sum((bool(arguments), bool(given), file is not None, ids is not None)) > 1:
+        raise click.UsageError("give prompts in one way: PROMPT, -p, -f or --prompt-ids")
+    if each_line and (arguments or given or ids is not None):
+        raise click.UsageError("--each-line is for the lines of a file, -f FILE, or of standard input")
     if ids is not None:
-        return ids
-    if argument is not None or option is not None:
-        return argument if argument is not None else str(option)
-    if file is not None:
-        return options.read_file(file)
-    return "" if sys.stdin.isatty() else options.read_file("-")
+        return [ids]
+    if texts := [*arguments, *given]:
+        if len(arguments) > 1 and not any(c.isspace() for c in "".join(arguments)):
+            console.note(f"{len(arguments)} prompts of a word each; a prompt of several words goes in quotes")
+        return list(texts)
+    text = "" if file is None and sys.stdin.isatty() else options.read_file(file or "-")
+    if not each_line:
+        return [text]
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not (there := [line for line in lines if line.strip()]):
+        raise click.UsageError("--each-line found no line that is not blank")
+    if blank := len(lines) - len(there):
+        console.note(f"{blank} blank line{'s' if blank > 1 else ''} left out")
+    return list(there)
 
 
-def _stream(prompt: str | list[int], shown: str, how: dict[str, Any], llm: LLM) -> None:
+def _stream(prompt: Prompt, shown: str, how: dict[str, Any], llm: LLM) -> None:
     from pronk.generation import TokenLogprob
 
     params, logprobs = how["params"], []
@@ -142,17 +178,25 @@ def _note_cut(llm: LLM, ends: Sequence[Chunk | Generation]) -> None:
         console.note(why)
 
 
-def _print_several(prompt: str, generations: Sequence[Generation], params: SamplingParams, llm: LLM) -> None:
-    for number, generation in enumerate(generations, 1):
+def _print_several(prompts: Sequence[str], generations: Sequence[Generation], params: SamplingParams, llm: LLM) -> None:
+    for number, (prompt, generation) in enumerate(zip(prompts, generations, strict=True), 1):
         score = "" if generation.score is None else f", score {generation.score:.4f}"
         if len(generations) > 1:
             console.note(f"-- {number} of {len(generations)}: {len(generation.tokens)} tokens{score}")
         console.write(prompt + (generation.text if llm.has_tokenizer else _spaced(generation.tokens)) + "\n")
         if generation.logprobs is not None:
             _print_logprobs(generation.logprobs, llm)
-    last = generations[-1]
-    console.note(_statistics(last.stats, last.truncated_tokens) + "; " + options.describe(params, last.seed))
-    _note_cut(llm, generations)
+
+
+def _account(of_prompts: Sequence[Sequence[Generation]], seconds: float) -> str:
+    read = sum(generations[0].prompt_tokens for generations in of_prompts)
+    cut = sum(generations[0].truncated_tokens for generations in of_prompts)
+    new = sum(len(generation.tokens) for generations in of_prompts for generation in generations)
+    loaded = of_prompts[0][0].stats.load_s
+    return (
+        f"{len(of_prompts)} prompts of {read} tokens" + (f" ({cut} cut)" if cut else "") + f"; {new} new in "
+        f"{seconds:.2f} s, {new / seconds:.1f} tok/s; loaded in {loaded:.2f} s; "
+    )
 
 
 def _spaced(tokens: Sequence[int]) -> str:
@@ -188,42 +232,3 @@ def _print_logprobs(logprobs: Sequence[TokenLogprob], llm: LLM) -> None:
     for entry in logprobs:
         others = "  ".join(f"{spelled(token)} {logprob:.3f}" for token, logprob in entry.top)
         console.note(f"{entry.logprob:9.4f}  {spelled(entry.token)}" + (f"   of  {others}" if others else ""))
-
-
-def _as_json(model: str, prompt: str | list[int], generations: Sequence[Generation]) -> dict[str, Any]:
-    first = generations[0]
-    timed = ("load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "peak_rss_mb")
-    saved = ("cached_tokens", "drafted_tokens", "accepted_tokens")
-    result = {
-        "model": model,
-        "prompt": prompt,
-        "prompt_tokens": first.prompt_tokens,
-        **_sequence(first),
-        "stats": {name: getattr(first.stats, name) for name in timed + saved},
-    }
-    if first.truncated_tokens:
-        result["truncated_tokens"] = first.truncated_tokens
-    if len(generations) > 1:
-        result["sequences"] = [_sequence(generation) for generation in generations]
-    return result
-
-
-def _sequence(generation: Generation) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "text": generation.text,
-        "tokens": list(generation.tokens),
-        "finish_reason": generation.finish_reason,
-        "seed": generation.seed,
-    }
-    if generation.score is not None:
-        result["score"] = generation.score
-    if generation.logprobs is not None:
-        result["logprobs"] = [
-            {
-                "token": entry.token,
-                "logprob": entry.logprob,
-                "top": [{"token": token, "logprob": logprob} for token, logprob in entry.top],
-            }
-            for entry in generation.logprobs
-        ]
-    return result

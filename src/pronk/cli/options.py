@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pronk.errors import BadRequest
+from pronk.spellings import SAME, ours
 
 if TYPE_CHECKING:
     from pronk.engine.params import SamplingParams
@@ -25,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Verb(click.Command):
-    """A command whose option names may be spelled with _ for -, as --max_new_tokens."""
+    """A command whose option names may be spelled with _ for -, as --max_new_tokens, or as other programs do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
@@ -33,13 +34,25 @@ class Verb(click.Command):
             if argument == "--":  # what follows is no option
                 break
             name, equals, value = argument.partition("=")
-            if name not in names and (dashed := name.replace("_", "-")) in names:
+            if name in names or not name.startswith("--"):
+                continue
+            same = SAME.get(name[2:].replace("-", "_"), name[2:])
+            if (dashed := "--" + same.replace("_", "-")) in names:
                 args[n] = dashed + equals + value
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
+            if isinstance(error, click.NoSuchOption) and (way_out := self._way_out(error.option_name, ctx)):
+                raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None
             raise
+
+    def _way_out(self, name: str, ctx: click.Context) -> str | None:
+        """To what another program's option is here."""
+        if SAME.get(name.lstrip("-").replace("-", "_"), name) in ("model", "--model", "-m"):
+            is_argument = any(isinstance(p, click.Argument) and p.name == "model" for p in self.params)
+            return f"the model is an argument: {ctx.command_path} MODEL" if is_argument else None
+        return ours(name)
 
 
 def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
@@ -114,7 +127,7 @@ text_option = click.option(
     help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
 )  # fmt: skip
 tokenizer_option = click.option(
-    "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
+    "-z", "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
 )
 
 engine_option = click.option(

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
+from pronk.cli.mistakes_table import mistakes_as_text
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
 
+_MAX_TOKENS = 256
 _FLOATS = {"quantize": (None, "auto", "f32"), "dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
 
 
@@ -23,13 +25,17 @@ Examples:
   pronk verify model.gguf --dtype bf16 --attn math
   pronk verify ./my-model -f chapter.txt --json
   pronk verify smollm2:135m --training --adapter mine
+  pronk verify smollm2:135m --mistakes -p "The capital of France is"
 
 One text goes through the model cache-free, through the KV cache token by token, in chunks and in a
 batch. "rounding" means that the logits differ by no more than the type's own noise; "bug" means more,
 and exits with 1.
 
 With --training, in float32: are these the logits that training computes, packed, with activations
-computed again, with LoRA beside the weights and with the adapter switched off?"""
+computed again, with LoRA beside the weights and with the adapter switched off?
+
+With --mistakes, on the torch engine: the texts that a loop writes from which the KV cache was taken out,
+rightly and with three mistakes, and where each parts from the right one."""
 )
 @options.model_argument
 @click.option(
@@ -39,31 +45,72 @@ computed again, with LoRA beside the weights and with the adapter switched off?"
     metavar="FILE",
     help="Text to verify with; - is standard input.  [default: a built-in one]",
 )
-@click.option("-n", "--max-tokens", type=click.IntRange(min=2), default=256, show_default=True, metavar="N",
-              help="Take the first N tokens of the text.")  # fmt: skip
+@click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N",
+              help="Take N tokens of the text, or with --mistakes write N.  [default: 256, or 16]")  # fmt: skip
+@click.option("--mistakes", "wrongly", is_flag=True, help="Show what removing the cache wrongly does to texts.")
+@click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT",
+              help="With --mistakes: what they begin with. Repeatable.  [default: five built-in ones]")  # fmt: skip
 @click.option("--training", is_flag=True, help="Hold training's forward pass against the ones that answer.")
 @options.adapter_option
 @options.loading_options
 @options.json_option
 def command(
-    model: str, file: str | None, max_tokens: int, training: bool, adapter: str | None, as_json: bool, **loading: Any
+    model: str,
+    file: str | None,
+    max_tokens: int | None,
+    wrongly: bool,
+    prompts: tuple[str, ...],
+    training: bool,
+    adapter: str | None,
+    as_json: bool,
+    **loading: Any,
 ) -> None:
     """Compare cached, cache-free, chunked and batched logits."""
+    if wrongly and training:
+        raise click.UsageError("--mistakes and --training exclude each other")
+    if prompts and not wrongly:
+        raise click.UsageError("-p is for --mistakes; a text to verify with is -f FILE")
+    if not wrongly and max_tokens == 1:
+        raise click.UsageError("verification needs at least 2 tokens; give -n 2 or more")
     text = None if file is None else options.read_file(file)
-    if training:
-        result = _training(model, adapter, text, max_tokens, loading)
+    show = _as_text
+    if wrongly:
+        result = _mistakes(model, adapter, [*prompts, *([] if text is None else [text])], max_tokens, loading)
+        show = mistakes_as_text
+    elif training:
+        result = _training(model, adapter, text, max_tokens or _MAX_TOKENS, loading)
+        show = _training_as_text
     else:
         from pronk.measure.verify import verify
 
         llm = options.load_model(model, {**loading, "adapter": adapter})
         with progress.shown(unit=progress.of_tokens) as advance:
-            result = verify(llm, text, max_tokens, progress=advance)
+            result = verify(llm, text, max_tokens or _MAX_TOKENS, progress=advance)
     if as_json:
         console.write_json(result)
     else:
-        console.write((_training_as_text if training else _as_text)(result) + "\n")
-    if result["verdict"] == "bug":
+        console.write(show(result) + "\n")
+    if result.get("verdict") == "bug":
         raise click.exceptions.Exit(1)
+
+
+def _mistakes(
+    model: str, adapter: str | None, prompts: list[str], new_tokens: int | None, loading: dict[str, Any]
+) -> dict[str, Any]:
+    for name, value in (("engine", "torch"), ("attn", "math")):
+        if loading[name] not in (None, value):
+            raise click.UsageError(f"--mistakes takes a mask away, which --{name} {loading[name]} cannot; leave it out")
+    from pronk import engines
+    from pronk.measure.mistakes import NEW_TOKENS, mistakes
+
+    engines.import_torch()
+    llm = options.load_model(model, {**loading, "adapter": adapter, "engine": "torch", "attn": "math"})
+    with progress.shown(unit=_of_texts) as advance:
+        return mistakes(llm, prompts, new_tokens or NEW_TOKENS, progress=advance)
+
+
+def _of_texts(done: int, total: int) -> str:
+    return f"text {done + 1} of {total}"
 
 
 def _training(

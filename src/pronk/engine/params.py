@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pronk.engine.rng import RNGS, Rng, check_seed
 from pronk.errors import BadRequest, ContextOverflow
+from pronk.spellings import ours
 
 # name: what is allowed, in words and as a test. NaN fails every comparison.
 _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
@@ -94,7 +95,7 @@ class SamplingParams:
         if unknown := options.keys() - set(known):
             close = difflib.get_close_matches(min(unknown), known, n=1)
             way_out = f"did you mean {close[0]}?" if close else "SamplingParams lists those there are"
-            raise BadRequest(f"unknown option {min(unknown)!r}; {way_out}")
+            raise BadRequest(f"unknown option {min(unknown)!r}; {ours(min(unknown), python=True) or way_out}")
         return replace(params or cls(), **options)
 
     @property

@@ -33,12 +33,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
 
 def math(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
     """softmax(q k^T / sqrt(D)) v, written out. q [S, H, D]; k, v [keys, K, D]; each K serves H / K query heads."""
-    s, h, d = q.shape
+    return torch.einsum("kgst,tkd->skgd", attention_weights(q, k, run).to(v.dtype), v).reshape(q.shape)
+
+
+def attention_weights(q: Tensor, k: Tensor, run: Rows) -> Tensor:
+    """softmax(q k^T / sqrt(D)) in float32, [K, G, S, keys]: the head that asks is G k + g."""
+    s, _, d = q.shape
     q = q.view(s, k.shape[1], -1, d)  # [S, K, G, D]
     scores = torch.einsum("skgd,tkd->kgst", q, k).float() * d**-0.5
-    scores = scores.masked_fill(~run.mask.to(q.device), float("-inf"))
-    weights = scores.softmax(dim=-1).to(v.dtype)
-    return torch.einsum("kgst,tkd->skgd", weights, v).reshape(s, h, d)
+    return scores.masked_fill(~run.mask.to(q.device), float("-inf")).softmax(dim=-1)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:

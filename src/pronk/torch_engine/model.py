@@ -72,11 +72,16 @@ class Attention(nn.Module):
         self.mode = mode
 
     def forward(self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None) -> Tensor:
-        qk = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))  # [T, H+K, D]
-        q, k = rotate(qk, rope).split((self.heads, self.kv_heads), dim=1)
+        q, k = self.queries_and_keys(x, rope)
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [T, K, D]
         out = attention(q, k, v, batch, kv, self.mode)  # [T, H, D]
         return self.o_proj(out.flatten(1))
+
+    def queries_and_keys(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Where they stand: [T, H, D] and [T, K, D]."""
+        qk = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))  # [T, H+K, D]
+        q, k = rotate(qk, rope).split((self.heads, self.kv_heads), dim=1)
+        return q, k
 
 
 class MLP(nn.Module):
