@@ -262,6 +262,29 @@ def test_convert_in_words(run: Run, model: str, tmp_path: Path) -> None:
     assert second.endswith("; greedy tokens part never")
 
 
+def test_a_rotated_twin_ends_with_a_receipt_that_says_rounding(run: Run, model: str, tmp_path: Path) -> None:
+    twin = str(tmp_path / "twin")
+    result = run("convert", model, twin, "--to", "safetensors", "--rotate", "5", "--json")
+    assert result.exit_code == 0, result.stderr
+    receipt = json.loads(result.stdout)
+    assert (receipt["rotate"], receipt["verdict"]) == (5, "rounding")
+    assert 0 < receipt["worst_rms_difference"] <= receipt["allowed"] == 10 * receipt["noise_floor"]
+    config = json.loads(run("inspect", twin, "--json").stdout)["config"]
+    assert config["tie_word_embeddings"] is False
+    text = run("convert", model, twin, "--to", "safetensors", "--rotate", "5", "--overwrite").stdout
+    assert text.endswith(": the same function, but for rounding\n")
+
+
+def test_a_twin_that_is_another_function_is_called_one(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pronk.checkpoint import rotation
+
+    monkeypatch.setattr(rotation, "_norm_before", lambda name: None)
+    result = run("convert", model, str(tmp_path / "twin"), "--to", "safetensors", "--rotate", "5")
+    assert "more than rounding in f32" in result.stdout
+
+
 def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_path: Path) -> None:
     result = run("convert", model, str(tmp_path / "m.bin"), "--to", "llama2c")
     assert result.exit_code == 0
@@ -279,6 +302,7 @@ def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_
         (["--to", "llama2c", "--version", "1", "--group-size", "32"], 2),
         (["--to", "llama2c", "--version", "2", "--group-size", "7"], 1),
         (["--to", "gguf", "--tokenizer", "/no/such/file"], 1),
+        (["--to", "gguf", "--rotate", "-1"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
