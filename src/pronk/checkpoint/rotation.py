@@ -61,7 +61,7 @@ def rotated(checkpoint: Checkpoint, seed: int) -> Checkpoint:
 
     def lazy(name: str, shape: tuple[int, ...]) -> LazyTensor:
         norm = _norm_before(name)
-        read = partial(_turned, checkpoint.path, name, sources[name], norm and sources[norm], turn)
+        read = partial(_turned, checkpoint.path, name, sources[name], sources[norm] if norm else None, turn)
         return LazyTensor(name, shape, "F32", 4 * math.prod(shape), read)
 
     tensors = {name: lazy(name, shape) for name, shape in config.tensor_shapes().items()}
