@@ -1,4 +1,4 @@
-"""`pronk inspect`: what a checkpoint says about itself. Of its tensors no more is read than a few rows, for their grid."""
+"""`pronk inspect`: what a checkpoint says about itself. Of its tensors it reads a few rows, which tell of a grid."""
 
 from __future__ import annotations
 
