@@ -17,7 +17,9 @@ from tiny import random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+from pronk.errors import BadFile
 from pronk.llm import LLM
+from pronk.quantize import quantize
 
 Run = Callable[..., Result]
 PRONK = [sys.executable, "-m", "pronk"]
@@ -112,7 +114,10 @@ def test_inspect(run: Run, model: str) -> None:
     assert cpu["kv_bytes_a_token"] == 4 * layers * kv_heads * (config.head_dim + 64)
     assert found["parameters"] == stored // 4
 
+    assert found["grid"] is None
+
     text = run("inspect", model).stdout
+    assert "grid          none found\n" in text
     assert "tokenizer     tokenizer.json, chat template\n" in text
     assert "rope_theta               10000.0\n" in text
     for name in shapes:
@@ -120,7 +125,7 @@ def test_inspect(run: Run, model: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of a process's memory")
-def test_inspect_reads_no_tensor_data(tmp_path: Path) -> None:
+def test_inspect_reads_next_to_no_tensor_data(tmp_path: Path) -> None:
     """A model of 27 GB that takes no disk: its file is a header and a hole."""
     config = tiny_config(
         vocab_size=32000,
@@ -154,6 +159,24 @@ def test_inspect_reads_no_tensor_data(tmp_path: Path) -> None:
     (peak,) = (int(line.split()[1]) * 1024 for line in shown.splitlines() if line.startswith("VmHWM"))
     assert end > 25e9
     assert peak < 200e6
+
+
+def test_inspect_says_on_which_grid_weights_lie(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(hidden_size=96)
+    weights = random_weights(config)
+    for name, array in weights.items():
+        weights[name] = quantize(array, "q4").dequantize() if array.ndim == 2 else array
+    save_huggingface(tmp_path, config, weights)
+    assert "grid          weights lie on a grid of 4 bits (multiplied out)\n" in run("inspect", str(tmp_path)).stdout
+    found = json.loads(run("inspect", str(tmp_path), "--json").stdout)["grid"]
+    assert (found["bits"], found["formats"], found["exact"]) == (4, ["q4"], True)
+
+    def broken(checkpoint: object) -> None:
+        raise BadFile("there", "is broken")
+
+    monkeypatch.setattr("pronk.checkpoint.grid.find", broken)
+    result = run("inspect", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (0, "the weights were not looked at: there: is broken\n")
 
 
 def test_verify(run: Run, model: str, tmp_path: Path) -> None:
@@ -300,6 +323,29 @@ def test_convert_in_words(run: Run, model: str, tmp_path: Path) -> None:
     assert second.endswith("; greedy tokens part never")
 
 
+def test_a_rotated_twin_ends_with_a_receipt_that_says_rounding(run: Run, model: str, tmp_path: Path) -> None:
+    twin = str(tmp_path / "twin")
+    result = run("convert", model, twin, "--to", "safetensors", "--rotate", "5", "--json")
+    assert result.exit_code == 0, result.stderr
+    receipt = json.loads(result.stdout)
+    assert (receipt["rotate"], receipt["verdict"]) == (5, "rounding")
+    assert 0 < receipt["worst_rms_difference"] <= receipt["allowed"] == 10 * receipt["noise_floor"]
+    config = json.loads(run("inspect", twin, "--json").stdout)["config"]
+    assert config["tie_word_embeddings"] is False
+    text = run("convert", model, twin, "--to", "safetensors", "--rotate", "5", "--overwrite").stdout
+    assert text.endswith(": the same function, but for rounding\n")
+
+
+def test_a_twin_that_is_another_function_is_called_one(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pronk.checkpoint import rotation
+
+    monkeypatch.setattr(rotation, "_norm_before", lambda name: None)
+    result = run("convert", model, str(tmp_path / "twin"), "--to", "safetensors", "--rotate", "5")
+    assert "more than rounding in f32" in result.stdout
+
+
 def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_path: Path) -> None:
     result = run("convert", model, str(tmp_path / "m.bin"), "--to", "llama2c")
     assert result.exit_code == 0
@@ -317,6 +363,7 @@ def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_
         (["--to", "llama2c", "--version", "1", "--group-size", "32"], 2),
         (["--to", "llama2c", "--version", "2", "--group-size", "7"], 1),
         (["--to", "gguf", "--tokenizer", "/no/such/file"], 1),
+        (["--to", "gguf", "--rotate", "-1"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )

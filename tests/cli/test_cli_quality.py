@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 from click.testing import Result
 from formats import save_huggingface
 from tiny import random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+from pronk.checkpoint import grid
 from pronk.measure.divergence import divergence, noise_floor
 from pronk.measure.perplexity import perplexity
 from pronk.measure.windows import evaluation_text
+from pronk.quantize import quantize
 
 Run = Callable[..., Result]
 TEXT = "The text is read in windows, and the second half of each of them counts. " * 4  # 292 bytes, a token each
@@ -73,6 +76,28 @@ def test_divergence_of_a_quantization_from_f32(run: Run, model: str, text: str) 
     assert "by more than rounding on the way explains" in shown
     for word in ("floor: A", "floor: B", "99% below", "same likeliest token", "perplexity  A "):
         assert word in shown
+
+
+def test_a_format_that_has_the_grid_of_the_weights_is_said_to_be_flattered(run: Run, text: str, tmp_path: Path) -> None:
+    """q4 of weights that were q4 before is nearly free, where q8 has its price: neither says so of other models."""
+    folder = save_tiny_chat_model(tmp_path / "model")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    for name, array in weights.items():
+        weights[name] = quantize(array, "q4").dequantize() if array.ndim == 2 else array
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    common = ["divergence", str(folder), "-f", text, "--ctx", "64", "--json", *CPU]
+    shown = {format: run(*common, "--quantize", format) for format in ("q4", "q8")}
+    found = {format: json.loads(result.stdout) for format, result in shown.items()}
+    note = "A's weights lie on a grid of 4 bits (multiplied out), which is q4's own, so that it costs nothing here; "
+    assert shown["q4"].stderr == f"{note}what it costs other models a twin tells: pronk convert --rotate\n"
+    assert "grid" not in shown["q8"].stderr
+    assert found["q4"]["grid"] == found["q8"]["grid"] == grid.find(pronk.load(folder).checkpoint).as_dict()
+    assert found["q4"]["grid"]["formats"] == ["q4"]
+
+
+def test_weights_on_no_grid_are_said_to_be(run: Run, model: str, text: str) -> None:
+    result = run("divergence", model, "--quantize", "q4", "-f", text, "--ctx", "64", "--json", *CPU)
+    assert (json.loads(result.stdout)["grid"], result.stderr) == (None, "")
 
 
 def test_a_single_window_is_no_ground_for_a_verdict(run: Run, model: str, text: str) -> None:

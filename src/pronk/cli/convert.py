@@ -20,6 +20,11 @@ TEXT = """In 1843 the mail coach from Bristol took 14 hours; by rail it took 4. 
 before one is ready." def area(r): return 3.14159 * r ** 2  # πr² 🚂
 """
 
+_VERDICTS = {
+    "rounding": "the same function, but for rounding",
+    "different": "more than rounding in f32; a twin stored in fewer bits is one function with these alone",
+}
+
 
 @options.verb(
     epilog="""\b
@@ -27,8 +32,15 @@ Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
   pronk convert ./Llama-2-7b llama2-7b.gguf --to gguf --dtype q8_0
   pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32
+  pronk convert smollm2:135m twin --to safetensors --rotate 0     the same function of other weights
 
-The receipt: both models, in f32, read one text; the largest difference of their logits is printed."""
+The receipt: both models, in f32, read one text; the largest difference of their logits is printed.
+
+With --rotate the residual stream is turned by a random orthogonal matrix that SEED chooses, after the
+norms' weights have gone into the matrices behind them. Weights that lay on a grid of few bits lie on
+none then, so that what a format costs can be measured. The head is untied. In f32 the logits differ
+by rounding alone, and the receipt holds them against how far they move when every token embedding is
+off by one unit in its last place."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -42,6 +54,12 @@ The receipt: both models, in f32, read one text; the largest difference of their
 @click.option(
     "--group-size", type=click.IntRange(min=1), metavar="N", help="llama2c 2: weights a scale.  [default: 64]"
 )
+@click.option(
+    "--rotate",
+    type=click.IntRange(min=0),
+    metavar="SEED",
+    help="Write a twin: the same function, of weights that a random rotation has mixed.",
+)
 @options.tokenizer_option
 @options.revision_option
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
@@ -53,13 +71,14 @@ def command(
     dtype: Any,
     version: int | None,
     group_size: int | None,
+    rotate: int | None,
     tokenizer: str | None,
     revision: str | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write SRC to DST in another format; end with a receipt."""
-    from pronk.checkpoint import write
+    from pronk.checkpoint import rotation, write
 
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
@@ -69,6 +88,8 @@ def command(
     if group_size is not None and not in_groups:
         raise click.UsageError("--group-size is for --to llama2c --version 2 only")
     checkpoint = open_source(src, tokenizer, revision)
+    if rotate is not None:
+        checkpoint = rotation.rotated(checkpoint, rotate)
     vocabulary, files = tokenizer_for(checkpoint, to)
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
@@ -85,7 +106,7 @@ def command(
         overwrite=overwrite,
     )
     try:
-        receipt = _receipt(src, dst, tokenizer, revision)
+        receipt = _receipt(src, dst, tokenizer, revision, rotate)
     except PronkError as error:
         raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
     if as_json:
@@ -147,28 +168,37 @@ def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
     return stored.pop() if len(stored) == 1 and stored <= {"f32", "bf16", "f16"} & set(DTYPES[to]) else "f32"
 
 
-def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None) -> dict[str, Any]:
+def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None, rotate: int | None) -> dict[str, Any]:
     import pronk
-    from pronk.measure.verify import compare, sample_ids
+    from pronk.measure.verify import compare, same_function, sample_ids
 
     with progress.shown("reading SRC") as advance:
         before = pronk.load(src, tokenizer=tokenizer, revision=revision, quantize="f32", progress=advance)
     with progress.shown("reading DST") as advance:
         after = pronk.load(Path(dst), quantize="f32", progress=advance)
+    ids = sample_ids(before, TEXT)[: before.ctx_size]
     return {
         "src": src,
         "dst": dst,
+        "rotate": rotate,
         "format": after.checkpoint.format,
         "quantization": after.checkpoint.quantization,
         "bytes": sum(file.stat().st_size for file in after.checkpoint.files),
-        **compare(before, after, sample_ids(before, TEXT)[: before.ctx_size]),
+        **(compare if rotate is None else same_function)(before, after, ids),
     }
 
 
 def _as_text(receipt: dict[str, Any]) -> str:
     at = receipt["first_greedy_divergence"]
-    return (
-        f"{receipt['dst']}: {receipt['format']}, {console.size(receipt['bytes'])}\n"
+    lines = [
+        f"{receipt['dst']}: {receipt['format']}, {console.size(receipt['bytes'])}",
         f"largest logit difference {receipt['max_abs_difference']:.3g} over {receipt['tokens']} tokens; "
-        f"greedy tokens part {'never' if at is None else f'at token {at}'}"
-    )
+        f"greedy tokens part {'never' if at is None else f'at token {at}'}",
+    ]
+    if receipt["rotate"] is not None:
+        lines.append(
+            f"root mean square at the worst token {receipt['worst_rms_difference']:.3g}; every token embedding off by "
+            f"one unit in its last place makes {receipt['noise_floor']:.3g}, and rounding may make "
+            f"{receipt['allowed']:.3g}: {_VERDICTS[receipt['verdict']]}"
+        )
+    return "\n".join(lines)

@@ -40,6 +40,7 @@ def command(
     a: str, b: str | None, file: str | None, ctx: int, windows: int, reference: str, as_json: bool, **loading: Any
 ) -> None:
     """Measure how far B's predictions lie from A's."""
+    from pronk.checkpoint import grid
     from pronk.measure.divergence import with_floors
 
     text, name = read_text(file)
@@ -53,6 +54,10 @@ def command(
     one = options.load_model(a, first)
     other = options.load_model(a if b is None else b, loading)
     ids = _same_tokens(one, other, text)
+    levels = grid.find(one.checkpoint)
+    if levels and other.backend.dtype in levels.formats:
+        console.note(f"A's {levels}, which is {other.backend.dtype}'s own, so that it costs nothing here; "
+                     "what it costs other models a twin tells: pronk convert --rotate")  # fmt: skip
     with progress.shown(unit=progress.of_tokens) as advance:
         found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
     result = {
@@ -60,6 +65,7 @@ def command(
         "own": _described(other),
         "text": name,
         "tokens": len(ids),
+        "grid": levels and levels.as_dict(),
         **found,
         "verdict": _verdict(found),
     }

@@ -1,4 +1,4 @@
-"""`pronk inspect`: what a checkpoint says about itself. Reads no tensor data."""
+"""`pronk inspect`: what a checkpoint says about itself. Of its tensors it reads a few rows, which tell of a grid."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.cli import console, options
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.grid import Grid
     from pronk.checkpoint.tensors import Checkpoint, LazyTensor
     from pronk.cpu_engine.plan import Plan
 
@@ -49,6 +50,18 @@ def _cpu_plan(opened: Checkpoint) -> Plan | None:
         return None
 
 
+def _grid(opened: Checkpoint) -> Grid | None:
+    """None as well where weights are broken: what else there is can be shown all the same."""
+    from pronk.checkpoint import grid
+    from pronk.errors import PronkError
+
+    try:
+        return grid.find(opened)
+    except PronkError as error:
+        console.note(f"the weights were not looked at: {error}")
+        return None
+
+
 def _parameters(opened: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
 
@@ -69,12 +82,14 @@ def _config(opened: Checkpoint) -> dict[str, Any]:
 
 def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
     plan, source, cpu = opened.plan(_F32, head_apart=True), opened.tokenizer, _cpu_plan(opened)
+    grid = _grid(opened)
     return {
         "model": model,
         "path": str(opened.path),
         "format": opened.format,
         "parameters": _parameters(opened),
         "quantization": opened.quantization,
+        "grid": grid and grid.as_dict(),
         "int8_threshold": opened.int8_threshold,
         "config": opened.config.to_dict(),
         "tokenizer": source and {
@@ -104,6 +119,7 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("format", opened.format),
         ("parameters", f"{_parameters(opened):,}"),
         ("quantization", opened.quantization or "none"),
+        ("grid", _grid(opened) or "none found"),
         ("tokenizer", f"{source.kind}, {template}" if source else "none"),
         ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
         (

@@ -61,8 +61,8 @@ def verify(
     exact = llm.backend.exact
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
-    noise = worst_rms(llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
-    allowed = 0.0 if exact else ALLOWED.get(llm.backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
+    noise, allowed = _noise(llm.backend, ids, free)
+    allowed = 0.0 if exact else allowed
     paths = [
         _path("cached", llm.logits(ids, cache=True), free, allowed),
         _path("chunked", llm.logits(ids, cache=True, chunk=CHUNK), free, allowed),
@@ -90,11 +90,29 @@ def compare(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
     return {"tokens": len(token_ids), **difference(b.logits(token_ids), a.logits(token_ids))}
 
 
+def same_function(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
+    """`compare` of two models that should be one function of other weights, held against the noise of `a`.
+
+    Keys besides: noise_floor, how far a nudge moves the logits of `a`; allowed; verdict, "rounding" or "different".
+    """
+    reference = a.logits(token_ids)
+    found = difference(b.logits(token_ids), reference)
+    noise, allowed = _noise(a.backend, token_ids, reference)
+    verdict = "rounding" if found["worst_rms_difference"] <= allowed else "different"
+    return {"tokens": len(token_ids), **found, "noise_floor": noise, "allowed": allowed, "verdict": verdict}
+
+
 def sample_ids(llm: LLM, text: str) -> list[int]:
     """The tokens of `text`; for a model without a tokenizer, ids spread over its vocabulary."""
     if llm.has_tokenizer:
         return llm.tokenizer.encode(text)
     return [(7919 * n + 1) % llm.config.vocab_size for n in range(_IDS)]
+
+
+def _noise(backend: Backend, ids: Sequence[int], free: Logits) -> tuple[float, float]:
+    """How far a nudge moves the logits of a text, which are `free` without it; and how far rounding may move them."""
+    noise = worst_rms(backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
+    return noise, ALLOWED.get(backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
 
 
 def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
