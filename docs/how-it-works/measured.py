@@ -2,13 +2,14 @@
 
     python docs/how-it-works/measured.py [PAGE ...] [--write]     (needs torch)
 
-prints what the pages show, of all of them or of those named; --write keeps it in measured.json, which diagrams.py draws.
-A test holds the pages to measured.json, and another measured.json to the model.
+prints what the pages show, of all of them or of those named; --write puts it into the pages and into measured.json,
+which diagrams.py draws from. Tests hold the pages to measured.json, and measured.json to the model.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,12 +29,19 @@ from pronk.measure.windows import evaluation_text
 from pronk.rope import frequency_factors, inverse_frequencies
 from pronk.rope_scaling import RopeScaling
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.functions import rotate
 
-FILE = Path(__file__).with_name("measured.json")
+HERE = Path(__file__).parent
+FILE = HERE / "measured.json"
 SENTENCE = "The capital of France is Paris."
 QUESTION = "The capital of France is"
-JUDGED = (SENTENCE, "The capital of France is Lyon.", "Paris is the capital of France.", "Paris of France capital is The.")
-TOKENS = 256  # of the text that comes with pronk, where a page says "a text"
+JUDGED = (
+    SENTENCE,
+    "The capital of France is Lyon.",
+    "Paris is the capital of France.",
+    "Paris of France capital is The.",
+)
+TOKENS = 128  # of the text that comes with pronk, where a page says "a text"
 LLAMAS = {  # vocabulary, hidden, feed-forward, layers, heads, KV heads; trillions of tokens
     "LLaMA 7B": ((32000, 4096, 11008, 32, 32, 32), 1.0),
     "LLaMA 13B": ((32000, 5120, 13824, 40, 40, 40), 1.0),
@@ -150,7 +158,7 @@ def residual_stream(llm: pronk.LLM) -> Figures:
 
 def show_residual_stream(found: Figures) -> str:
     lines = ["layer      in  attention    mlp     out  cosine  first token   p(Paris)  likeliest"]
-    for n in (0, 1, 2, 5, 10, 15, 20, 22, 24, 26, 27, 28, 29):
+    for n in (0, 1, 2, 5, 10, 11, 15, 20, 23, 24, 26, 27, 28, 29):
         row = [found[name][n] for name in ("in", "attention", "mlp", "out")]
         lines.append(
             f"{n:>5}{row[0]:>8.1f}{row[1]:>11.1f}{row[2]:>7.1f}{row[3]:>8.1f}{found['cosine'][n]:>8.2f}"
@@ -169,7 +177,7 @@ def attention(llm: pronk.LLM) -> Figures:
     def catch(layer: Any, given: tuple[Any, ...]) -> None:
         x, rope = given[:2]
         qk = torch.cat((layer.q_proj(x), layer.k_proj(x)), dim=-1).unflatten(-1, (-1, layer.head_dim))
-        q, k = pronk.torch_engine.functions.rotate(qk, rope).split((layer.heads, layer.kv_heads), dim=1)
+        q, k = rotate(qk, rope).split((layer.heads, layer.kv_heads), dim=1)
         shared = k.repeat_interleave(layer.heads // layer.kv_heads, dim=1)
         scores.append(torch.einsum("shd,thd->hst", q, shared))
 
@@ -326,17 +334,31 @@ PAGES: dict[str, tuple[Callable[[pronk.LLM], Figures], Callable[[Figures], str]]
 }
 
 
+def quoted(name: str) -> re.Pattern[str]:
+    """What a page quotes: the command, and what it prints."""
+    return re.compile(rf"(?<=^\$ python docs/how-it-works/measured\.py {name}\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+
+
 def main(names: list[str], *, write: bool) -> None:
     llm = pronk.load("smollm2:135m", engine="cpu", quantize="f32")
     kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for name in names or PAGES:
         measure, show = PAGES[name]
         kept[name] = measure(llm)
-        print(f"{name}\n\n{show(kept[name])}\n")
+        print(show(kept[name]) if len(names) == 1 else f"{name}\n\n{show(kept[name])}\n")
     if write:
         here = {key: value for key, value in machine().items() if key in ("cpu", "cores", "system")}
-        conditions = {"machine": here, "model": llm.name, "weights": "f32 of the file's Q4_1", "pronk": pronk.__version__}
+        conditions = {
+            "machine": here,
+            "model": llm.name,
+            "weights": "f32 of the file's Q4_1",
+            "pronk": pronk.__version__,
+        }
         kept["conditions"] = conditions
+        for name in names or PAGES:
+            page, shown = HERE / f"{name}.md", PAGES[name][1](kept[name]) + "\n"
+            text = page.read_text(encoding="utf-8")
+            page.write_text(quoted(name).sub(shown.replace("\\", r"\\"), text, count=1), encoding="utf-8")
         FILE.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
