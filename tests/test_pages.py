@@ -1,4 +1,4 @@
-"""The pages for learners say the truth: code that they quote is there, figures and pictures are what the scripts make."""
+"""The pages for learners are true: code that they quote is there, figures and pictures are what the scripts make."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize("page", measured.PAGES)
 def test_quoted_figures_are_those_measured(page: str) -> None:
-    shown = measured.quoted(page).findall(PAGES[page])[0]
+    (shown,) = measured.quoted(page).findall(PAGES[page])
     assert shown == measured.PAGES[page][1](KEPT[page]) + "\n"
 
 

@@ -336,7 +336,9 @@ PAGES: dict[str, tuple[Callable[[pronk.LLM], Figures], Callable[[Figures], str]]
 
 def quoted(name: str) -> re.Pattern[str]:
     """What a page quotes: the command, and what it prints."""
-    return re.compile(rf"(?<=^\$ python docs/how-it-works/measured\.py {name}\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+    return re.compile(
+        rf"(?<=^\$ python docs/how-it-works/measured\.py {name}\n)(?:(?!^```).)*", re.DOTALL | re.MULTILINE
+    )
 
 
 def main(names: list[str], *, write: bool) -> None:
@@ -358,7 +360,7 @@ def main(names: list[str], *, write: bool) -> None:
         for name in names or PAGES:
             page, shown = HERE / f"{name}.md", PAGES[name][1](kept[name]) + "\n"
             text = page.read_text(encoding="utf-8")
-            page.write_text(quoted(name).sub(shown.replace("\\", r"\\"), text, count=1), encoding="utf-8")
+            page.write_text(quoted(name).sub(shown.replace("\\", r"\\"), text), encoding="utf-8")
         FILE.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
