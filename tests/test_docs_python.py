@@ -1,0 +1,68 @@
+"""The Python in docs/*.md runs as it stands there, on a tiny model under the name of the default one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folder import save_tiny_chat_model
+
+import pronk
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `pronk.load("smollm2:135m")` loads."""
+    folder, load = save_tiny_chat_model(tmp_path / "tiny"), pronk.load
+
+    def instead(name: str, **options: Any) -> pronk.LLM:
+        assert name == "smollm2:135m"
+        return load(folder, **options)
+
+    monkeypatch.setitem(vars(pronk), "load", instead)
+    return folder
+
+
+def run(page: str) -> dict[str, Any]:
+    """All that its Python has named."""
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)), names)
+    return names
+
+
+def test_ten_lines_of_adamw_learn_as_transformers_does(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import LlamaForCausalLM
+
+    names = run("training.md")
+    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    theirs = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-5)
+    ids, expected = names["ids"], []
+    for _ in range(10):
+        loss = theirs(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < losses[0] - 1e-3
+    assert names["module"].state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_looking_inside(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    names = run("inside.md")
+    logits, states, attentions, *fed = capsys.readouterr().out.splitlines()
+    assert logits == "torch.Size([1, 24, 259])"
+    assert states == "3 torch.Size([1, 24, 64])"
+    assert attentions == "2 torch.Size([1, 8, 24, 24])"
+    shapes = [line.split(")")[0] for line in fed[:5]]
+    assert shapes == ["0 qkv (24, 64", "0 o (24, 64", "0 gate_up (24, 64", "0 down (24, 96", "-1 head (24, 64"]
+    assert fed[5].split()[1:3] == ["of", str(24 * 2 * (3 * 64 + 96))]
+    assert len(fed) == 6 + 3
+    assert names["logits"].shape == (24, 259)
