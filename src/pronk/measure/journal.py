@@ -59,19 +59,20 @@ class Journal:
         """
         report = self.report()
         text = json.dumps(strict_json.finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        data = text.encode(errors="backslashreplace")  # surrogates stand for the bytes of paths that are not UTF-8
         if (found := _digest(self.path)) and found != self._left:
             self.steps.clear()  # none of them is kept
             raise PronkError(f"{self.path}: another process writes here, too; give each a folder of its own (--out)")
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(text.encode())
+            beside.write_bytes(data)
             beside.replace(self.path)
         except OSError as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
-        self._left = hashlib.sha256(text.encode()).digest()
+        self._left = hashlib.sha256(data).digest()
         return report
 
 
@@ -89,7 +90,7 @@ def read(folder: Path, name: str = NAME, wrong: Callable[[Any], Iterator[str]] =
     if not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
     try:
-        report = strict_json.read(path)
+        report = strict_json.read(path, paths=True)
         if report.get("schema") != SCHEMA or not isinstance(report.get("steps"), dict):
             raise BadFile(path, f"is no report of this version of pronk (schema {SCHEMA})")
         for problem in wrong(report):

@@ -92,7 +92,7 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
 
     Random states are left as they are where more or fewer processes wrote them: dropout draws anew.
     """
-    raw = strict_json.read(checkpoint / _POSITION)
+    raw = strict_json.read(checkpoint / _POSITION, paths=True)
     before = raw.get("settings")
     if not isinstance(before, dict):
         raise BadFile(checkpoint / _POSITION, "required and absent", field="settings")
