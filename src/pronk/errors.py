@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from os import PathLike
 
+from pronk.terminal import shown_in_line
+
 _NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "bad_alloc")  # torch, Linux, C++
 
 
@@ -29,8 +31,8 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def one_line(text: str, most: int) -> str:
-    """`text` as a terminal may show it, whoever wrote it: what does not print escaped, too much of it cut."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """`text` as a terminal may show it, whoever wrote it: signs for what it would obey, too much of it cut."""
+    text = shown_in_line(text)
     return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
 
 

@@ -1,9 +1,11 @@
-"""JSON from files that nobody vouches for: one object, bounded in size and depth, no key twice, finite numbers only."""
+"""JSON from files that nobody vouches for: one object, bounded in size and depth, no key twice, finite numbers,
+whole characters."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,20 @@ MAX_BYTES = 4 << 20
 _MAX_VALUES = 1 << 18
 MAX_DEPTH = 32
 _LONGEST_NUMBER = 40  # characters; Python would take quadratic time over a long one
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # an escape for half of a pair, or for one without
+
+
+def half_character(value: Any, text: str | None = None) -> str | None:
+    """What is wrong with `value` if a surrogate stands alone in it: JSON can spell those, and no text can hold them, so
+    that whatever encodes it would fail. `text`: the JSON it was read from, where that is at hand, for it tells sooner.
+    """
+    if text is None or _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            near = error.object[max(0, error.start - 20) : error.start + 20]
+            return f"a lone surrogate, which is half of a character, in {short(near)}"
+    return None
 
 
 def finite(value: Any) -> Any:
@@ -28,16 +44,19 @@ def finite(value: Any) -> Any:
     return value
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The object that the file holds. Raises BadFile."""
+def read(path: Path, *, paths: bool = False) -> dict[str, Any]:
+    """The object that the file holds. Raises BadFile.
+
+    `paths`: a path that is not UTF-8 may stand there, with surrogates for its bytes.
+    """
     if not path.is_file():
         raise BadFile(path, "is not a regular file" if path.exists() else "is absent")
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
-    return parse(data, path)
+    return parse(data, path, paths=paths)
 
 
-def parse(data: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
+def parse(data: bytes, path: Path, offset: int = 0, *, paths: bool = False) -> dict[str, Any]:
     """The object that `data`, found at `offset` of the file, holds. Raises BadFile."""
     if len(data) > MAX_BYTES:
         raise BadFile(path, f"JSON of more than {MAX_BYTES} bytes", offset=offset)
@@ -82,6 +101,8 @@ def parse(data: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadFile(path, "holds no JSON object", offset=offset)
     _check_depth(value, path)
+    if not paths and (problem := half_character(value, text)):
+        raise BadFile(path, f"holds {problem}", offset=offset or None)
     return value
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pronk import strict_json
 from pronk.errors import BadFile, short
 from pronk.vocabulary import MAX_VOCABULARY
 
@@ -33,12 +34,15 @@ def parse(path: Path, data: bytes) -> dict[str, Any]:
         raise BadFile(path, f"takes more than {_MAX_TEXT_BYTES >> 20} MB in memory")
     try:
         value = json.loads(text)
+        problem = strict_json.half_character(value, text)
     except RecursionError:
         raise BadFile(path, "nested too deeply") from None
     except ValueError as error:
         raise BadFile(path, f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadFile(path, "not a JSON object")
+    if problem:
+        raise BadFile(path, f"holds {problem}")
     return value
 
 

@@ -79,7 +79,7 @@ def read_config(folder: Path) -> tuple[LoraConfig, str]:
         raise ModelNotFound(f"{folder}: no such folder; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
     if not path.is_file():
         raise ModelNotFound(f"{folder}: no adapter in this folder; looked for {CONFIG}")
-    raw = strict_json.read(path)
+    raw = strict_json.read(path, paths=True)  # its base model's
     if (kind := raw.get("peft_type")) != "LORA":
         raise Unsupported(f"{path}: peft_type={short(kind)} is not supported; only LORA is")
     for key, value in raw.items():

@@ -12,7 +12,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from pronk.checkpoint.local import digest, megabytes, say
 from pronk.checkpoint.repository import COMPANIONS, Model, Repository, choose, has_all_pieces, models_in
 from pronk.errors import DownloadFailed, ModelNotFound
+from pronk.terminal import shown_in_line
 
 _TIMEOUT_S = 10.0
 
@@ -62,6 +63,7 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
                 _throw_away(Path(path))
         fresh = [f for f, path in here.items() if not (isinstance(path, str) and Path(path).is_file())]
         need = sum(siblings[f].size or 0 for f in fresh)
+        _check_names(repository, model.files)
         _check_space(repository, need)
         bars = progress and need > 0 and sys.stderr.isatty()
         if need and not bars:
@@ -129,6 +131,13 @@ def _place(folder: Path, model: Model) -> Path:
     place = folder / model.entry
     shared = place.is_dir() and len(models_in(file.name for file in place.iterdir())) > 1
     return folder / model.files[-1] if shared else place
+
+
+def _check_names(repository: Repository, files: Iterable[str]) -> None:
+    """huggingface_hub writes them beside its bars as they are."""
+    for file in files:
+        if shown_in_line(file) != file:
+            raise DownloadFailed(f"{repository}: {file}: a terminal would obey characters of this name")
 
 
 def _check_space(repository: Repository, need: int) -> None:

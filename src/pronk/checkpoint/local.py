@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.paths import expanded
+from pronk.terminal import shown
 
 _CHUNK = 1 << 20
 
@@ -31,7 +32,7 @@ def digest(path: Path, hasher: Any) -> str:
 
 def say(line: str, progress: bool = True) -> None:
     if progress:
-        print(line, file=sys.stderr, flush=True)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 def megabytes(n: int) -> str:

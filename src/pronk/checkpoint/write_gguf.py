@@ -144,7 +144,7 @@ def _model_pairs(config: ModelConfig, file_type: int, name: str) -> list[Pair]:
     pairs: list[Pair] = [
         ("general.architecture", STRING, "llama"),
         ("general.type", STRING, "model"),
-        ("general.name", STRING, name),
+        ("general.name", STRING, name.encode(errors="replace").decode()),  # a path's bytes may be no UTF-8
         ("general.file_type", UINT32, file_type),
         ("general.quantization_version", UINT32, 2),
         ("llama.vocab_size", UINT32, config.vocab_size),

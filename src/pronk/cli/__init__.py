@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from pronk import __version__
-from pronk.cli import llama2c
+from pronk.cli import console, llama2c
 from pronk.cli.failures import Failure, Misuse
 from pronk.errors import PronkError, os_problem, out_of_memory, short
 
@@ -107,7 +107,7 @@ class Verbs(click.Group):
             # Libraries in C that import others say of any exception in there that these cannot be imported.
             if isinstance(error, ImportError) and signal.getsignal(signal.SIGINT) is not _end:
                 raise
-            click.echo(err=True)
+            console.say()
             raise click.exceptions.Exit(130) from None
 
 

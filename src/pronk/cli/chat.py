@@ -118,7 +118,7 @@ class Repl:
 
     def complain(self, problem: str) -> None:
         self.failed = True
-        click.echo(f"pronk: {problem}", err=True)
+        console.say(f"pronk: {problem}")
 
     def read(self) -> str | None:
         """The next line; None at the end. Ctrl-C at the prompt drops the line."""
@@ -126,10 +126,10 @@ class Repl:
             try:
                 return input("> ") if sys.stdout.isatty() else _ask("> ")
             except EOFError:
-                click.echo(err=True)
+                console.say()
                 return None
             except KeyboardInterrupt:
-                click.echo(err=True)
+                console.say()
         raw = sys.stdin.buffer.readline()
         line = options.decode(raw, "standard input")
         if not self.begun:
@@ -199,7 +199,7 @@ class Repl:
 
 def _ask(prompt: str) -> str:
     """As input(), but with the prompt on stderr, for stdout is a file."""
-    click.echo(prompt, nl=False, err=True)
+    console.say(prompt, end="")
     if not (line := sys.stdin.readline()):
         raise EOFError
     return line.removesuffix("\n")

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 import click
 
 from pronk.strict_json import finite
+from pronk.terminal import shown, shown_in_line
 
-# A terminal obeys control characters; a model must not give it orders. Shown as the signs that Unicode has for them.
-_SHOWN = (
-    {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 0xFFFD)
-)
+_CLEAR = "\x1b[K"  # from here to the end of the line
 
 
 def write(text: str) -> None:
-    """Text to stdout at once: as it is to a file or a pipe, without control characters to a terminal."""
+    """Text to stdout at once: as it is to a file or a pipe, to a terminal without what it would obey."""
     write_styled(shown(text) if sys.stdout.isatty() else text)
 
 
@@ -28,20 +26,29 @@ def write_styled(text: str) -> None:
     sys.stdout.flush()
 
 
-def shown(text: str) -> str:
-    """With signs in the place of control characters."""
-    return text.translate(_SHOWN)
-
-
 def write_json(value: object) -> None:
     """One line of JSON to stdout. What is no number there (NaN, infinity) becomes null, for JSON has no word for it."""
-    sys.stdout.write(json.dumps(finite(value), ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
+    if sys.stdout.isatty():  # the same JSON, with escapes for what a terminal would obey
+        signs = zip(text, shown(text), strict=True)
+        text = "".join(c if c == sign else json.dumps(c)[1:-1] for c, sign in signs)
+    write_styled(text + "\n")
 
 
 def note(text: str) -> None:
     """A line to stderr, dimmed on a terminal that can."""
-    click.echo(text if is_dumb() else click.style(text, dim=True), err=True)
+    said = shown(text)
+    click.echo(said if is_dumb() else click.style(said, dim=True), err=True)
+
+
+def say(text: str = "", end: str = "\n") -> None:
+    """A plain line to stderr, whoever wrote it."""
+    click.echo(shown(text) + end, nl=False, err=True)
+
+
+def draw(line: str) -> None:
+    """A line to stderr in the place of the one that stands there; "" takes it away."""
+    click.echo(f"\r{shown_in_line(line)}{_CLEAR}", nl=False, err=True)
 
 
 def is_dumb() -> bool:
@@ -50,8 +57,11 @@ def is_dumb() -> bool:
 
 
 def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    """Columns as wide as their content, two spaces apart; those numbered in `right` are right-aligned."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Columns as wide as their content, two spaces apart; those numbered in `right` are right-aligned.
+
+    Nothing breaks out of its cell.
+    """
+    cells = [[shown_in_line(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(

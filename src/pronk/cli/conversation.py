@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pronk.cli import options
 from pronk.errors import BadFile, BadRequest
+from pronk.strict_json import half_character
 
 Message = dict[str, str]
 
@@ -33,6 +34,8 @@ class Conversation:
             messages = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise BadFile(path, f"not JSON ({error})") from None
+        if problem := half_character(messages, text):
+            raise BadFile(path, f"holds {problem}")
         if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
             raise BadFile(path, 'must be a JSON list of messages, {"role": …, "content": …} each')
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
@@ -42,6 +45,8 @@ class Conversation:
         """A file that this conversation did not come from is left alone: BadRequest."""
         if path.exists() and path != self.path:
             raise BadRequest(f"{path} exists; name another file, or delete it first")
+        if problem := half_character(self.messages):
+            raise BadRequest(f"the conversation holds {problem}")
         path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         self.path = path
 

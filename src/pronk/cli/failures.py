@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pronk.cli import console
 from pronk.errors import NotEnoughMemory, PronkError
 
 
@@ -21,7 +22,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         if not _said_elsewhere():
-            click.echo(f"pronk: {self.message}", err=True)
+            console.say(f"pronk: {self.message}")
 
 
 class Misuse(Failure):
@@ -43,7 +44,7 @@ class Misuse(Failure):
     def show(self, file: Any = None) -> None:
         super().show(file)
         if not _said_elsewhere():
-            click.echo(f"Try '{self.where} --help'.", err=True)
+            console.say(f"Try '{self.where} --help'.")
 
 
 def _said_elsewhere() -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pronk import terminal
 from pronk.cli import console
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
         for example in examples:
             named = len(example.answers) > 1
             for name, text in zip(example.answers, shown(example.answers.values(), tokenizer), strict=True):
-                spans = [(console.shown(part) if on_terminal else part, marked) for part, marked in _spans(text)]
+                spans = [(terminal.shown(part) if on_terminal else part, marked) for part, marked in _spans(text)]
                 lines += ["", *([f"{name}:"] if named else [])]
                 lines.append("".join(_marked(part, marked, coloured) for part, marked in spans))
         lines.append("")

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
-
 from pronk.cli import console
 
 Unit = Callable[[int, int], str]  # how much of how much is done, in words
@@ -20,7 +18,6 @@ LINES_APART = 5.0  # seconds
 LOGGED_APART = 30.0  # seconds between two lines in a file or a pipe
 REDRAWN = 0.1  # seconds between two states of a bar
 BAR = 40  # characters, where the terminal has room
-_CLEAR = "\x1b[K"  # from here to the end of the line
 
 
 def of_bytes(done: int, total: int) -> str:
@@ -85,7 +82,7 @@ class _Lines(_Display):
     def show(self, done: int, total: int, amount: str) -> None:
         now = time.monotonic()
         if self.last is None or now - self.last >= self.apart:
-            click.echo(f"{self.title}: {amount}", err=True)
+            console.say(f"{self.title}: {amount}")
             self.last = now
 
     def hide(self) -> None:
@@ -110,12 +107,12 @@ class _Bar(_Display):
             width = min(BAR, max(0, columns - len(f"{self.title}  {amount}")))
             filled = width * done // total
             line = f"{self.title} {full * filled}{empty * (width - filled)} {amount}"
-            click.echo(f"\r{line[:columns]}{_CLEAR}", nl=False, err=True)
+            console.draw(line[:columns])
             self.drawn = now
 
     def hide(self) -> None:
         if self.drawn is not None:
-            click.echo(f"\r{_CLEAR}", nl=False, err=True)
+            console.draw("")
             self.drawn = None
 
 

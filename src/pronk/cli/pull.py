@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from pronk.cli import options
+from pronk.cli import console, options
 
 
 @options.verb(
@@ -22,4 +20,4 @@ def command(model: str, revision: str | None) -> None:
     """Download a model, and print where it is."""
     from pronk.checkpoint import hub
 
-    click.echo(hub.pull(model, revision=revision))
+    console.write(f"{hub.pull(model, revision=revision)}\n")

@@ -58,19 +58,20 @@ class Journal:
         """
         report = self.report()
         text = json.dumps(strict_json.finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        data = text.encode(errors="backslashreplace")  # surrogates stand for the bytes of paths that are not UTF-8
         if (found := _digest(self.path)) and found != self._left:
             self.steps.clear()  # none of them is kept
             raise PronkError(f"{self.path}: another process writes here, too; give each a folder of its own (--out)")
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(text.encode())
+            beside.write_bytes(data)
             beside.replace(self.path)
         except OSError as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
-        self._left = hashlib.sha256(text.encode()).digest()
+        self._left = hashlib.sha256(data).digest()
         return report
 
 

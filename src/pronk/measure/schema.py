@@ -183,7 +183,7 @@ def problems(report: Any, shape: Any = REPORT) -> Iterator[str]:
 def read(path: Path, shape: Any = REPORT, *, anew: str) -> dict[str, Any]:
     """The report that a file holds, which is as `shape` has it. Raises BadFile, with `anew` as the way out."""
     try:
-        report = strict_json.read(path)
+        report = strict_json.read(path, paths=True)
         if report.get("schema") != SCHEMA:
             found = short(report.get("schema"))
             raise BadFile(path, f"is no report of this version of pronk: its schema is {found} and not {SCHEMA}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, short
+from pronk.strict_json import half_character
 
 
 class BadRecord(ValueError):
@@ -90,6 +91,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 try:
                     record = json.loads(line, object_pairs_hook=_members)
+                    if problem := half_character(record, line):
+                        record = BadRecord(f"holds {problem}")
                 except (ValueError, RecursionError) as error:
                     record = BadRecord(f"is not JSON ({error}); each line must be a record of its own")
                 yield f"line {number}", record
@@ -109,6 +112,8 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         text = file.read()
     try:
         records = json.loads(text, object_pairs_hook=_members)
+        if half_character(records, text):
+            records = [BadRecord(f"holds {why}") if (why := half_character(each)) else each for each in records]
     except (ValueError, RecursionError) as error:
         raise BadFile(path, f"is not JSON: {error}") from None
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))

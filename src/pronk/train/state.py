@@ -92,7 +92,7 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
     Random states are left as they are where more or fewer processes wrote them: dropout draws anew.
     """
     try:
-        raw = strict_json.read(checkpoint / _POSITION)
+        raw = strict_json.read(checkpoint / _POSITION, paths=True)
         _check_settings(raw, checkpoint, settings)
         position = _position(raw["position"], loop, checkpoint)
         _set_scaler(loop, raw["scaler"])
