@@ -42,6 +42,21 @@ def test_a_coarse_model_is_not_excused_by_its_own_noise() -> None:
     assert verdict.verdict(original, original, [], "f32").badge == "indistinguishable"
 
 
+@pytest.mark.parametrize(("found", "said"), [
+    ({"log_ratio": 0.0061, "standard_error": 0.0018, "clear": True}, r"(+1.00% ± 0.18%): more than chance."),
+    ({"log_ratio": 0.0061, "standard_error": 0.004, "clear": False}, "less than a text of this length can show."),
+    (None, "(+1.00%)."),  # of a report that has no windows: nothing is claimed
+])  # fmt: skip
+def test_perplexities_are_judged_by_their_paired_difference(found: Any, said: str) -> None:
+    """q8 was "less than a text of this length can show", by errors that are the text's."""
+    base = {"value": 24.97, "standard_error": 2.8}
+    original, own = (
+        {"name": "x", "quality": {"perplexity": one}}
+        for one in (base, {**base, "value": 25.2197, "beside_original": found})
+    )
+    assert said in verdict.verdict(own, original, [], "f32").text
+
+
 def test_pinsker_bounds_what_the_verdict_says() -> None:
     """The share of sampled tokens that can differ is the total variation: never over sqrt(KLD / 2)."""
     import numpy as np

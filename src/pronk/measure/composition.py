@@ -9,6 +9,7 @@ from typing import Any
 from pronk import __version__
 from pronk.measure import latency, techniques, texts
 from pronk.measure.comparison import Comparison, Variant
+from pronk.measure.perplexity import beside
 from pronk.measure.request import as_json
 from pronk.measure.steps import costs, step
 
@@ -86,6 +87,8 @@ def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, An
         if (name := step(kind, variant)) in steps:
             found[key] = steps[name]
     original = next(one for one in comparison.variants if one.original)
+    if variant is not original and "perplexity" in found and (base := steps.get(step("perplexity", original))):
+        found["perplexity"] = {**found["perplexity"], "beside_original": beside(base, found["perplexity"])}
     theirs, own = steps.get(step("texts", original)), steps.get(step("texts", variant))
     if theirs and own:
         found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}

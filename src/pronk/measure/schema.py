@@ -27,10 +27,14 @@ class Named:
 
 
 SUMMARY = {"median": NUMBER, "min": NUMBER, "max": NUMBER, "rounds": [NUMBER]}
+BESIDE = {"log_ratio": NUMBER, "standard_error": Maybe(NUMBER), "clear": Maybe(bool)}  # of perplexities, paired
 DIVERGENCE = {
     **dict.fromkeys(("mean", "median", "p99", "max", "top1", "rms_dp", "rows"), NUMBER),
     "standard_error": Maybe(NUMBER),  # of a single window there is none
     "histogram": {"edges": [NUMBER], "counts": [NUMBER]},
+    "per_window": Maybe(
+        {"rows": [int], "kld": [NUMBER], "top1": [NUMBER], "reference_surprise": [NUMBER], "own_surprise": [NUMBER]}
+    ),
 }
 MEMORY = {
     "weights_predicted": int,
@@ -54,7 +58,15 @@ WRITTEN = {
     **dict.fromkeys(("distinct_1", "distinct_2", "repetition"), Maybe(NUMBER)),
 }
 QUALITY = {
-    "perplexity": Maybe({"value": NUMBER, "standard_error": Maybe(NUMBER), "rows": int}),
+    "perplexity": Maybe(
+        {
+            "value": NUMBER,
+            "standard_error": Maybe(NUMBER),
+            "rows": int,
+            "beside_original": Maybe(BESIDE),
+            "per_window": Maybe({"rows": [int], "surprise": [NUMBER]}),
+        }
+    ),
     "divergence": Maybe(DIVERGENCE),
     "noise_floor": Maybe({**DIVERGENCE, "how": str}),
     "texts": Maybe({"greedy": WRITTEN, "seeded": WRITTEN}),

@@ -25,6 +25,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.sampling import not_numbers
 from pronk.errors import BadRequest
+from pronk.measure.noise import over_windows
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -111,16 +112,8 @@ def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Wind
 
 
 def standard_error(values: NDArray[np.float64], ends: Sequence[int]) -> float | None:
-    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window.
-
-    Predictions of one window share their context, so what goes wrong in it goes wrong for many of them at once: they
-    are no independent samples. Windows lie apart. So the error is that of a mean over windows, which may be unequal in
-    length (the cluster-robust estimate).
-    """
-    if len(ends) < 2:
-        return None
-    sums = np.add.reduceat(values - values.mean(), [0, *ends[:-1]])
-    return float(np.sqrt(len(ends) / (len(ends) - 1) * np.square(sums).sum()) / len(values))
+    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window."""
+    return over_windows([part.mean() for part in np.split(values, ends[:-1])], np.diff([0, *ends]).tolist()).error
 
 
 def _spread(begins: Sequence[int], count: int | None) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pronk.measure import plots
-from pronk.measure.plot_style import Value, colours, finite
+from pronk.measure.plot_style import Value, colours
 from pronk.measure.report import reading, verdict, words
 from pronk.measure.report.rows import name_of, original
 from pronk.measure.report.techniques import plot_name, title_of, ways_of
@@ -101,8 +101,8 @@ def _memory(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
 def _divergence(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
     counts, means = {}, {}
     for variant in variants:
-        edges = _numbers(variant, "quality", "divergence", "histogram", "edges")
-        heights = _numbers(variant, "quality", "divergence", "histogram", "counts")
+        edges = reading.numbers(variant, "quality", "divergence", "histogram", "edges")
+        heights = reading.numbers(variant, "quality", "divergence", "histogram", "counts")
         mean = reading.number(variant, "quality", "divergence", "mean")
         if heights and len(edges) == len(heights) + 1 and mean:  # a mean of 0 is the reference itself
             # Edges are decimal logarithms of KLD, which is what a KLD under zero must be.
@@ -115,12 +115,6 @@ def _divergence(variants: Variants, colour: Mapping[str, str]) -> Picture | None
         + "."
     )
     return (figure, "How often each KLD occurs. Further left is closer to the reference.", alt) if figure else None
-
-
-def _numbers(given: Any, *path: str) -> list[float]:
-    found = reading.at(given, *path)
-    numbers = [finite(one) for one in found] if isinstance(found, list) else []
-    return [] if None in numbers else [one for one in numbers if one is not None]
 
 
 def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:

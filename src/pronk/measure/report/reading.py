@@ -46,16 +46,16 @@ def entries(given: Any, *path: str | int) -> list[Mapping[str, Any]]:
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
-def rounds(given: Any, *path: str | int) -> list[float]:
-    """What each round gave; empty where any of them is no number."""
-    found = at(given, *path, "rounds")
-    numbers = [finite(one) for one in found] if isinstance(found, list) else []
-    return [one for one in numbers if one is not None] if None not in numbers else []
+def numbers(given: Any, *path: str | int) -> list[float]:
+    """A list of finite numbers; empty where any of them is none."""
+    found = at(given, *path)
+    known = [finite(one) for one in found] if isinstance(found, list) else []
+    return [one for one in known if one is not None] if None not in known else []
 
 
 def ratio(own: Any, base: Any) -> Value | None:
     """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both."""
-    ours, theirs = rounds(own), rounds(base)
+    ours, theirs = numbers(own, "rounds"), numbers(base, "rounds")
     if len(ours) == len(theirs) > 1 and all(theirs):
         each = [x / y for x, y in zip(ours, theirs, strict=True)]
         return Value(median(each), min(each), max(each))

@@ -5,6 +5,7 @@ A row of which no cell says anything is no row, so that a report shows what it h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,10 @@ def predicted(measured: str, predicted: str, base: Variant | None, scale: float)
 
 def ppl(variant: Variant) -> Cell:
     found, error = (reading.number(variant, "quality", "perplexity", key) for key in ("value", "standard_error"))
-    return Cell.of(words.digits(found, 4), words.error(error))
+    apart, its_error = (reading.number(variant, "quality", "perplexity", "beside_original", key)
+                        for key in ("log_ratio", "standard_error"))  # fmt: skip
+    beside = "" if apart is None or abs(apart) > 100 else words.change(math.exp(apart), its_error)
+    return Cell.of(words.digits(found, 4), words.error(error), beside)
 
 
 def kld(variant: Variant) -> Cell:

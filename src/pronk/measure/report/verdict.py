@@ -26,10 +26,14 @@ RULES = (
     "differently (Pinsker's inequality: at most √(KLD/2)).",
     "Where two standard errors reach over a border, both sides of it are named.",
     "A difference of speed is called one only if it had the same sign in every round, each round compared with the "
-    "original's of the same round; a difference of perplexity, only if it is larger than two standard errors of both.",
-    "A variant is called outdone where another is no larger, no slower in any round, and closer even with two standard "
-    "errors of both against it.",
+    "original's of the same round; a difference of perplexity, only if it is larger than two of its standard errors, "
+    "each window of the text compared with the original's of the same window.",
+    "A variant is called outdone where another is no larger, no slower in any round, and closer by more than two "
+    "standard errors, each window compared with the other's of the same window.",
 )
+
+
+PAIRED = ("quality", "perplexity", "beside_original")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,17 @@ def divergence(variant: Mapping[str, Any]) -> Value | None:
     if found is None or found.error is None:
         return found and Value(found.value)
     return Value(found.value, max(0.0, found.value - 2 * found.error), found.value + 2 * found.error)
+
+
+def nearer(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mean | None:
+    """By how much the KLD of `one` is over that of `other`, on the same windows; None where these are not known."""
+    here = ("quality", "divergence", "per_window")
+    (rows, klds), (others, their_klds) = (
+        [reading.numbers(of, *here, key) for key in ("rows", "kld")] for of in (one, other)
+    )
+    if not rows or rows != others or not len(rows) == len(klds) == len(their_klds) or min(rows) <= 0:
+        return None
+    return noise.paired(klds, their_klds, [int(n) for n in rows])
 
 
 def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, others: Sequence[Mapping[str, Any]],
@@ -145,16 +160,13 @@ def _with_error(kld: Value) -> str:
 
 
 def _perplexity(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
-    here, there = ("quality", "perplexity", "value"), ("quality", "perplexity", "standard_error")
-    own, base = reading.number(variant, *here), reading.number(original, *here)
-    errors = reading.number(variant, *there), reading.number(original, *there)
+    own, base = (reading.number(one, "quality", "perplexity", "value") for one in (variant, original))
     if own is None or not base:
         return ""
-    change = f"Perplexity {words.digits(own, 4)} beside {words.digits(base, 4)} ({100 * (own / base - 1):+.1f}%)"
-    if errors[0] is None or errors[1] is None:
-        return change + "."
-    clear = abs(own - base) > 2 * math.hypot(errors[0], errors[1])
-    return change + (": more than chance." if clear else ": less than a text of this length can show.")
+    said = words.change(own / base, reading.number(variant, *PAIRED, "standard_error"))
+    clear = reading.at(variant, *PAIRED, "clear")
+    end = {True: ": more than chance", False: ": less than a text of this length can show"}.get(clear, "")
+    return f"Perplexity {words.digits(own, 4)} beside {words.digits(base, 4)} ({said}){end}."
 
 
 def _texts(variant: Mapping[str, Any]) -> str:
@@ -165,13 +177,13 @@ def _texts(variant: Mapping[str, Any]) -> str:
 
 
 def _outdone(variant: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    own, weight = divergence(variant), size(variant)
+    weight = size(variant)
     for other in others:
-        theirs, lighter = divergence(other), size(other)
+        closer, lighter = nearer(other, variant), size(other)
         times = reading.ratio(speed(other), speed(variant))
-        if other is variant or own is None or theirs is None or weight is None or lighter is None or times is None:
+        if other is variant or closer is None or weight is None or lighter is None or times is None:
             continue
-        closer = own.low is not None and theirs.high is not None and theirs.high < own.low
-        if closer and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
+        beyond = closer.clear and closer.value < 0
+        if beyond and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
             return f"Outdone by {words.plain(reading.text(other, 'name'))}: no larger, no slower, and closer."
     return ""
