@@ -20,7 +20,8 @@ LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibl
 
 RULES = (
     f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the "
-    "variant's and the original's, and what cannot be told from the reference is called “indistinguishable”.",
+    "variant's and the original's, and the tables name the one that was taken. What cannot be told from the reference "
+    "is called “indistinguishable”.",
     "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
     "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
     "differently (Pinsker's inequality: at most √(KLD/2)).",
@@ -33,6 +34,7 @@ RULES = (
 )
 
 
+FAR = 1000.0  # times the noise floor; beyond it, a multiple of what is next to nothing says nothing
 PAIRED = ("quality", "perplexity", "beside_original")
 
 
@@ -61,6 +63,16 @@ def divergence(variant: Mapping[str, Any]) -> Value | None:
     if found is None or found.error is None:
         return found and Value(found.value)
     return Value(found.value, max(0.0, found.value - 2 * found.error), found.value + 2 * found.error)
+
+
+def floored(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Of the two, that whose noise floor is the lower: by it, and nowhere by another, the variant is judged."""
+    known = [(found.value, one) for one in (original, variant) if one and (found := _mean(one, "noise_floor"))]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def name_of(variant: Mapping[str, Any]) -> str:
+    return words.plain(reading.text(variant, "name")) or "unnamed"
 
 
 def nearer(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mean | None:
@@ -95,7 +107,7 @@ def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, othe
 def _cost(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
     if original is None:
         return ""
-    name = words.plain(reading.text(original, "name"))
+    name = name_of(original)
     parts = []
     if said := words.smaller(size(variant), size(original)):
         parts.append(f"Its weights are {said}" + ("" if said == "the same" else f" than {name}'s"))
@@ -116,26 +128,30 @@ def _level(kld: float) -> tuple[str, str]:
 def _quality(variant: Mapping[str, Any], original: Mapping[str, Any] | None, reference: str) -> tuple[str, str, str]:
     """Badge, tone and sentence."""
     kld, found = divergence(variant), _mean(variant, "divergence")
-    floors = [one for of in (variant, original) if (one := _mean(of, "noise_floor"))]
-    floor = min((one.value for one in floors), default=None)
+    judged_by = floored(variant, original)
+    floor = _mean(judged_by, "noise_floor")
     if kld is None or found is None:
         return "quality not measured", "none", ""
     if kld.value == 0 and not kld.high:
         return f"equal to {reference}", "good", f"Its predictions are {reference}'s, to the bit."
     mean = f"mean KLD to {reference} {_with_error(kld)}"
     low, high = (kld.value, kld.value) if kld.low is None or kld.high is None else (kld.low, kld.high)
-    standing = noise.standing(found, floors) if floors else "unknown"
-    if floor and standing == "within":
+    standing = noise.standing(found, [floor]) if floor else "unknown"
+    own = f"noise floor ({name_of(judged_by)}'s, {words.digits(floor.value)})" if floor and judged_by else ""
+    if standing == "within":
         sentence = f"On this text its predictions cannot be told from {reference}'s: {mean}, "
-        return "indistinguishable", "good", sentence + f"noise floor {words.digits(floor)}."
+        return "indistinguishable", "good", sentence + f"under {noise.TIMES:g} times the {own}."
     (best, _), (worst, tone) = _level(low), _level(high)
-    if floor and standing == "unclear":
+    if standing == "unclear":
         best = "indistinguishable"
     badge = worst if best == worst else f"{best} or {worst}"
     sentence = f"Its predictions are {badge} {_to(worst)} {reference}'s: {mean}"
-    sentence += (
-        f", {words.digits(kld.value / floor, 2)} times the noise floor" if floor else ", no noise floor measured"
-    )
+    if floor:
+        often = kld.value / floor.value if floor.value else math.inf
+        far = f"{words.digits(often, 2)} times" if often < FAR else "far over"
+        sentence += f", {far} the {own}"
+    else:
+        sentence += ", no noise floor measured"
     sentence += f"; at most {words.percent(min(1.0, math.sqrt(high / 2)))} of sampled tokens can come out differently"
     same = reading.number(variant, "quality", "divergence", "top1")
     sentence += "" if same is None else f", and the likeliest token is the same in {words.percent(same)} of places"
@@ -185,5 +201,5 @@ def _outdone(variant: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) ->
             continue
         beyond = closer.clear and closer.value < 0
         if beyond and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
-            return f"Outdone by {words.plain(reading.text(other, 'name'))}: no larger, no slower, and closer."
+            return f"Outdone by {name_of(other)}: no larger, no slower, and closer."
     return ""
