@@ -23,7 +23,7 @@ class WatchedBackend:
     def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
-        self.engine, self.exact = backend.engine, backend.exact
+        self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
         self.new_kv = backend.new_kv
         self._backend, self._tell = backend, tell
 

@@ -119,6 +119,14 @@ def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
     assert not found["own_floor"]["exact"]
 
 
+def test_tokens_that_share_scales_are_said_to(run: Run, model: str, text: str) -> None:
+    common = ["--quantize", "absmax", "--device", "cpu", "-f", text, "--ctx", "64"]
+    assert "batch     each window is one, whose tokens share scales" in run("perplexity", model, *common).stdout
+    assert "batch: each window is one, whose tokens share scales" in run("divergence", model, *common).stdout
+    found = json.loads(run("divergence", model, *common, "--json").stdout)
+    assert [found[name]["one_batch"] for name in ("divergence", "reference_floor", "own_floor")] == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [

@@ -181,7 +181,7 @@ def test_other_vocabularies_and_short_texts_are_refused() -> None:
 class Wide:
     """A backend with the vocabulary of Llama 3, whose logits cost nothing to make."""
 
-    config, ctx_size = SimpleNamespace(vocab_size=128256), 4096
+    config, ctx_size, shares_scales = SimpleNamespace(vocab_size=128256), 4096, False
 
     def __init__(self) -> None:
         self.row = np.random.default_rng(0).normal(size=self.config.vocab_size).astype(np.float32)

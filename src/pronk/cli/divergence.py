@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.perplexity import check_same_tokens, described, in_words, read_text, text_options
+from pronk.cli.perplexity import ONE_BATCH, check_same_tokens, described, in_words, read_text, text_options
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -149,6 +149,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
             f"B  {_line(result['own'])}",
             f"{result['text']}, {result['tokens']} tokens: {difference['windows']} windows of {difference['ctx']}, "
             f"{difference['rows']} predictions",
+            *([f"batch: {ONE_BATCH}"] if difference["one_batch"] else []),
             "",
             console.table(rows, right=(1, 2, 3)),
             "",

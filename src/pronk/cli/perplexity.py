@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 WINDOW = 512  # tokens, as llama.cpp's
+ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
 
 
 def text_options(windows: int) -> Callable[[options.F], options.F]:
@@ -126,6 +127,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
                     ("model", f"{result['model']}: {where}"),
                     ("text", f"{result['text']}, {result['tokens']} tokens"),
                     ("protocol", result["protocol"]),
+                    *([("batch", ONE_BATCH)] if result["one_batch"] else []),
                     ("read", f"{result['windows']} windows, {result['rows']} predictions"),
                     ("error", "of a mean over windows" if error is not None else "unknown, of a single window"),
                     *([("beside the first", in_words(found))] if (found := result.get("beside_first")) else []),

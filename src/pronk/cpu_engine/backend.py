@@ -33,7 +33,7 @@ _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
 class CpuBackend:
-    engine, device, exact = "cpu", "cpu", True
+    engine, device, exact, shares_scales = "cpu", "cpu", True, False
 
     def __init__(
         self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str, token_bytes: int

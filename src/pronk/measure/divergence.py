@@ -56,7 +56,8 @@ def divergence(
     Keys: mean, standard_error, median, p99 and max of the KLD in nats; top1, the share of predictions whose likeliest
     token is the same; rms_dp, the root mean square change of the right token's probability; perplexity {reference,
     own, and what own is beside it: see pronk.measure.perplexity.beside}; histogram {edges, counts}, of log10(KLD);
-    rows, windows, ctx; per_window, of each its rows and their means: kld, top1, and both models' surprise in nats.
+    rows, windows, ctx; one_batch, whether a model read each window in a single pass, as its tokens share scales
+    (absmax, zeropoint); per_window, of each its rows and their means: kld, top1, and both models' surprise in nats.
     """
     return divergences(reference, {"own": llm}, ids, ctx=ctx, count=count, progress=progress)["own"]
 
@@ -145,7 +146,11 @@ def _measure(
                 tallies[name].add(logits[reference], logits[own], pieces[0][1])
         for tally in tallies.values():
             tally.end_window()
-    return {name: {**tally.summary(), "windows": len(texts), "ctx": ctx} for name, tally in tallies.items()}
+    about = {"windows": len(texts), "ctx": ctx}
+    return {
+        name: {**tally.summary(), **about, "one_batch": any(sides[side].shares_scales for side in pairs[name])}
+        for name, tally in tallies.items()
+    }
 
 
 class Tally:

@@ -39,8 +39,9 @@ def perplexity(
     """Of a text, by llama.cpp's protocol, or with `stride` by Hugging Face's; `count`: over that many windows only.
 
     Keys: value; standard_error (over windows; None of a single one); rows, the predictions that counted; windows; ctx;
-    stride; protocol, in words; per_window, of each the number of its rows and their mean surprise in nats. Raises
-    BadRequest where the text is shorter than a window.
+    stride; protocol, in words; one_batch, whether each window was a single pass, whose tokens share scales; per_window,
+    of each the number of its rows and their mean surprise in nats. Raises BadRequest where the text is shorter than a
+    window.
     """
     bos = begins_with(llm) if stride is None else None
     texts = windows(ids, ctx, stride, count, bos=bos)
@@ -61,6 +62,7 @@ def perplexity(
         "ctx": ctx,
         "stride": stride,
         "protocol": _in_words(ctx, stride, bos),
+        "one_batch": llm.backend.shares_scales,
         "per_window": {"rows": rows, "surprise": means},
     }
 

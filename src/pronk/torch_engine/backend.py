@@ -17,7 +17,7 @@ from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progr
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
-from pronk.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
+from pronk.int8 import LONGEST_ROW, PER_BATCH, SCHEMES, Outliers, Scheme
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
@@ -41,6 +41,7 @@ class TorchBackend:
         schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
         # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
         self.dtype = "+".join([*schemes, self.kv_dtype])
+        self.shares_scales = model.every_row = not schemes.isdisjoint(PER_BATCH)
 
     @classmethod
     def from_checkpoint(

@@ -77,8 +77,11 @@ def _generation(report: Report) -> str:
 
 def _protocol(report: Report) -> str:
     """How the text was read for perplexity, and for divergence alike: it is the same for all variants."""
-    said = (reading.text(v, "quality", "perplexity", "protocol") for v in reading.entries(report, "variants"))
-    return next(filter(None, said), "")
+    variants = reading.entries(report, "variants")
+    said = (reading.text(v, "quality", "perplexity", "protocol") for v in variants)
+    whole = [name_of(v) for v in variants if reading.at(v, "quality", "perplexity", "one_batch") is True]
+    batch = f"for {words.listed(whole)} each window is one batch, whose tokens share scales" if whole else ""
+    return _joined(next(filter(None, said), ""), batch)
 
 
 def _contexts(report: Report) -> str:
