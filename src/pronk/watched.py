@@ -24,7 +24,7 @@ class WatchedBackend:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
         self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
-        self.new_kv = backend.new_kv
+        self.new_kv, self.nbytes = backend.new_kv, backend.nbytes
         self._backend, self._tell = backend, tell
 
     def perturbed(self) -> WatchedBackend:

@@ -89,6 +89,10 @@ class CpuBackend:
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings
         return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, slots))
 
+    @property
+    def nbytes(self) -> int:
+        return self.model.nbytes
+
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
         if block_size != BLOCK_SIZE:
             raise ValueError(f"the CPU engine's blocks are of {BLOCK_SIZE} tokens, not {block_size}")

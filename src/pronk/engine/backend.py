@@ -37,6 +37,10 @@ class Backend(Protocol):
     exact: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
     shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (int8.PER_BATCH)
 
+    @property
+    def nbytes(self) -> int:
+        """What the weights take, counted, in the form that they are computed with."""
+
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
 
     def perturbed(self) -> Backend:

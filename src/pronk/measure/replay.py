@@ -69,6 +69,7 @@ class Replay:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
         self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
+        self.nbytes = backend.nbytes
         self._backend: Backend | None = backend
         self._passes: list[tuple[Batch, NDArray[np.float32]]] = []
         self._next = 0

@@ -39,7 +39,7 @@ DIVERGENCE = {
 MEMORY = {
     "weights_predicted": int,
     "kv_a_token": int,
-    **dict.fromkeys(("weights_measured", "total_predicted", "baseline_rss", "loaded_rss"), Maybe(int)),
+    **dict.fromkeys(("weights_measured", "loading_took", "total_predicted", "baseline_rss", "loaded_rss"), Maybe(int)),
     **dict.fromkeys(("peak_rss", "peak_device"), Maybe(int)),
 }
 LATENCY = {
@@ -73,7 +73,7 @@ QUALITY = {
 }
 WAY = {
     "seconds": SUMMARY,
-    **dict.fromkeys(("tok_s", "peak_bytes", "weights_bytes", "kld"), Maybe(NUMBER)),
+    **dict.fromkeys(("tok_s", "peak_bytes", "weights_bytes", "loading_took", "kld"), Maybe(NUMBER)),
     "note": Maybe(str),
 }
 REPORT = {

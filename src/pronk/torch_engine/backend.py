@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -22,7 +22,7 @@ from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
-from pronk.torch_engine.packed import pack
+from pronk.torch_engine.packed import PackedLinear, pack
 from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -84,6 +84,11 @@ class TorchBackend:
         pack(model)
         return cls(model, ctx_size)
 
+    @property
+    def nbytes(self) -> int:
+        """Of parameters and buffers, each once, and of what packed layers keep in their stead."""
+        return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
+
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.config, num_blocks, block_size, self._float_type, torch.device(self.device))
 
@@ -127,6 +132,14 @@ class TorchBackend:
         with overheard(self.model) as seen:
             self.forward(every, kv)
         return seen
+
+
+def _tensors(model: Llama) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            yield from (tensor for tensor in (module.weight, module.bias) if tensor is not None)
 
 
 def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | None) -> None:

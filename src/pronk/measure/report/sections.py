@@ -186,6 +186,7 @@ def _memory(variants: Sequence[Variant], base: Variant | None, pictures: Mapping
         *row(f"Weights, {unit}", variants, predicted("weights_measured", "weights_predicted", base, scale)),
         *row("Keys and values, bytes a token", variants,
               lambda v: Cell(_whole(reading.number(v, "memory", "kv_a_token")))),
+        *row(f"Process grew in loading by, {unit}", variants, plain("memory", "loading_took", unit=1 / scale)),
         *row(f"Process when loaded, {unit}", variants, plain("memory", "loaded_rss", unit=1 / scale)),
         *_peak(variants, base, unit, scale),
     ]  # fmt: skip
