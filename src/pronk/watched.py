@@ -23,8 +23,8 @@ class WatchedBackend:
     def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
-        self.engine, self.exact = backend.engine, backend.exact
-        self.new_kv = backend.new_kv
+        self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
+        self.new_kv, self.nbytes = backend.new_kv, backend.nbytes
         self._backend, self._tell = backend, tell
 
     def perturbed(self) -> WatchedBackend:

@@ -46,6 +46,17 @@ def test_perplexity_is_the_librarys(run: Run, model: str, text: str) -> None:
     assert piped["value"] == found["value"]
 
 
+def test_several_models_are_compared_with_the_first_window_by_window(run: Run, model: str, text: str) -> None:
+    """Perplexities of one text were compared as if of two: what all of them find hard was their error."""
+    common = ["-f", text, "--ctx", "64", *CPU]
+    alone = json.loads(run("perplexity", model, *common, "--json").stdout)
+    first, second = json.loads(run("perplexity", model, model, *common, "--json").stdout)["models"]
+    assert first == alone
+    assert {**first, "beside_first": second["beside_first"]} == second
+    assert second["beside_first"] == {"log_ratio": 0, "standard_error": 0, "clear": False}
+    assert "paired by windows: less than this text can show" in run("perplexity", model, model, *common).stdout
+
+
 def test_perplexity_says_its_protocol(run: Run, model: str, text: str) -> None:
     lines = run("perplexity", model, "--text", text, "--ctx", "64", *CPU).stdout.splitlines()
     assert lines[0].startswith("perplexity ")
@@ -133,6 +144,14 @@ def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
     assert not found["own_floor"]["exact"]
 
 
+def test_tokens_that_share_scales_are_said_to(run: Run, model: str, text: str) -> None:
+    common = ["--quantize", "absmax", "--device", "cpu", "-f", text, "--ctx", "64"]
+    assert "batch     each window is one, whose tokens share scales" in run("perplexity", model, *common).stdout
+    assert "batch: each window is one, whose tokens share scales" in run("divergence", model, *common).stdout
+    found = json.loads(run("divergence", model, *common, "--json").stdout)
+    assert [found[name]["one_batch"] for name in ("divergence", "reference_floor", "own_floor")] == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
@@ -143,6 +162,7 @@ def test_on_the_torch_engine(run: Run, model: str, text: str) -> None:
         ("perplexity MODEL --text TEXT --ctx 3", 2, "3 is not in the range"),
         ("divergence MODEL --quantize int8 --text TEXT", 1, "the text has 292 tokens, and a window takes 512"),
         ("divergence MODEL --text TEXT", 2, "an option that makes it differ, as --quantize llm-int8"),
+        ("perplexity MODEL SHIFTED --text TEXT --ctx 64", 1, "cut the text into different tokens"),
         ("divergence MODEL OTHER --text TEXT --ctx 64", 1, "predicts 259 tokens and"),
         ("divergence MODEL SHIFTED --text TEXT --ctx 64", 1, "cut the text into different tokens"),
         ("divergence BARE BARE --text TEXT --ctx 64", 1, "carries no tokenizer"),

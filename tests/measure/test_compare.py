@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import compare, journal, settling
 from pronk.measure.divergence import divergence
-from pronk.measure.perplexity import perplexity
+from pronk.measure.perplexity import beside, perplexity
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.settling import settle
@@ -65,10 +66,13 @@ def run(request: Request, folder: Path, *, resume: bool = False, **how: Any) -> 
 
 
 def test_the_text_is_read_as_pronk_perplexity_and_divergence_read_it(done: Done, model: str) -> None:
-    one, other = (pronk.load(model, quantize=q, engine="cpu", threads=1) for q in ("f32", "q8"))
+    load = partial(pronk.load, model, engine="cpu", threads=1)
+    one, other = load(quantize="f32"), load(quantize="q8")
     ids = one.tokenizer.encode(evaluation_text())
     quality = done.report["variants"][1]["quality"]
-    assert quality["perplexity"] == perplexity(other, ids, ctx=512, count=1)
+    first, second = (perplexity(llm, ids, ctx=512, count=1) for llm in (load(quantize="bf16"), other))
+    assert quality["perplexity"] == {**second, "beside_original": beside(first, second)}
+    assert "beside_original" not in done.report["variants"][0]["quality"]["perplexity"]
     assert quality["divergence"] == divergence(one, other, ids, ctx=512, count=1)
 
 

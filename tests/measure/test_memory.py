@@ -84,6 +84,22 @@ def test_the_torch_engine_is_predicted_by_its_tensors(dtype: str) -> None:
     assert found.kv_a_token * 64 == sum(t.numel() * t.element_size() for one in layers for t in (one.keys, one.values))
 
 
+@pytest.mark.parametrize("scheme", ["absmax", "zeropoint", "llm-int8"])
+def test_weights_are_counted_and_not_what_a_process_grew_by(scheme: str) -> None:
+    """zeropoint was "13% larger than f32": what torch had kept of its loading was taken for weights."""
+    backend = TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", quantize=scheme)
+    shapes = CONFIG.tensor_shapes()
+    linear = {name for name in shapes if name.endswith("_proj.weight")}
+    codes = sum(int(np.prod(shapes[name])) for name in linear)
+    scales = sum(4 * (shapes[name][0] if scheme == "llm-int8" else 1) for name in linear)
+    zeros = 8 * len(linear) if scheme == "zeropoint" else 0
+    floats = sum(4 * int(np.prod(shape)) for name, shape in shapes.items() if name not in linear)
+    assert backend.nbytes == codes + scales + zeros + floats
+    plain = TorchBackend.from_checkpoint(CHECKPOINT, device="cpu")
+    assert backend.nbytes < plain.nbytes
+    assert backend.perturbed().nbytes == backend.nbytes
+
+
 def test_what_is_held_is_seen() -> None:
     if not memory.reset_peak():
         pytest.skip("the system does not let a process reset its peak")

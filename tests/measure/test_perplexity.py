@@ -15,10 +15,11 @@ from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 
 from pronk import tokenizer as tokenizers
 from pronk.cpu_engine.backend import CpuBackend
+from pronk.cpu_engine.formats import Wish
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import perplexity as module
-from pronk.measure.perplexity import perplexity
+from pronk.measure.perplexity import beside, perplexity
 from pronk.measure.windows import Window, windows
 
 CONFIG = tiny_config()
@@ -26,9 +27,9 @@ WEIGHTS = random_weights(CONFIG)
 IDS = [(31 * n * n + 7 * n) % CONFIG.vocab_size for n in range(250)]
 
 
-def llm() -> LLM:
+def llm(quantize: Wish = "f32") -> LLM:
     checkpoint = in_memory(CONFIG, WEIGHTS)
-    return LLM("tiny", checkpoint, None, CpuBackend.from_checkpoint(checkpoint, threads=1))
+    return LLM("tiny", checkpoint, None, CpuBackend.from_checkpoint(checkpoint, quantize=quantize, threads=1))
 
 
 def log_probabilities(ids: Sequence[int]) -> np.ndarray:
@@ -116,6 +117,35 @@ def test_fewer_windows_and_progress() -> None:
     assert (found["windows"], found["rows"]) == (2, 48)
     assert told == [("reading", 0, 98), ("reading", 49, 98), ("reading", 98, 98)]
     assert perplexity(llm(), IDS, ctx=50, count=1)["standard_error"] is None
+
+
+def test_two_models_on_one_text_are_compared_window_by_window() -> None:
+    """Their figures differ by far less than the errors of the two, which are those of the text: a paired difference is
+    sure where the figures alone, compared as of two texts, say nothing."""
+    base = perplexity(llm(), IDS, ctx=50)
+    own = perplexity(llm("q8"), IDS, ctx=50)
+    found = beside(base, own)
+    by_hand = []
+    for at in range(0, len(IDS), 50):  # from logits, by torch
+        sides = []
+        for model in (llm("q8"), llm()):
+            logits = torch.from_numpy(model.logits(IDS[at : at + 50])).double()[25:-1]
+            sides.append(torch.nn.functional.cross_entropy(logits, torch.tensor(IDS[at + 26 : at + 50])))
+        by_hand.append(float(sides[0] - sides[1]))
+    assert found["log_ratio"] == pytest.approx(np.mean(by_hand), rel=1e-9)
+    assert found["log_ratio"] == pytest.approx(math.log(own["value"] / base["value"]), rel=1e-9)
+    assert found["standard_error"] == pytest.approx(np.std(by_hand, ddof=1) / 5**0.5, rel=1e-9)
+    apart = math.hypot(*(one["standard_error"] / one["value"] for one in (base, own)))
+    assert found["standard_error"] < apart / 10
+    # As much again for every window is no error at all, however different windows are.
+    shifted = [value + 0.01 for value in base["per_window"]["surprise"]]
+    worse = {**base, "per_window": {**base["per_window"], "surprise": shifted}}
+    assert beside(base, worse)["clear"]
+    assert beside(base, base) == {"log_ratio": 0, "standard_error": 0, "clear": False}
+    one = perplexity(llm(), IDS, ctx=50, count=1)
+    assert beside(one, one)["clear"] is None
+    with pytest.raises(BadRequest, match="same windows"):
+        beside(base, one)
 
 
 def test_a_text_shorter_than_a_window() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pronk.measure.report import verdict
+from pronk.measure.report.document import Table
+from pronk.measure.report.sections import document
 
 
 def judged(mean: float, error: float, floor: float | None = 1e-4) -> verdict.Verdict:
@@ -40,6 +42,53 @@ def test_a_coarse_model_is_not_excused_by_its_own_noise() -> None:
     original, coarse = of("bf16", 1.3e-4, 1.2e-4), of("q2", 0.2, 0.1)
     assert verdict.verdict(coarse, original, [], "f32").badge == "clearly different"
     assert verdict.verdict(original, original, [], "f32").badge == "indistinguishable"
+
+
+@pytest.mark.parametrize(("found", "said"), [
+    ({"log_ratio": 0.0061, "standard_error": 0.0018, "clear": True}, r"(+1.00% ± 0.18%): more than chance."),
+    ({"log_ratio": 0.0061, "standard_error": 0.004, "clear": False}, "less than a text of this length can show."),
+    (None, "(+1.00%)."),  # of a report that has no windows: nothing is claimed
+])  # fmt: skip
+def test_perplexities_are_judged_by_their_paired_difference(found: Any, said: str) -> None:
+    """q8 was "less than a text of this length can show", by errors that are the text's."""
+    base = {"value": 24.97, "standard_error": 2.8}
+    original, own = (
+        {"name": "x", "quality": {"perplexity": one}}
+        for one in (base, {**base, "value": 25.2197, "beside_original": found})
+    )
+    assert said in verdict.verdict(own, original, [], "f32").text
+
+
+def test_a_report_has_one_noise_floor_for_a_variant_and_says_whose() -> None:
+    """A verdict said "22 times the noise floor", bf16's, beside a column whose own floor was twelve times as high."""
+    variants = [
+        {"name": name, "original": name == "bf16",
+         "quality": {"divergence": {"mean": mean, "standard_error": 1e-5, "top1": 0.96},
+                     "noise_floor": {"mean": floor, "top1": 0.97}}}
+        for name, mean, floor in (("bf16", 1.3e-4, 1.31e-4), ("q8", 0.0029, 0.00156), ("f16", 2e-6, 1e-6))
+    ]  # fmt: skip
+    notes = {}
+    for section in document({"variants": variants, "settings": {"reference": "f32"}}, {}).sections:
+        for block in section.blocks:
+            if isinstance(block, Table):
+                notes |= {(section.title, label): [cell.notes[-1] for cell in cells] for label, cells in block.rows
+                          if cells and "mean" in label}  # fmt: skip
+    for whose in notes.values():
+        assert whose == [
+            f"noise floor {one}" for one in ("0.000131 (bf16's)", "0.000131 (bf16's)", "0.00000100 (f16's)")
+        ]
+    assert len(notes) == 2
+    said = [verdict.verdict(one, variants[0], variants, "f32").text for one in variants]
+    assert "under 3 times the noise floor (bf16's, 0.000131)" in said[0]
+    assert "22 times the noise floor (bf16's, 0.000131)" in said[1]
+
+
+def test_no_multiple_of_next_to_nothing_is_told() -> None:
+    """It once read "10,919,660,596 times the noise floor"."""
+    text = judged(0.26, 0.01, 2.4e-11).text
+    assert "far over the noise floor (x's, 2.40e-11)" in text
+    assert "times" not in text
+    assert "910 times the noise floor" in judged(0.091, 1e-4, 1e-4).text
 
 
 def test_pinsker_bounds_what_the_verdict_says() -> None:

@@ -14,6 +14,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest, PronkError
 from pronk.measure import windows as module
 from pronk.measure.windows import Reader, Window, evaluation_text, standard_error, windows
+from pronk.torch_engine.backend import TorchBackend
 
 IDS = list(range(100, 200))
 
@@ -103,6 +104,30 @@ def test_a_reader_gives_the_logits_of_one_pass(kv_dtype: str, monkeypatch: pytes
         assert list(map(len, targets)) == list(map(len, pieces))
         assert [token for part in targets for token in part] == window.targets
         np.testing.assert_array_equal(np.concatenate(pieces), whole[window.first :])
+
+
+@pytest.mark.parametrize("scheme", ["absmax", "zeropoint", "absmax-row"])
+def test_a_window_is_one_batch_for_schemes_whose_tokens_share_a_scale(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shared a scale was as many rows as LOGITS_BYTES made of a window: a divergence of 0.15 was one of 0.7."""
+    engine = TorchBackend.from_checkpoint(CHECKPOINT, quantize=scheme, device="cpu", ctx_size=600)
+    assert engine.shares_scales == (scheme != "absmax-row")
+    first, second = windows(TEXT, 300)
+    whole = engine.forward(Batch.of([Run(second.ids, logits="all")]), None)[second.first :]
+    for rows in (7, 60, 1000):
+        monkeypatch.setattr(module, "LOGITS_BYTES", rows * 4 * CONFIG.vocab_size)
+        reader = Reader(engine, 300)
+        list(reader.read(first))
+        pieces, targets = zip(*reader.read(second), strict=True)
+        assert max(map(len, pieces)) == min(rows, 149)
+        assert [token for part in targets for token in part] == second.targets
+        # No more than float32's own rounding: an activation on another side of two codes would be off by a step.
+        np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4 if engine.shares_scales else 0.05)
+    engine.shares_scales = False  # the inverse: read in pieces, it is something else
+    pieces, _ = zip(*Reader(engine, 300).read(second), strict=True)
+    if scheme != "absmax-row":
+        assert np.abs(np.concatenate(pieces) - whole).max() > 0.01
 
 
 def test_a_window_beyond_the_context_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.perplexity import read_text, text_options
+from pronk.cli.perplexity import ONE_BATCH, check_same_tokens, described, in_words, read_text, text_options
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -88,26 +88,14 @@ def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, 
 
 
 def _same_tokens(one: LLM, other: LLM, text: str) -> list[int]:
-    from pronk.errors import BadRequest
-
     ids = (one if one.has_tokenizer or not other.has_tokenizer else other).tokenizer.encode(text)
-    if other.has_tokenizer and other.tokenizer.encode(text) != ids:
-        raise BadRequest(
-            f"{one.name} and {other.name} cut the text into different tokens, so their predictions cannot be compared; "
-            "where it is only the tokenizer's file that differs, name one for both with --tokenizer"
-        )
+    if other.has_tokenizer:
+        check_same_tokens(one.name, other.name, ids, other.tokenizer.encode(text))
     return ids
 
 
 def _described(llm: LLM) -> dict[str, Any]:
-    backend = llm.backend
-    return {
-        "model": llm.name,
-        "engine": backend.engine,
-        "device": backend.device,
-        "dtype": backend.dtype,
-        "kv_dtype": getattr(backend, "kv_dtype", backend.dtype),
-    }
+    return {**described(llm), "kv_dtype": getattr(llm.backend, "kv_dtype", llm.backend.dtype)}
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -161,17 +149,17 @@ def _as_text(result: Mapping[str, Any]) -> str:
         row("same likeliest token", "top1", ".2%"),
     ]
     perplexity = difference["perplexity"]
-    change = perplexity["own"] / perplexity["reference"] - 1
     return "\n".join(
         [
             f"A  {_line(result['reference'])}",
             f"B  {_line(result['own'])}",
             f"{result['text']}, {result['tokens']} tokens: {difference['windows']} windows of {difference['ctx']}, "
             f"{difference['rows']} predictions",
+            *([f"batch: {ONE_BATCH}"] if difference["one_batch"] else []),
             "",
             console.table(rows, right=(1, 2, 3)),
             "",
-            f"perplexity  A {perplexity['reference']:.4f}, B {perplexity['own']:.4f} ({change:+.2%})",
+            f"perplexity  A {perplexity['reference']:.4f}, B {perplexity['own']:.4f} ({in_words(perplexity)})",
             f"noise floor: {result['own_floor']['how']}",
             _IN_WORDS[result["verdict"]],
         ]

@@ -33,7 +33,7 @@ _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
 class CpuBackend:
-    engine, device, exact = "cpu", "cpu", True
+    engine, device, exact, shares_scales = "cpu", "cpu", True, False
 
     def __init__(
         self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str, token_bytes: int
@@ -88,6 +88,10 @@ class CpuBackend:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings
         return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, slots))
+
+    @property
+    def nbytes(self) -> int:
+        return self.model.nbytes
 
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
         if block_size != BLOCK_SIZE:

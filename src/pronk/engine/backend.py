@@ -35,6 +35,11 @@ class Backend(Protocol):
     dtype: str  # of weights and activations: "f32", "bf16", "f16"
     engine: str  # "cpu", "torch"
     exact: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
+    shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (int8.PER_BATCH)
+
+    @property
+    def nbytes(self) -> int:
+        """What the weights take, counted, in the form that they are computed with."""
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
 

@@ -9,6 +9,7 @@ from typing import Any
 from pronk import __version__
 from pronk.measure import latency, techniques, texts
 from pronk.measure.comparison import Comparison, Variant
+from pronk.measure.perplexity import beside
 from pronk.measure.request import as_json
 from pronk.measure.steps import costs, step
 
@@ -56,7 +57,8 @@ def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any])
 
 
 def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the process: predicted from what it held before loading, and what it held at its peak. On a GPU, of that."""
+    """Weights, counted; and of the process what loading them took, what was predicted of it from what it held before,
+    and what it held at its peak. On a GPU, of that."""
     found: dict[str, Any] = {
         "weights_predicted": variant.predicted.weights,
         "kv_a_token": variant.predicted.kv_a_token,
@@ -71,7 +73,8 @@ def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[s
     device = [peak for one in rounds if (peak := one["peak_device"]) is not None]
     return {
         **found,
-        "weights_measured": None if None in (before, after) else after - before,
+        "weights_measured": first["weights_bytes"],
+        "loading_took": None if None in (before, after) else after - before,
         "baseline_rss": first["baseline"],
         "loaded_rss": first["loaded_rss"],
         "total_predicted": None if before is None else variant.predicted.total(before, tokens),
@@ -86,6 +89,8 @@ def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, An
         if (name := step(kind, variant)) in steps:
             found[key] = steps[name]
     original = next(one for one in comparison.variants if one.original)
+    if variant is not original and "perplexity" in found and (base := steps.get(step("perplexity", original))):
+        found["perplexity"] = {**found["perplexity"], "beside_original": beside(base, found["perplexity"])}
     theirs, own = steps.get(step("texts", original)), steps.get(step("texts", variant))
     if theirs and own:
         found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}

@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.errors import BadRequest
-from pronk.measure.windows import Logits, Reader, Window, begins_with, standard_error, watched, windows
+from pronk.measure.noise import over_windows
+from pronk.measure.perplexity import difference
+from pronk.measure.windows import Logits, Reader, Window, begins_with, watched, windows
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -53,7 +55,9 @@ def divergence(
 
     Keys: mean, standard_error, median, p99 and max of the KLD in nats; top1, the share of predictions whose likeliest
     token is the same; rms_dp, the root mean square change of the right token's probability; perplexity {reference,
-    own}; histogram {edges, counts}, of log10(KLD); rows, windows, ctx.
+    own, and what own is beside it: see pronk.measure.perplexity.beside}; histogram {edges, counts}, of log10(KLD);
+    rows, windows, ctx; one_batch, whether a model read each window in a single pass, as its tokens share scales
+    (absmax, zeropoint); per_window, of each its rows and their means: kld, top1, and both models' surprise in nats.
     """
     return divergences(reference, {"own": llm}, ids, ctx=ctx, count=count, progress=progress)["own"]
 
@@ -142,7 +146,11 @@ def _measure(
                 tallies[name].add(logits[reference], logits[own], pieces[0][1])
         for tally in tallies.values():
             tally.end_window()
-    return {name: {**tally.summary(), "windows": len(texts), "ctx": ctx} for name, tally in tallies.items()}
+    about = {"windows": len(texts), "ctx": ctx}
+    return {
+        name: {**tally.summary(), **about, "one_batch": any(sides[side].shares_scales for side in pairs[name])}
+        for name, tally in tallies.items()
+    }
 
 
 class Tally:
@@ -165,9 +173,13 @@ class Tally:
         rows = np.concatenate(self._rows)
         kld, same, true, own = rows.T
         median, p99 = np.quantile(kld, (0.5, 0.99))
+        counts = np.diff([0, *self._ends]).tolist()
+        means = np.array([window.mean(0) for window in np.split(rows, self._ends[:-1])])
+        klds, tops, theirs, ours = (means * (1, 1, -1, -1)).T.tolist()
+        mean = over_windows(klds, counts)
         return {
-            "mean": float(kld.mean()),
-            "standard_error": standard_error(kld, self._ends),
+            "mean": mean.value,
+            "standard_error": mean.error,
             "median": float(median),
             "p99": float(p99),
             "max": float(kld.max()),
@@ -175,7 +187,18 @@ class Tally:
             "rms_dp": float(np.sqrt(np.square(np.exp(own) - np.exp(true)).mean())),
             "rows": len(kld),
             "histogram": histogram(kld),
-            "perplexity": {"reference": float(np.exp(-true.mean())), "own": float(np.exp(-own.mean()))},
+            "perplexity": {
+                "reference": float(np.exp(-true.mean())),
+                "own": float(np.exp(-own.mean())),
+                **difference(ours, theirs, counts),
+            },
+            "per_window": {
+                "rows": counts,
+                "kld": klds,
+                "top1": tops,
+                "reference_surprise": theirs,
+                "own_surprise": ours,
+            },
         }
 
 

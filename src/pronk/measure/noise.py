@@ -10,7 +10,7 @@ floors allow for rounding that moves them 1.7 times as far.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 TIMES = 3.0  # the noise floor
@@ -29,10 +29,35 @@ Standing = Literal["within", "above", "unclear", "unknown"]  # of noise; the las
 
 
 class Mean(NamedTuple):
-    """A mean KLD, in nats; the standard error of a single window's is not known."""
+    """Of a figure of predictions, in nats; the standard error of a single window's is not known."""
 
     value: float
     error: float | None
+
+    @property
+    def clear(self) -> bool | None:
+        """Whether it is more than chance, on either side of 0: over two standard errors. None: nobody knows."""
+        return None if self.error is None else abs(self.value) > 2 * self.error
+
+
+def over_windows(means: Sequence[float], rows: Sequence[int]) -> Mean:
+    """The mean over all predictions, of which there are `rows` in each window, with these `means`.
+
+    Predictions of one window share their context, so what goes wrong in it goes wrong for many of them at once: they
+    are no independent samples. Windows lie apart. So the error is that of a mean over windows, which may be unequal in
+    length (the cluster-robust estimate).
+    """
+    count, windows = sum(rows), len(rows)
+    value = math.fsum(n * mean for n, mean in zip(rows, means, strict=True)) / count
+    if windows < 2:
+        return Mean(value, None)
+    squares = math.fsum((n * (mean - value)) ** 2 for n, mean in zip(rows, means, strict=True))
+    return Mean(value, math.sqrt(windows / (windows - 1) * squares) / count)
+
+
+def paired(own: Sequence[float], base: Sequence[float], rows: Sequence[int]) -> Mean:
+    """By how much `own` is over `base` on the same windows: a hard window is hard for both, and is no error of that."""
+    return over_windows([x - y for x, y in zip(own, base, strict=True)], rows)
 
 
 def standing(found: Mean, floors: Iterable[Mean]) -> Standing:

@@ -68,7 +68,8 @@ class Replay:
     def __init__(self, backend: Backend) -> None:
         self.config, self.ctx_size = backend.config, backend.ctx_size
         self.device, self.dtype = backend.device, backend.dtype
-        self.engine, self.exact = backend.engine, backend.exact
+        self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
+        self.nbytes = backend.nbytes
         self._backend: Backend | None = backend
         self._passes: list[tuple[Batch, NDArray[np.float32]]] = []
         self._next = 0

@@ -39,18 +39,23 @@ HISTOGRAM = Rule(
     lambda found: len(found["edges"]) == len(found["counts"]) + 1 and all(a < b for a, b in pairwise(found["edges"])),
     "a histogram whose edges do not ascend, one more than there are counts",
 )
+BESIDE = {"log_ratio": NUMBER, "standard_error": Maybe(SIZE), "clear": Maybe(bool)}  # of perplexities, paired
 DIVERGENCE = {
     **dict.fromkeys(("mean", "median", "p99", "max"), Maybe(SIZE)),
     **dict.fromkeys(("top1", "rms_dp"), Maybe(SHARE)),
     "rows": int,
     "standard_error": Maybe(SIZE),  # of a single window there is none
     "histogram": HISTOGRAM,
+    "per_window": Maybe(
+        {"rows": [int], "kld": [SIZE], "top1": [SHARE], "reference_surprise": [NUMBER], "own_surprise": [NUMBER]}
+    ),
 }
 MEMORY = {
     "weights_predicted": int,
     "kv_a_token": int,
-    "weights_measured": Maybe(NUMBER),  # a difference
-    **dict.fromkeys(("total_predicted", "baseline_rss", "loaded_rss", "peak_rss", "peak_device"), Maybe(int)),
+    **dict.fromkeys(("weights_measured", "total_predicted", "baseline_rss", "loaded_rss"), Maybe(int)),
+    **dict.fromkeys(("peak_rss", "peak_device"), Maybe(int)),
+    "loading_took": Maybe(NUMBER),  # a difference
 }
 LATENCY = {
     "load_s": SUMMARY,
@@ -71,7 +76,14 @@ WRITTEN = {
 }
 QUALITY = {
     "perplexity": Maybe(
-        {"value": Maybe(Number(1e-15, 1e300)), "standard_error": Maybe(SIZE), "rows": int, "protocol": Maybe(str)}
+        {
+            "value": Maybe(Number(1e-15, 1e300)),
+            "standard_error": Maybe(SIZE),
+            "rows": int,
+            "protocol": Maybe(str),
+            "beside_original": Maybe(BESIDE),
+            "per_window": Maybe({"rows": [int], "surprise": [NUMBER]}),
+        }
     ),
     "divergence": Maybe(DIVERGENCE),
     "noise_floor": Maybe({**DIVERGENCE, "how": str}),
@@ -80,6 +92,7 @@ QUALITY = {
 WAY = {
     "seconds": SUMMARY,
     **dict.fromkeys(("peak_bytes", "weights_bytes", "kld"), Maybe(SIZE)),
+    "loading_took": Maybe(NUMBER),  # a difference
     "tok_s": Maybe(POSITIVE),
     "note": Maybe(str),
 }

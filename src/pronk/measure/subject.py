@@ -143,6 +143,7 @@ def _what(llm: LLM) -> dict[str, Any]:
         "kv_dtype": getattr(backend, "kv_dtype", None),
         "threads": native.threads if native else None,
         "isa": native.isa if native else None,
+        "weights_bytes": backend.nbytes,
         "loaded_device": _on_device(llm, "held"),
     }
 

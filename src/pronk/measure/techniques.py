@@ -88,8 +88,9 @@ def _measured(comparison: Comparison, point: Point, worker: Worker) -> dict[str,
         "timed", name="own", prompts=point.prompts, new=point.new, rounds=ROUNDS, seconds=SECONDS,
         before=point.before and list(point.before), how=dict(point.how),
     )  # fmt: skip
+    found["weights_bytes"] = info["weights_bytes"]
     if None not in (info["baseline"], info["loaded_rss"]):
-        found["weights_bytes"] = info["loaded_rss"] - info["baseline"]
+        found["loading_took"] = info["loaded_rss"] - info["baseline"]
     if point.kld and comparison.judged_together:
         worker.call("load", name="f32", options={**point.options, "kv_dtype": "f32"}, **load)
         compared = worker.call(
@@ -160,6 +161,7 @@ def _way(point: Point, taken: Mapping[str, Any]) -> dict[str, Any]:
         "tok_s": rates[point.rate],
         "peak_bytes": taken["peak_bytes"],
         "weights_bytes": taken.get("weights_bytes"),
+        "loading_took": taken.get("loading_took"),
         "kld": taken.get("kld"),
         "note": "; ".join(notes) or None,
     }

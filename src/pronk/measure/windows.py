@@ -9,12 +9,15 @@ predictions that had enough to go by. Two protocols are in use, and their figure
 - Hugging Face's strided one: windows of `ctx` tokens, each `stride` further on, and in each those tokens count that no
   window before it reached: all of the text but its first token (with stride = ctx, the first of each window). Nothing
   is replaced.
+
+A window is read in pieces, and nothing depends on them, unless the tokens of a pass share a scale (absmax, zeropoint):
+then each window is one pass, so that a figure is of the window and not of its pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest
+from pronk.measure.noise import over_windows
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -111,16 +115,8 @@ def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Wind
 
 
 def standard_error(values: NDArray[np.float64], ends: Sequence[int]) -> float | None:
-    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window.
-
-    Predictions of one window share their context, so what goes wrong in it goes wrong for many of them at once: they
-    are no independent samples. Windows lie apart. So the error is that of a mean over windows, which may be unequal in
-    length (the cluster-robust estimate).
-    """
-    if len(ends) < 2:
-        return None
-    sums = np.add.reduceat(values - values.mean(), [0, *ends[:-1]])
-    return float(np.sqrt(len(ends) / (len(ends) - 1) * np.square(sums).sum()) / len(values))
+    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window."""
+    return over_windows([part.mean() for part in np.split(values, ends[:-1])], np.diff([0, *ends]).tolist()).error
 
 
 def _spread(begins: Sequence[int], count: int | None) -> list[int]:
@@ -160,7 +156,7 @@ class Reader:
 
         Raises PronkError where a logit is no number.
         """
-        for at in range(0, window.first, _PASS):
+        for at in range(0, 0 if self._backend.shares_scales else window.first, _PASS):
             self._forward(window, at, min(at + _PASS, window.first), wanted=False)
         rows = min(_PASS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
         for at in range(window.first, len(window.ids), rows):
@@ -169,5 +165,9 @@ class Reader:
             yield logits, window.targets[at - window.first : at - window.first + len(logits)]
 
     def _forward(self, window: Window, at: int, end: int, *, wanted: bool) -> Logits:
-        run = Run(window.ids[at:end], at, range(-(-end // BLOCK_SIZE)), "all" if wanted else "none")
-        return self._backend.forward(Batch.of([run]), self._kv)
+        """Of rows `at` to `end`; where tokens share scales, of a pass over the whole window, made anew for each."""
+        begin, reach = (0, len(window.ids)) if self._backend.shares_scales else (at, end)
+        run = Run(window.ids[begin:reach], begin, range(-(-reach // BLOCK_SIZE)), "all" if wanted else "none")
+        batch = Batch.of([run])
+        batch = replace(batch, logits_rows=batch.logits_rows[at - begin : end - begin])
+        return self._backend.forward(batch, self._kv)

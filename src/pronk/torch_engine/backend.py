@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -17,12 +17,12 @@ from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progr
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
-from pronk.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
+from pronk.int8 import LONGEST_ROW, PER_BATCH, SCHEMES, Outliers, Scheme
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
-from pronk.torch_engine.packed import pack
+from pronk.torch_engine.packed import PackedLinear, pack
 from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -41,6 +41,7 @@ class TorchBackend:
         schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
         # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
         self.dtype = "+".join([*schemes, self.kv_dtype])
+        self.shares_scales = model.every_row = not schemes.isdisjoint(PER_BATCH)
 
     @classmethod
     def from_checkpoint(
@@ -82,6 +83,11 @@ class TorchBackend:
         model.eval().requires_grad_(False)
         pack(model)
         return cls(model, ctx_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Of parameters and buffers, each once, and of what packed layers keep in their stead."""
+        return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
 
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.config, num_blocks, block_size, self._float_type, torch.device(self.device))
@@ -126,6 +132,14 @@ class TorchBackend:
         with overheard(self.model) as seen:
             self.forward(every, kv)
         return seen
+
+
+def _tensors(model: Llama) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            yield from (tensor for tensor in (module.weight, module.bias) if tensor is not None)
 
 
 def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | None) -> None:

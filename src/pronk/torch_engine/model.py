@@ -131,6 +131,7 @@ class Llama(nn.Module):
     def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
         super().__init__()
         self.config = config
+        self.every_row = False  # whether rows that nobody reads go through the last layer, too: they share its scales
         self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
@@ -150,7 +151,9 @@ class Llama(nn.Module):
         rope = self.model.rope(batch.positions, batch.furthest)
         last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):
-            rows = batch.logits_rows if index == last else None
+            rows = batch.logits_rows if index == last and not self.every_row else None
             x = layer(x, rope, batch, kv.layers[index] if kv else None, rows)
+        if self.every_row:
+            x = x[batch.logits_rows]
         normed: Tensor = self.model.norm(x)
         return normed

@@ -16,8 +16,9 @@ HOW = (
     "are medians of the rounds, with minimum and maximum.",
     "TTFT and ITL are taken from outside, through the same call that a program makes: tokenizer, sampling and text are "
     "in them. A percentile of ITL is of all tokens of one round; the table has the median of the rounds' own.",
-    "Predicted memory is computed from the checkpoint's header before loading; the peak is that of a process that runs "
-    "this variant alone.",
+    "Weights are counted: the bytes of what is multiplied with. What a process grew by in loading is more where "
+    "libraries keep memory for later. Predicted memory is computed from the checkpoint's header before loading; the "
+    "peak is that of a process that runs this variant alone.",
     "KLD compares the whole distribution over the next token with the reference's, token by token: 0 is the same.",
     "distinct-n is the share of different n-grams; repetition, that of 4-grams that the text has had before.",
 )
@@ -74,8 +75,11 @@ def _generation(report: Report) -> str:
 
 def _protocol(report: Report) -> str:
     """How the text was read for perplexity, and for divergence alike: it is the same for all variants."""
-    said = (reading.text(v, "quality", "perplexity", "protocol") for v in reading.entries(report, "variants"))
-    return next(filter(None, said), "")
+    variants = reading.entries(report, "variants")
+    said = (reading.text(v, "quality", "perplexity", "protocol") for v in variants)
+    whole = [name_of(v) for v in variants if reading.at(v, "quality", "perplexity", "one_batch") is True]
+    batch = f"for {words.listed(whole)} each window is one batch, whose tokens share scales" if whole else ""
+    return _joined(next(filter(None, said), ""), batch)
 
 
 def _contexts(report: Report) -> str:

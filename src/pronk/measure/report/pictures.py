@@ -123,9 +123,10 @@ def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
         for v in variants
         if (size := verdict.size(v)) and (kld := verdict.divergence(v))
     }
-    floors = [f for v in variants if (f := reading.number(v, "quality", "noise_floor", "mean"))]
-    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=min(floors, default=None),
-                           floor_label="noise floor")  # fmt: skip
+    floors = [(f, name_of(v)) for v in variants if (f := reading.number(v, "quality", "noise_floor", "mean"))]
+    floor, whose = min(floors, default=(None, ""))
+    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=floor,
+                           floor_label=f"noise floor ({whose}'s)")  # fmt: skip
     alt = "Quality against size. " + ", ".join(
         f"{name}: {words.digits(x)} {unit}, KLD {words.digits(y.value)}" for name, (x, y) in points.items()
     )

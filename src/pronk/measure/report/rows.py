@@ -5,11 +5,14 @@ A row of which no cell says anything is no row, so that a report shows what it h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pronk.measure.report import reading, words
 from pronk.measure.report.document import Cell
+from pronk.measure.report.verdict import floored
+from pronk.measure.report.verdict import name_of as name_of
 
 Variant = Mapping[str, Any]
 Make = Callable[[Variant], Cell]
@@ -19,10 +22,6 @@ Rows = list[tuple[str, list[Cell]]]
 def original(variants: Sequence[Variant]) -> Variant | None:
     """The variant that says so, else the first."""
     return next((variant for variant in variants if variant.get("original") is True), variants[0] if variants else None)
-
-
-def name_of(variant: Variant) -> str:
-    return words.plain(reading.text(variant, "name")) or "unnamed"
 
 
 def row(label: str, variants: Sequence[Variant], make: Make) -> Rows:
@@ -81,19 +80,25 @@ def predicted(measured: str, predicted: str, base: Variant | None, scale: float)
 
 def ppl(variant: Variant) -> Cell:
     found, error = (reading.number(variant, "quality", "perplexity", key) for key in ("value", "standard_error"))
-    return Cell.of(words.digits(found, 4), words.error(error))
+    apart, its_error = (reading.number(variant, "quality", "perplexity", "beside_original", key)
+                        for key in ("log_ratio", "standard_error"))  # fmt: skip
+    beside = "" if apart is None or abs(apart) > 100 else words.change(math.exp(apart), its_error)
+    return Cell.of(words.digits(found, 4), words.error(error), beside)
 
 
-def kld(variant: Variant) -> Cell:
-    mean, error = (reading.number(variant, "quality", "divergence", key) for key in ("mean", "standard_error"))
-    return Cell.of(words.digits(mean), words.error(error), floor(variant, "mean", mean))
+def quality(base: Variant | None, key: str, show: Callable[[float | None], str] = words.digits) -> Make:
+    """A figure of the divergence, the mean with its error, and that of the noise floor that the verdict takes."""
+
+    def cell(variant: Variant) -> Cell:
+        own, error = (reading.number(variant, "quality", "divergence", name) for name in (key, "standard_error"))
+        by = floored(variant, base)
+        floor = reading.number(by, "quality", "noise_floor", key)
+        said = "" if by is None or None in (floor, own) else f"noise floor {show(floor)} ({name_of(by)}'s)"
+        return Cell.of(show(own), words.error(error) if key == "mean" else "", said)
+
+    return cell
 
 
-def top1(variant: Variant) -> Cell:
-    same = reading.number(variant, "quality", "divergence", "top1")
-    return Cell.of(words.percent(same), floor(variant, "top1", same, words.percent))
-
-
-def floor(variant: Variant, key: str, own: float | None, show: Callable[[float | None], str] = words.digits) -> str:
-    floor = reading.number(variant, "quality", "noise_floor", key)
-    return "" if floor is None or own is None else f"noise floor {show(floor)}"
+def own_floor(variant: Variant) -> Cell:
+    mean, error = (reading.number(variant, "quality", "noise_floor", key) for key in ("mean", "standard_error"))
+    return Cell.of(words.digits(mean), words.error(error))

@@ -9,21 +9,19 @@ from pronk.measure.report import reading, verdict, words
 from pronk.measure.report.conditions import conditions
 from pronk.measure.report.document import Block, Cell, Document, Paragraph, Plot, Points, Section, Table
 from pronk.measure.report.rows import (
-    Make,
     Rows,
     Variant,
     beside,
-    floor,
     group,
-    kld,
     latency_of,
     name_of,
     original,
+    own_floor,
     plain,
     ppl,
     predicted,
+    quality,
     row,
-    top1,
 )
 from pronk.measure.report.techniques import techniques
 from pronk.measure.report.texts import texts
@@ -45,7 +43,7 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
         Section("Verdict", _verdicts(report, variants, base)),
         Section("Latency", _latency(variants, base, pictures)),
         Section("Memory", _memory(variants, base, pictures)),
-        Section("Quality", _quality(report, variants, pictures)),
+        Section("Quality", _quality(report, variants, base, pictures)),
         Section("Texts", texts(report, variants, base)),
         Section("Techniques", techniques(report, pictures)),
         Section("What is missing", _missing(report, variants)),
@@ -98,12 +96,12 @@ def _glance(report: Report, variants: Sequence[Variant], base: Variant | None) -
         *row(f"Weights, {unit}", variants, predicted("weights_measured", "weights_predicted", base, scale)),
         *_peak(variants, base, unit, scale),
     ]
-    quality = [
+    text = [
         *row("Perplexity (PPL)", variants, ppl),
-        *row(f"KLD to {_reference(report)}, mean", variants, kld),
-        *row(f"Top-1 agreement with {_reference(report)}", variants, top1),
+        *row(f"KLD to {_reference(report)}, mean", variants, quality(base, "mean")),
+        *row(f"Top-1 agreement with {_reference(report)}", variants, quality(base, "top1", words.percent)),
     ]
-    rows = [*group("Latency", latency), *group("Memory", memory), *group("Text quality", quality)]
+    rows = [*group("Latency", latency), *group("Memory", memory), *group("Text quality", text)]
     if not rows:
         only_techniques = not variants and reading.entries(report, "techniques")
         return [] if only_techniques else [Paragraph("Nothing has been measured yet.")]
@@ -186,6 +184,7 @@ def _memory(variants: Sequence[Variant], base: Variant | None, pictures: Mapping
         *row(f"Weights, {unit}", variants, predicted("weights_measured", "weights_predicted", base, scale)),
         *row("Keys and values, bytes a token", variants,
               lambda v: Cell(_whole(reading.number(v, "memory", "kv_a_token")))),
+        *row(f"Process grew in loading by, {unit}", variants, plain("memory", "loading_took", unit=1 / scale)),
         *row(f"Process when loaded, {unit}", variants, plain("memory", "loaded_rss", unit=1 / scale)),
         *_peak(variants, base, unit, scale),
     ]  # fmt: skip
@@ -206,23 +205,19 @@ def _whole(number: float | None) -> str:
     return words.NONE if number is None else f"{number:,.0f}"
 
 
-def _quality(report: Report, variants: Sequence[Variant], pictures: Mapping[str, Plot]) -> list[Block]:
-    def of(key: str, show: Callable[[float | None], str] = words.digits) -> Make:
-        def cell(variant: Variant) -> Cell:
-            own = reading.number(variant, "quality", "divergence", key)
-            return Cell.of(show(own), floor(variant, key, own, show))
-
-        return cell
-
+def _quality(
+    report: Report, variants: Sequence[Variant], base: Variant | None, pictures: Mapping[str, Plot]
+) -> list[Block]:
     rows = [
         *group("Perplexity", row("PPL, ± standard error", variants, ppl)),
         *group(f"KL divergence to {_reference(report)}, nats", [
-            *row("mean, ± standard error", variants, kld), *row("median", variants, of("median")),
-            *row("p99", variants, of("p99")), *row("max", variants, of("max")),
+            *row("mean, ± standard error", variants, quality(base, "mean")),
+            *(line for key in ("median", "p99", "max") for line in row(key, variants, quality(base, key))),
+            *row("its own noise floor, ± standard error", variants, own_floor),
         ]),
         *group("Predictions", [
-            *row("Top-1 agreement", variants, of("top1", words.percent)),
-            *row("RMS change of the right token's probability", variants, of("rms_dp", words.percent)),
+            *row("Top-1 agreement", variants, quality(base, "top1", words.percent)),
+            *row("RMS change of the right token's probability", variants, quality(base, "rms_dp", words.percent)),
         ]),
         *row("Tokens predicted", variants, lambda v: Cell(_whole(_rows(v)))),
     ]  # fmt: skip

@@ -10,8 +10,10 @@ from pronk.measure.report.document import Block, Cell, Heading, Paragraph, Plot,
 
 COLUMNS = (
     ("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"), ("weights_bytes", "weights, MB"),
-    ("kld", "mean KLD"),
+    ("loading_took", "process grew in loading by, MB"),    ("kld", "mean KLD"),
 )  # fmt: skip
+
+BYTES = ("peak_bytes", "weights_bytes", "loading_took")
 
 
 def ways_of(technique: Mapping[str, Any]) -> list[str]:
@@ -62,7 +64,7 @@ def _cell(way: Any, first: Any, key: str) -> Cell:
         return Cell(words.NONE)
     if key == "kld":
         return Cell(words.digits(found.value))
-    if key.endswith("_bytes"):
+    if key in BYTES:
         beside = "" if way is first else words.smaller(found.value, reading.number(first, key))
         return Cell.of(words.digits(found.value / 1e6), beside)
     theirs = reading.at(first, key)

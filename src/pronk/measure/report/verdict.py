@@ -20,16 +20,22 @@ LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibl
 
 RULES = (
     f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the "
-    "variant's and the original's, and what cannot be told from the reference is called “indistinguishable”.",
+    "variant's and the original's, and the tables name the one that was taken. What cannot be told from the reference "
+    "is called “indistinguishable”.",
     "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
     "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
     "differently (Pinsker's inequality: at most √(KLD/2)).",
     "Where two standard errors reach over a border, both sides of it are named.",
     "A difference of speed is called one only if it had the same sign in every round, each round compared with the "
-    "original's of the same round; a difference of perplexity, only if it is larger than two standard errors of both.",
-    "A variant is called outdone where another is no larger, no slower in any round, and closer even with two standard "
-    "errors of both against it.",
+    "original's of the same round; a difference of perplexity, only if it is larger than two of its standard errors, "
+    "each window of the text compared with the original's of the same window.",
+    "A variant is called outdone where another is no larger, no slower in any round, and closer by more than two "
+    "standard errors, each window compared with the other's of the same window.",
 )
+
+
+FAR = 1000.0  # times the noise floor; beyond it, a multiple of what is next to nothing says nothing
+PAIRED = ("quality", "perplexity", "beside_original")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,27 @@ def divergence(variant: Mapping[str, Any]) -> Value | None:
     return Value(found.value, max(0.0, found.value - 2 * found.error), found.value + 2 * found.error)
 
 
+def floored(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Of the two, that whose noise floor is the lower: by it, and nowhere by another, the variant is judged."""
+    known = [(found.value, one) for one in (original, variant) if one and (found := _mean(one, "noise_floor"))]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def name_of(variant: Mapping[str, Any]) -> str:
+    return words.plain(reading.text(variant, "name")) or "unnamed"
+
+
+def nearer(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mean | None:
+    """By how much the KLD of `one` is over that of `other`, on the same windows; None where these are not known."""
+    here = ("quality", "divergence", "per_window")
+    (rows, klds), (others, their_klds) = (
+        [reading.numbers(of, *here, key) for key in ("rows", "kld")] for of in (one, other)
+    )
+    if not rows or rows != others or not len(rows) == len(klds) == len(their_klds) or min(rows) <= 0:
+        return None
+    return noise.paired(klds, their_klds, [int(n) for n in rows])
+
+
 def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, others: Sequence[Mapping[str, Any]],
             reference: str) -> Verdict:  # fmt: skip
     """Of one variant, beside the original and all others."""
@@ -80,7 +107,7 @@ def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, othe
 def _cost(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
     if original is None:
         return ""
-    name = words.plain(reading.text(original, "name"))
+    name = name_of(original)
     parts = []
     if said := words.smaller(size(variant), size(original)):
         parts.append(f"Its weights are {said}" + ("" if said == "the same" else f" than {name}'s"))
@@ -101,26 +128,30 @@ def _level(kld: float) -> tuple[str, str]:
 def _quality(variant: Mapping[str, Any], original: Mapping[str, Any] | None, reference: str) -> tuple[str, str, str]:
     """Badge, tone and sentence."""
     kld, found = divergence(variant), _mean(variant, "divergence")
-    floors = [one for of in (variant, original) if (one := _mean(of, "noise_floor"))]
-    floor = min((one.value for one in floors), default=None)
+    judged_by = floored(variant, original)
+    floor = _mean(judged_by, "noise_floor")
     if kld is None or found is None:
         return "quality not measured", "none", ""
     if kld.value == 0 and not kld.high:
         return f"equal to {reference}", "good", f"Its predictions are {reference}'s, to the bit."
     mean = f"mean KLD to {reference} {_with_error(kld)}"
     low, high = (kld.value, kld.value) if kld.low is None or kld.high is None else (kld.low, kld.high)
-    standing = noise.standing(found, floors) if floors else "unknown"
-    if floor and standing == "within":
+    standing = noise.standing(found, [floor]) if floor else "unknown"
+    own = f"noise floor ({name_of(judged_by)}'s, {words.digits(floor.value)})" if floor and judged_by else ""
+    if standing == "within":
         sentence = f"On this text its predictions cannot be told from {reference}'s: {mean}, "
-        return "indistinguishable", "good", sentence + f"noise floor {words.digits(floor)}."
+        return "indistinguishable", "good", sentence + f"under {noise.TIMES:g} times the {own}."
     (best, _), (worst, tone) = _level(low), _level(high)
-    if floor and standing == "unclear":
+    if standing == "unclear":
         best = "indistinguishable"
     badge = worst if best == worst else f"{best} or {worst}"
     sentence = f"Its predictions are {badge} {_to(worst)} {reference}'s: {mean}"
-    sentence += (
-        f", {words.digits(kld.value / floor, 2)} times the noise floor" if floor else ", no noise floor measured"
-    )
+    if floor:
+        often = kld.value / floor.value if floor.value else math.inf
+        far = f"{words.digits(often, 2)} times" if often < FAR else "far over"
+        sentence += f", {far} the {own}"
+    else:
+        sentence += ", no noise floor measured"
     sentence += f"; at most {words.percent(min(1.0, math.sqrt(high / 2)))} of sampled tokens can come out differently"
     same = reading.number(variant, "quality", "divergence", "top1")
     sentence += "" if same is None else f", and the likeliest token is the same in {words.percent(same)} of places"
@@ -145,16 +176,13 @@ def _with_error(kld: Value) -> str:
 
 
 def _perplexity(variant: Mapping[str, Any], original: Mapping[str, Any] | None) -> str:
-    here, there = ("quality", "perplexity", "value"), ("quality", "perplexity", "standard_error")
-    own, base = reading.number(variant, *here), reading.number(original, *here)
-    errors = reading.number(variant, *there), reading.number(original, *there)
+    own, base = (reading.number(one, "quality", "perplexity", "value") for one in (variant, original))
     if own is None or not base:
         return ""
-    change = f"Perplexity {words.digits(own, 4)} beside {words.digits(base, 4)} ({100 * (own / base - 1):+.1f}%)"
-    if errors[0] is None or errors[1] is None:
-        return change + "."
-    clear = abs(own - base) > 2 * math.hypot(errors[0], errors[1])
-    return change + (": more than chance." if clear else ": less than a text of this length can show.")
+    said = words.change(own / base, reading.number(variant, *PAIRED, "standard_error"))
+    clear = reading.at(variant, *PAIRED, "clear")
+    end = {True: ": more than chance", False: ": less than a text of this length can show"}.get(clear, "")
+    return f"Perplexity {words.digits(own, 4)} beside {words.digits(base, 4)} ({said}){end}."
 
 
 def _texts(variant: Mapping[str, Any]) -> str:
@@ -165,13 +193,13 @@ def _texts(variant: Mapping[str, Any]) -> str:
 
 
 def _outdone(variant: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    own, weight = divergence(variant), size(variant)
+    weight = size(variant)
     for other in others:
-        theirs, lighter = divergence(other), size(other)
+        closer, lighter = nearer(other, variant), size(other)
         times = reading.ratio(speed(other), speed(variant))
-        if other is variant or own is None or theirs is None or weight is None or lighter is None or times is None:
+        if other is variant or closer is None or weight is None or lighter is None or times is None:
             continue
-        closer = own.low is not None and theirs.high is not None and theirs.high < own.low
-        if closer and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
-            return f"Outdone by {words.plain(reading.text(other, 'name'))}: no larger, no slower, and closer."
+        beyond = closer.clear and closer.value < 0
+        if beyond and lighter <= weight and (times.low if times.low is not None else times.value) >= 1:
+            return f"Outdone by {name_of(other)}: no larger, no slower, and closer."
     return ""

@@ -26,6 +26,11 @@ def error(value: float | None) -> str:
     return "" if not value else f"± {digits(value, 2)}"
 
 
+def change(ratio: float, error: float | None) -> str:
+    """+0.62% ± 0.18%: of a ratio and the standard error of its logarithm."""
+    return f"{100 * (ratio - 1):+.2f}%" + (f" ± {100 * ratio * error:.2f}%" if error else "")
+
+
 def count(value: float | None) -> str:
     """Of things that are counted, or half of one: 31, 34.5."""
     return NONE if value is None else f"{value:,.1f}".removesuffix(".0")
