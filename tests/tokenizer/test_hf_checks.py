@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinds import GPT2_WORDS, LLAMA3_PATTERN, added_token, bpe_json, small_bpe, write_json
+from kinds import GPT2_WORDS, added_token, bpe_json, small_bpe, write_json
 
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, PronkError, Unsupported
-from pronk.tokenizer import Tokenizer, pre_tokenizers
-from pronk.tokenizer.hf_checks import _backtracks
+from pronk.tokenizer import Tokenizer
 
 
 def load(folder: Path, model: dict[str, Any] | None = None, **changes: Any) -> Tokenizer:
@@ -52,7 +51,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bytes of bytes": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [GPT2_WORDS] * 2}}, "twice"),
     "no pattern": ({"normalizer": replace("", String="")}, "no pattern"),
     "long pattern": ({"pre_tokenizer": split("a" * 5000)}, "no pattern"),
-    "backtracking": ({"pre_tokenizer": split("(a+)+b")}, "repeats what repeats"),
+    "backtracking": ({"pre_tokenizer": split("(a+)+b")}, "can take for ever"),
     "text twice": ({"post_processor": template(TEXT, TEXT)}, "twice"),
     "undefined token": ({"post_processor": template({"SpecialToken": {"id": "q", "type_id": 0}}, TEXT)}, "'q'"),
     "special tokens": ({"added_tokens": [added_token(265, "a" * 2_000_000)]}, "1 MB"),
@@ -85,11 +84,3 @@ def test_what_published_files_ask_for_is_allowed(tmp_path: Path) -> None:
 def test_a_character_without_a_token_is_an_error(model: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(PronkError, match="cannot encode"):
         load(tmp_path, model).encode("é", bos=False)
-
-
-def test_which_patterns_backtrack() -> None:
-    bad = ["(a+)+b", "(?:a*)*", "((a+)b?){2,}", "(a{1,})+", "x|(?:(?:a|b+)c)*"]
-    assert [pattern for pattern in bad if not _backtracks(pattern)] == []
-    published = [LLAMA3_PATTERN, r"\(a+\)+", "[(a+)]+", "(a+)?b", "(?:ab)+", "(a+)b+"]
-    published += [regex for patterns in pre_tokenizers._PATTERNS.values() for regex in patterns]
-    assert [pattern for pattern in published if _backtracks(pattern)] == []

@@ -12,8 +12,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
-from pronk.errors import BadFile, PronkError
-from pronk.tokenizer import pre_tokenizers
+from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.tokenizer import patterns, pre_tokenizers
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
 from pronk.tokenizer.hf_checks import check_added
 from pronk.vocabulary import TokenType, Vocabulary
@@ -56,12 +56,14 @@ class HfTokenizer(Tokenizer):
         vocabulary: Callable[[], Vocabulary],
         vocab_size: int,
         strips_first_space: bool = False,
+        short_runs: bool = False,
         chat_template: str | None = None,
         model_vocab_size: int | None = None,
     ) -> None:
-        """`spell`: the bytes that a token adds to a text. `vocabulary`: see Tokenizer.vocabulary."""
+        """`spell`: the bytes that a token adds to a text. `vocabulary`: see Tokenizer.vocabulary. `short_runs`:
+        see patterns.check."""
         super().__init__(kind, vocab_size, special, chat_template=chat_template, model_vocab_size=model_vocab_size)
-        self.strips_first_space = strips_first_space
+        self.strips_first_space, self._short_runs = strips_first_space, short_runs
         self._library, self._spell, self._make_vocabulary = library, spell, vocabulary
         self._lock = threading.RLock()  # a signal handler must not wait for the call that it interrupts
 
@@ -69,6 +71,8 @@ class HfTokenizer(Tokenizer):
         return self._make_vocabulary()
 
     def _encode(self, text: str, special: bool) -> list[int]:
+        if self._short_runs and (length := patterns.costly_runs(text)):
+            raise BadRequest(f"a run of {length} digits or spaces would take this tokenizer too long; break it up")
         # The library keeps this choice in the tokenizer, so another thread must not change it meanwhile.
         with self._lock, panics_as(PronkError("the tokenizers library failed on this text")):
             before = self._library.encode_special_tokens

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pronk.errors import BadFile, Unsupported, short
+from pronk.tokenizer import patterns
 from pronk.tokenizer.charsmap import check_charsmap
 
 _NORMALIZERS = frozenset(
@@ -28,27 +29,29 @@ _MAX_GROWTH = 16  # by all Replace steps together
 _MAX_PATTERN = 4096  # characters
 _MAX_PREFIX = 64  # characters
 
-_CLASS = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]")
-_GROUP = re.compile(r"\([^()]*\)")
-_REPEATS = re.compile(r"[*+]|\{\d*,\}")
-_REPEATED = re.compile(r"\0(?:[*+]|\{\d*,\})")
-
 # The library turns these into automata that take some hundred bytes for each byte of a spelling.
 _MAX_ADDED_BYTES = 1 << 20
 _MAX_UNIGRAM_BYTES = 1 << 20
 
 
-def check(path: Path, raw: Mapping[str, Any]) -> None:
-    """Raises Unsupported for steps that pronk does not know, BadFile for those that would swell or fail."""
-    _normalizer(path, list(_steps(path, raw, "normalizer", "normalizers", _NORMALIZERS)))
+def check(path: Path, raw: Mapping[str, Any]) -> bool:
+    """Whether a text must have no long runs of digits and white space, see `patterns`.
+
+    Raises Unsupported for steps that pronk does not know, BadFile for those that would swell or fail.
+    """
+    short_runs = False
+    _normalizer(path, normalizers := list(_steps(path, raw, "normalizer", "normalizers", _NORMALIZERS)))
+    short_runs |= any(map(partial(_wants_short_runs, path), normalizers))
     for step in _steps(path, raw, "pre_tokenizer", "pretokenizers", _PRE_TOKENIZERS):
         if step["type"] == "Split":
             _pattern(path, step, "pre_tokenizer")
+        short_runs |= _wants_short_runs(path, step)
     for step in _steps(path, raw, "post_processor", "processors", _POST_PROCESSORS):
         if step["type"] == "TemplateProcessing":
             _template(path, step)
     check_added(path, (token["content"] for token in raw.get("added_tokens") or ()))
     _model(path, raw["model"])
+    return short_runs
 
 
 def check_added(path: Path, spellings: Iterable[str]) -> None:
@@ -106,17 +109,15 @@ def _pattern(path: Path, step: Mapping[str, Any], field: str) -> int:
     kind, text = next(iter(pattern.items())) if isinstance(pattern, dict) and len(pattern) == 1 else (None, None)
     if kind not in ("String", "Regex") or not isinstance(text, str) or not 0 < len(text) <= _MAX_PATTERN:
         raise BadFile(path, f"{short(pattern)} is no pattern of up to {_MAX_PATTERN} characters", field=field)
-    if kind == "Regex" and _backtracks(text):
-        raise Unsupported(f"{path}: the pattern {short(text)} repeats what repeats, which can take for ever")
     return len(text) if kind == "String" else 0
 
 
-def _backtracks(pattern: str) -> bool:
-    """Whether it repeats what repeats, as (a+)+ does: at this the library's engine gives up, in a panic."""
-    rest = _CLASS.sub("a", re.sub(r"\\.", "a", pattern, flags=re.DOTALL))
-    while _GROUP.search(rest) and not _REPEATED.search(rest):
-        rest = _GROUP.sub(lambda group: "\0" if "\0" in group[0] or _REPEATS.search(group[0]) else "a", rest)
-    return _REPEATED.search(rest) is not None
+def _wants_short_runs(path: Path, step: Mapping[str, Any]) -> bool:
+    regex = step["pattern"].get("Regex") if step["type"] in ("Replace", "Split") else None
+    try:
+        return regex is not None and patterns.check(regex)
+    except patterns.Refused as why:
+        raise Unsupported(f"{path}: the pattern {short(regex)} has {why}") from None
 
 
 def _template(path: Path, step: Mapping[str, Any]) -> None:

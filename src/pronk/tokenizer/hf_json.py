@@ -35,7 +35,7 @@ def load(
     data = read_whole(path, tokenizer_json.MAX_BYTES)
     raw = tokenizer_json.parse(path, data)
     tokens = tokenizer_json.tokens(path, raw)
-    hf_checks.check(path, raw)
+    short_runs = hf_checks.check(path, raw)
     added = {token["id"]: bool(token.get("special")) for token in raw.get("added_tokens") or ()}
     spell, strips = _decoder(path, raw.get("decoder"), tokens, frozenset(added))
     del raw  # before the library, which parses the file again, takes as much
@@ -49,6 +49,7 @@ def load(
         vocabulary=lambda: _vocabulary(path, json.loads(library.to_str()), tokens, added, special, chat_template),
         vocab_size=max(tokens) + 1,
         strips_first_space=strips,
+        short_runs=short_runs,
         chat_template=chat_template,
         model_vocab_size=model_vocab_size,
     )
