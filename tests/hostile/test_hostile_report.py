@@ -146,14 +146,15 @@ def outcome(name: str, data: bytes, folder: Path, *, drawn: bool, monkeypatch: p
         old.unlink()
     (folder / name).write_bytes(data)
     render: Callable[[Path], str] = report.render if name == report.NAME else training_report.render
-    began = process_time()
+    began, table = process_time(), None
     try:
         table = render(folder)
     except PronkError as error:
         assert not re.search(f"\n|{UNSEEN.pattern}", str(error))  # noqa: PT017 -- the others are drawn
         found = "refused"
         assert [path.name for path in folder.iterdir() if path.is_file()] == [name]
-    else:
+    assert process_time() - began < (SECONDS_DRAWN if drawn else SECONDS)
+    if table is not None:
         found = "drawn" if drawn else "accepted"
         texts = {
             path: path.read_text("utf-8") for path in folder.rglob("*.*") if path.is_file() and path.suffix != ".json"
@@ -165,7 +166,6 @@ def outcome(name: str, data: bytes, folder: Path, *, drawn: bool, monkeypatch: p
                 ElementTree.fromstring(text)
             elif path.suffix == ".html":
                 Page(text)
-    assert process_time() - began < (SECONDS_DRAWN if drawn else SECONDS)
     return found
 
 
@@ -179,7 +179,7 @@ def test_each_is_refused_in_a_line_or_drawn_whole(batch: int, tmp_path: Path, mo
             if found == "accepted" and counts[found] % DRAWN == 1:
                 counts[outcome(*broken(number), tmp_path, drawn=True, monkeypatch=monkeypatch)] += 1
         except Exception as error:
-            raise AssertionError(f"case {number}") from error
+            raise AssertionError(f"case {number}: {error}") from error
     print(dict(counts))
     assert min(counts["refused"], counts["accepted"]) > CASES / BATCHES / 10  # neither is the rule
 
@@ -240,7 +240,7 @@ outputs = {"a": "a" + " " * 999_999, "b": " " * 999_999 + "a"}
 given["texts"] = [{"prompt": "`" * 500_000, "mode": "greedy", "outputs": outputs}]
 (folder / "report.json").write_text(json.dumps(given))
 began = process_time(); render(folder); took = process_time() - began
-for path, many in ((("variants",), 17), (("techniques",), 2000), (("missing",), 65), (("settings", "prefill"), 99)):
+for path, many in ((("variants",), 17), (("techniques",), 200), (("missing",), 65), (("settings", "prefill"), 99)):
     more = copy.deepcopy(given)
     holder = more if len(path) == 1 else more[path[0]]
     holder[path[-1]] = ((holder[path[-1]] or ["x"]) * many)[:many]
@@ -256,7 +256,7 @@ print(sane, took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
 
 def test_the_dearest_that_is_drawn(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DEAR, str(ROOT / "tests/measure/report_sample.json"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     sane, took, megabytes = map(float, done.stdout.split())
     assert took < 6 * sane + 1
