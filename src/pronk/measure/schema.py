@@ -73,7 +73,11 @@ QUALITY = {
 }
 WAY = {
     "seconds": SUMMARY,
-    **dict.fromkeys(("tok_s", "peak_bytes", "weights_bytes", "loading_took", "kld"), Maybe(NUMBER)),
+    **dict.fromkeys(("prompt_tok_s", "decode_tok_s", "all_tok_s"), Maybe(SUMMARY)),
+    **dict.fromkeys(("tok_s", "peak_bytes", "weights_bytes", "loading_took"), Maybe(NUMBER)),
+    **dict.fromkeys(("kld", "kld_error", "noise_floor", "theory_s"), Maybe(NUMBER)),
+    **dict.fromkeys(("grew_by", "kv_bytes", "theory_kv_peak"), Maybe(int)),
+    **dict.fromkeys(("kld_windows", "same_texts", "texts"), Maybe(int)),
     "note": Maybe(str),
 }
 REPORT = {
@@ -90,10 +94,11 @@ REPORT = {
     },
     "settings": {
         "rounds": int,
-        "prefill": [int],
-        "decode": {"contexts": [int], "tokens": int},
+        "prefill": Maybe([int]),  # what variants are compared on; techniques alone have lengths of their own
+        "decode": Maybe({"contexts": [int], "tokens": int}),
         "text": str,
-        **dict.fromkeys(("windows", "window_tokens", "prompts", "new_tokens", "seed"), int),
+        **dict.fromkeys(("windows", "window_tokens"), int),
+        **dict.fromkeys(("prompts", "new_tokens", "seed"), Maybe(int)),
         "reference": Maybe(str),
     },
     "variants": [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any
 
 from pronk.measure.plot_style import Value, as_value, finite
@@ -54,11 +55,15 @@ def numbers(given: Any, *path: str | int) -> list[float]:
 
 
 def ratio(own: Any, base: Any) -> Value | None:
-    """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both."""
+    """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both.
+
+    Between two middle rounds lies their geometric mean: a rate and the time that it is the inverse of say the same.
+    """
     ours, theirs = numbers(own, "rounds"), numbers(base, "rounds")
-    if len(ours) == len(theirs) > 1 and all(theirs):
+    if len(ours) == len(theirs) > 1 and min(*ours, *theirs) > 0:
         each = [x / y for x, y in zip(ours, theirs, strict=True)]
-        return Value(median(each), min(each), max(each))
+        low, high = median_low(each), median_high(each)
+        return Value(low if low == high else math.sqrt(low) * math.sqrt(high), min(each), max(each))
     x, y = value(own), value(base)
     if x is None or y is None or not y.value:
         return None

@@ -22,7 +22,8 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
             if variant is base and key in ("first_divergence", "equal_share"):
                 return Cell(words.NONE)  # it does not part from itself
             number = reading.number(variant, "quality", "texts", mode, key)
-            return Cell(show(known if number is None and variant is base else number))
+            apart = _spread(variant, mode) if key == "first_divergence" else ""
+            return Cell.of(show(known if number is None and variant is base else number), apart)
 
         return cell
 
@@ -46,6 +47,15 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
             mode = reading.text(entry, "mode")
             blocks.append(Texts(reading.text(entry, "prompt"), MODES.get(mode, mode), _outputs(outputs, against)))
     return blocks
+
+
+def _spread(variant: Variant, mode: str) -> str:
+    """Over the prompts, from the text that parts first to the one that parts last."""
+    found = reading.at(variant, "quality", "texts", mode, "first_divergences")
+    each = [reading.number(one) for one in found] if isinstance(found, list) else []
+    if not (known := [one for one in each if one is not None]):
+        return ""
+    return f"{min(known):g} to {'never' if None in each else format(max(known), 'g')}"
 
 
 def _outputs(outputs: Mapping[Any, Any], original: str) -> list[Output]:
