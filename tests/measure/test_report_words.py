@@ -23,6 +23,14 @@ def test_rounds_are_compared_with_each_other() -> None:
     assert words.faster(times) == "2.0× faster"
     assert words.faster(reading.ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
     assert words.faster(reading.ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
+    # A rate is the inverse of a time: with four rounds, medians of one and the other once said two things.
+    times, rates = summary(1.0, 1.1, 1.3, 1.5), summary(*(1 / t for t in (1.0, 1.1, 1.3, 1.5)))
+    base = summary(1.0, 1.0, 1.0, 1.0)
+    slower, as_rates = reading.ratio(base, times), reading.ratio(rates, base)
+    assert slower
+    assert as_rates
+    assert slower.value == pytest.approx(as_rates.value)
+    assert words.faster(slower) == words.faster(as_rates) == "no clear difference"
     assert reading.ratio(None, summary(1, 2)) is None
     assert reading.ratio(3, 2) == Value(1.5)
 

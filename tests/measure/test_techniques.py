@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_folder import save_tiny_chat_model
 
+from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
 from pronk.measure.comparison import Comparison
 from pronk.measure.machine import cores
 from pronk.measure.points import Point, points
+from pronk.measure.report import markdown, reading
+from pronk.measure.report.sections import document
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.settling import settle
@@ -24,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def request_(model: str) -> Request:
-    return Request(model=model, techniques=True, windows=1, loading={"threads": 1, "engine": "cpu"})
+    return Request(model=model, techniques=True, windows=3, rounds=3, loading={"threads": 1, "engine": "cpu"})
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,7 @@ def test_every_point_fits_and_has_a_name_of_its_own(settled: Comparison) -> None
     assert len({point.step for point in every}) == len(every)
     assert {point.technique for point in every} == {technique.name for technique in techniques.TECHNIQUES}
     for point in every:
-        assert max(map(len, point.prompts)) + point.new <= settled.ctx_size
+        assert longest(point) + point.new <= settled.ctx_size
         assert point.cost > 0
     assert [p.step for p in points(settled)] == [p.step for p in every]  # the same ones when gone on with
 
@@ -45,7 +50,11 @@ def test_every_point_fits_and_has_a_name_of_its_own(settled: Comparison) -> None
 @pytest.mark.parametrize("ctx", [64, 200, 4096])
 def test_whatever_the_context(settled: Comparison, ctx: int) -> None:
     for point in points(replace(settled, ctx_size=ctx)):
-        assert max(map(len, point.prompts)) + point.new <= ctx
+        assert longest(point) + point.new <= ctx
+
+
+def longest(point: Point) -> int:
+    return max(len(prompt) for prompts in point.texts for prompt in prompts)
 
 
 def test_ways_of_one_setting_differ_in_one_thing(settled: Comparison) -> None:
@@ -61,9 +70,10 @@ def test_ways_of_one_setting_differ_in_one_thing(settled: Comparison) -> None:
     assert replace(first, way="", prefix_cache=0) == replace(second, way="", prefix_cache=0)
     assert first.before is not None
     shared = int(first.setting.split()[0])
-    assert list(first.before[:shared]) == first.prompts[0][:shared]
-    assert list(first.before[shared:]) != first.prompts[0][shared:]
-    assert len(first.before) == len(first.prompts[0])
+    for before, (prompt,) in zip(first.before, first.texts, strict=True):
+        assert list(before[:shared]) == prompt[:shared]
+        assert list(before[shared:]) != prompt[shared:]
+        assert len(before) == len(prompt)
     threads = {p.options["threads"] for p in every.values() if p.technique == "threads"}
     assert {1, cores()} <= threads
 
@@ -81,17 +91,20 @@ def test_points_are_measured(request_: Request, tmp_path: Path, monkeypatch: pyt
     def few(settled: Comparison) -> list[Point]:
         prompt = settled.piece(130, 0)
         plain = {"options": settled.variants[0].options, "engine": "cpu"}
-        cache = {"prompts": [prompt[:40], prompt[40:80]], "new": 4, "rate": "all", **plain}
+        cache = {"texts": [[prompt[:40], prompt[40:80]]] * 3, "new": 4, "rate": "all_tok_s", **plain}
         return [
             Point("kv-cache", "batch 2", "with", how={"cache": True}, **cache),  # type: ignore[arg-type]
             Point("kv-cache", "batch 2", "without", how={"cache": False}, **cache),  # type: ignore[arg-type]
             Point(
-                "prefix-reuse", "128 tokens", "with", [[*prompt[:129], 9]], 1, rate="prefill", prefix_cache=None,
-                before=prompt, **plain,  # type: ignore[arg-type]
+                "prefix-reuse", "128 tokens", "with", [[[*prompt[:129], 9]]], 1, rate="prompt_tok_s",
+                prefix_cache=None, before=[prompt], **plain,  # type: ignore[arg-type]
             ),
-            Point(
-                "kv-dtype", "batch 1", "int8", [prompt], 2, {"quantize": "bf16", "kv_dtype": "int8", "threads": 1},
-                "cpu", "all", kld=True,
+            *(
+                Point(
+                    "kv-dtype", "batch 1", kv, [[prompt]], 2, {"quantize": "bf16", "kv_dtype": kv, "threads": 1},
+                    "cpu", "all_tok_s", reference=("cpu", {"quantize": "bf16", "kv_dtype": "f32", "threads": 1}),
+                )
+                for kv in ("f32", "int8")
             ),
         ]  # fmt: skip
 
@@ -108,6 +121,64 @@ def test_points_are_measured(request_: Request, tmp_path: Path, monkeypatch: pyt
     ways = cache["points"][0]["ways"]
     assert ways.keys() == {"with", "without"}
     for way in ways.values():
-        assert way["tok_s"] == pytest.approx(8 / way["seconds"]["median"])
+        assert way["all_tok_s"]["rounds"] == [pytest.approx(8 / seconds) for seconds in way["seconds"]["rounds"]]
+        assert (way["same_texts"], way["texts"]) == (6, 6)
     assert prefix["points"][0]["ways"]["with"]["note"] == "128 tokens reused"
-    assert 0 < kv["points"][0]["ways"]["int8"]["kld"] < 0.1
+    own, exact = (kv["points"][0]["ways"][name] for name in ("int8", "f32"))
+    assert 0 < own["kld"] < 0.1
+    assert 0 < own["kld_error"] < own["kld"]
+    assert own["kld_windows"] == 3
+    assert 0 < own["noise_floor"] < own["kld"]
+    assert (exact["kld"], exact["same_texts"]) == (0, 1)
+
+
+def test_no_technique_without_its_quality(settled: Comparison) -> None:
+    """Quantization had time and memory alone, and keys and values a KLD of two windows without an error."""
+    first: dict[tuple[str, str], Point] = {}
+    for point in points(settled):
+        first.setdefault((point.technique, point.way), point)
+    for (technique, _), point in first.items():
+        assert (point.reference is not None) == (technique in ("flash-attention", "quantization", "kv-dtype"))
+    assert first["quantization", "q4"].reference == ("cpu", {"threads": 1, "quantize": "f32"})
+
+
+def test_speculation_is_measured_on_many_texts(settled: Comparison) -> None:
+    """2.4x was one lucky prompt: over ten pieces of the same text it is 1.1 to 3.1."""
+    for one in (point for point in points(settled) if point.technique == "speculative"):
+        every = [tuple(prompt) for (prompt,) in one.texts]
+        assert len(set(every)) == len(every) == 10
+        assert one.setting.startswith("10 ")
+        assert one.seconds == math.inf  # none is left out
+    way = {"outputs": [["a"]] * 3, "seconds": [1.0, 2.0, 4.0], "decode_tok_s": [8.0, 4.0, 2.0], "drafted": 3,
+           "accepted": 2, "cached": 0, "peak_bytes": None}  # fmt: skip
+    fast = {**way, "decode_tok_s": [8.8, 12.0, 3.0], "outputs": [["a"], ["a"], ["b"]]}
+    found, plain = (techniques._way(one, taken, way) for taken in (fast, way))
+    times = reading.ratio(found["decode_tok_s"], plain["decode_tok_s"])
+    assert times is not None
+    assert (times.value, times.low, times.high) == pytest.approx((1.5, 1.1, 3.0))  # of each text its own
+    assert (found["same_texts"], found["texts"]) == (2, 3)
+
+
+@pytest.mark.parametrize("said", [{"prefill": (8,)}, {"decode_tokens": 4}])
+def test_lengths_that_techniques_would_not_take_are_refused(request_: Request, said: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="techniques have lengths of their own"):
+        settle(replace(request_, **said))
+    assert settle(replace(request_, to=("q8",), **said)).compares
+
+
+def test_options_are_applied_and_the_page_says_what_was_done(request_: Request) -> None:
+    """--rounds and --windows were ignored and listed all the same, and "interleaved", which techniques never were."""
+    settled = settle(replace(request_, rounds=4))
+    assert {len(point.texts) for point in points(settled)} == {4, 10}
+    assert settle(settled.request).request == settled.request  # and gone on with
+    settings = settled.settings()
+    assert (settings["rounds"], settings["windows"]) == (4, 3)
+    assert not {"prefill", "decode", "prompts", "new_tokens"} & settings.keys()
+    way = {"seconds": 1.0, "same_texts": 1, "texts": 1}
+    measured = [{"name": "threads", "points": [{"setting": "x", "ways": {"a": way}}]}]
+    page = markdown.page(document({"settings": settings, "techniques": measured}, {}), "")
+    assert "Techniques are not interleaved" in page
+    assert "in interleaved rounds" not in page
+    assert "| Prompts |" not in page
+    both = document({"settings": settings, "techniques": measured, "variants": [{"name": "q8"}]}, {})
+    assert "in interleaved rounds" in markdown.page(both, "")

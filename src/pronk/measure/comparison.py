@@ -54,21 +54,24 @@ class Comparison:
     missing: tuple[str, ...]  # what will not be measured, and why
 
     def settings(self) -> dict[str, Any]:
-        """As report.json has them."""
-        return {
-            "rounds": self.rounds,
+        """As report.json has them: those that something is measured by."""
+        compared = {
             "prefill": list(self.prefill),
             "decode": {"contexts": list(self.prefill), "tokens": self.decode_tokens},
+            "prompts": len(texts.PROMPTS),
+            "new_tokens": self.new_tokens,
+            "seed": texts.SEED,
+            "sampling": dict(texts.MODES["seeded"]),
+        }
+        return {
+            "rounds": self.rounds,
+            **(compared if self.compares else {}),
             "text": self.text,
             "text_tokens": len(self.ids),
             "text_sha256": hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest(),
             "windows": self.windows,
             "window_tokens": self.window,
             "noise_windows": min(self.windows, NOISE_WINDOWS),
-            "prompts": len(texts.PROMPTS),
-            "new_tokens": self.new_tokens,
-            "seed": texts.SEED,
-            "sampling": dict(texts.MODES["seeded"]),
             "reference": self.reference.name if self.reference else None,
             "engine": self.engine,
             "asked": self.request.asdict(),

@@ -34,12 +34,12 @@ class Prediction:
         return baseline + self.weights + kv_blocks(tokens) * BLOCK_SIZE * self.kv_a_token + self.besides
 
 
-def kv_blocks(tokens: int) -> int:
-    """The most blocks of keys and values that one text holds on its way to so many tokens.
+def kv_blocks(tokens: int, texts: int = 1) -> int:
+    """The most blocks of keys and values that `texts` hold side by side on their way to so many tokens each.
 
     A cache doubles as it fills (PrefixCache.make_room), and the smaller one stays until it is copied.
     """
-    needed, size, most = -(-tokens // BLOCK_SIZE), _FIRST_BLOCKS, 0
+    needed, size, most = texts * -(-tokens // BLOCK_SIZE), _FIRST_BLOCKS, 0
     while size < needed:
         most = 2 * size
         size *= 2

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_TICKS = 16  # that an axis has room for
+THEORY = ", theory"  # ends the names of dashed lines
 Series = Mapping[str, Value | None]  # by the name of a variant, in the order of the report
 
 
@@ -152,7 +153,11 @@ def lines(
     with figure_of(9.0, 3.4, 1, len(panels)) as (figure, axes):
         for axis, (title, across, series) in zip(axes, panels, strict=True):
             for n, (name, points) in enumerate(series.items()):
-                line(axis, name, points, colour[name], MARKERS[n % len(MARKERS)])
+                if name.endswith(THEORY):  # no point of it was measured, and its colour says whose it is
+                    across_, up = zip(*((x, value.value) for x, value in points), strict=True)
+                    axis.plot(across_, up, color=colour[name], linestyle=(0, (4, 3)), linewidth=1)
+                else:
+                    line(axis, name, points, colour[name], MARKERS[n % len(MARKERS)])
             ticks = sorted({x for points in series.values() for x, _ in points})
             if ticks and ticks[0] > 0:
                 axis.set_xscale("log", base=2)

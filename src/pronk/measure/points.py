@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from pronk.measure.comparison import Comparison
 
 Prompts = list[list[int]]
-ROUNDS, SECONDS = 3, 12.0  # of a point: so many runs, or as many as that time allows; one at least
+SECONDS = 12.0  # of a point's runs together: fewer of them where they take longer, but one at least
 BATCHES = (1, 8, 16)
-_START = 100.0  # what starting a process and loading costs, in decoded tokens
+LENGTHS, LENGTHS_NEW = (32, 128, 512, 1024, 2048), 8  # tokens of a prompt, and those that are written after it
+PIECES = 10  # of the text, that speculation is measured on: how much it guesses right is the text's doing
+_START, _QUALITY = 100.0, 2000.0  # what loading costs, and a divergence, about, in decoded tokens
+Rate = Literal["prompt_tok_s", "decode_tok_s", "all_tok_s"]  # tokens a second: see techniques.RATES
 
 
 @dataclass(frozen=True)
@@ -25,29 +29,35 @@ class Point:
     technique: str
     setting: str
     way: str
-    prompts: Prompts
+    texts: Sequence[Prompts]  # of each run: what is read side by side, another piece of the text each time
     new: int  # tokens of each
     options: Mapping[str, Any]  # of pronk.load
     engine: str
-    rate: Literal["prefill", "decode", "all"]  # tokens a second: of the prompts, of one text, of all texts
+    rate: Rate
     how: Mapping[str, Any] = field(default_factory=dict)  # of LLM.generate
     prefix_cache: int | None = 0
-    before: Sequence[int] | None = None
-    kld: bool = False  # whether to hold it against the same with keys and values in f32
+    before: Sequence[Sequence[int]] | None = None  # of each run: a text that is read first and not timed
+    reference: tuple[str, Mapping[str, Any]] | None = None  # engine and options of what its quality is held against
+    seconds: float = SECONDS
 
     @property
     def step(self) -> str:
         return f"technique {self.technique}: {self.setting}: {self.way}"
 
     @property
+    def tokens(self) -> int:
+        """That are computed in a run."""
+        prompts = self.texts[0]
+        read, again = sum(map(len, prompts)), len(prompts) * (self.new - 1)
+        if self.how.get("cache") is False:  # all of the text, for each token
+            return self.new * read + self.new * again // 2
+        return read + again
+
+    @property
     def cost(self) -> float:
         """In decoded tokens, about: see compare.costs."""
-        read = sum(map(len, self.prompts))
-        if self.how.get("cache") is False:  # all of the text, for each token
-            a_run = (self.new * read + len(self.prompts) * self.new**2 / 2) / 10
-        else:
-            a_run = read / 10 + self.new * (1 + len(self.prompts) / 10)
-        return _START + a_run * (ROUNDS if a_run < 500 else 1)
+        a_run = self.tokens / 10 + (0 if self.how.get("cache") is False else self.new)
+        return _START + a_run * (len(self.texts) if a_run < 500 else 1) + (_QUALITY if self.reference else 0)
 
 
 def points(comparison: Comparison) -> Iterator[Point]:
@@ -55,6 +65,7 @@ def points(comparison: Comparison) -> Iterator[Point]:
     original = next(variant for variant in comparison.variants if variant.original)
     plain: dict[str, Any] = {"options": original.options, "engine": comparison.engine}
     yield from _kv_cache(comparison, plain)
+    yield from _lengths(comparison, plain)
     yield from _attention(comparison, plain)
     yield from _quantization(comparison)
     if comparison.engine == "cpu":
@@ -68,10 +79,22 @@ def points(comparison: Comparison) -> Iterator[Point]:
 def _kv_cache(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     read, new = _room(comparison, 256, 32)
     for batch in BATCHES:
-        prompts = [comparison.piece(read, number) for number in range(batch)]
         for way, cache in (("with", True), ("without", False)):
             setting = f"batch {batch}, input {read}, output {new}"
-            yield Point("kv-cache", setting, way, prompts, new, rate="all", how={"cache": cache}, **plain)
+            texts = _texts(comparison, read, batch)
+            yield Point("kv-cache", setting, way, texts, new, rate="all_tok_s", how={"cache": cache}, **plain)
+
+
+def _lengths(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
+    """Of the text so far: work without a cache grows with it, and so do keys and values with one."""
+    most = min(comparison.ctx_size - LENGTHS_NEW, len(comparison.ids))
+    for tokens in [length for length in LENGTHS if length <= most] or [most]:
+        for batch in (1, 8):
+            for way, cache in (("with", True), ("without", False)):
+                yield Point(
+                    "kv-cache-length", f"{tokens} tokens", f"batch {batch}, {way}", _texts(comparison, tokens, batch),
+                    LENGTHS_NEW, rate="all_tok_s", how={"cache": cache}, **plain,
+                )  # fmt: skip
 
 
 def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
@@ -81,16 +104,20 @@ def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poi
     options = options_of(
         name or "f32", "torch", {"device": "cpu", **loading} if comparison.engine == "cpu" else loading
     )
-    for tokens in [length for length in (256, 1024, 2048) if length <= most] or [most]:
+    lengths = [length for length in (256, 1024, 2048) if length <= most] or [most]
+    for tokens in lengths:
         one: dict[str, Any] = {
-            "technique": "flash-attention", "setting": f"{tokens} tokens", "prompts": [comparison.piece(tokens, 1)],
-            "new": 1, "rate": "prefill", "how": {"cache": False},
+            "technique": "flash-attention", "setting": f"{tokens} tokens", "texts": _texts(comparison, tokens),
+            "new": 1, "rate": "prompt_tok_s", "how": {"cache": False},
         }  # fmt: skip
+        first = tokens == lengths[0]  # what attention does to the predictions is measured once
         if find_spec("torch"):
             for attn in ("flash", "math"):
-                yield Point(way=f"{attn}, torch engine", options={**options, "attn": attn}, engine="torch", **one)
+                written_out = ("torch", {**options, "attn": "math"}) if first else None
+                yield Point(way=f"{attn}, torch engine", options={**options, "attn": attn}, engine="torch",
+                            reference=written_out, **one)  # fmt: skip
         if comparison.engine == "cpu":
-            yield Point(way="flash, CPU engine", **one, **plain)
+            yield Point(way="flash, CPU engine", reference=_exact(comparison) if first else None, **one, **plain)
 
 
 def _quantization(comparison: Comparison) -> Iterator[Point]:
@@ -101,20 +128,20 @@ def _quantization(comparison: Comparison) -> Iterator[Point]:
             if name == "auto":
                 continue
             options = options_of(name, comparison.engine, comparison.request.loading)
-            rate: Literal["prefill", "decode"] = "prefill" if count == 1 else "decode"
             yield Point(
-                "quantization", setting, name, [comparison.piece(tokens, 2)], count, options, comparison.engine, rate
-            )
+                "quantization", setting, name, _texts(comparison, tokens), count, options, comparison.engine,
+                _rate(count), reference=_exact(comparison) if count == 1 else None,
+            )  # fmt: skip
 
 
 def _kv_dtype(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     read, new = _room(comparison, 512, 32)
-    prompts = [comparison.piece(read, number) for number in range(8)]
+    texts = _texts(comparison, read, 8)
     options = {key: value for key, value in plain["options"].items() if key != "kv_dtype"}
     for name in ("f32", "bf16", "f16", "int8"):
         yield Point(
-            "kv-dtype", f"batch 8, input {read}, output {new}", name, prompts, new, {**options, "kv_dtype": name},
-            plain["engine"], "all", kld=True,
+            "kv-dtype", f"batch 8, input {read}, output {new}", name, texts, new, {**options, "kv_dtype": name},
+            plain["engine"], "all_tok_s", reference=("cpu", {**options, "kv_dtype": "f32"}),
         )  # fmt: skip
 
 
@@ -124,22 +151,37 @@ def _prefix(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]
     if not shared:
         return
     own = min(32, read - shared)
-    first, second = comparison.piece(shared + own, 3), comparison.piece(shared + own, 4)
-    second = [*first[:shared], *second[shared:]]
+    firsts, seconds = [], []
+    for number in range(comparison.rounds):
+        first, other = (comparison.piece(shared + own, 2 * number + n) for n in (3, 4))
+        firsts.append(first)
+        seconds.append([[*first[:shared], *other[shared:]]])
     for way, kept in (("with", None), ("without", 0)):
         yield Point(
-            "prefix-reuse", f"{shared} tokens in common, {own} of its own", way, [second], 1, rate="prefill",
-            prefix_cache=kept, before=first, **plain,
+            "prefix-reuse", f"{shared} tokens in common, {own} of its own", way, seconds, 1, rate="prompt_tok_s",
+            prefix_cache=kept, before=firsts, **plain,
         )  # fmt: skip
 
 
 def _speculative(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     read, new = _room(comparison, 256, 64)
-    phrase = comparison.piece(max(read // 8, 1), 5)
-    for setting, prompt in (("a text that repeats itself", (phrase * 8)[:read]), ("prose", comparison.piece(read, 6))):
-        ways: tuple[tuple[str, dict[str, Any]], ...] = (("with", {"speculative": "ngram"}), ("without", {}))
+    pieces = max(PIECES, comparison.rounds)
+    phrases = [comparison.piece(max(read // 8, 1), number) for number in range(pieces)]
+    repeated, prose = [[(phrase * 8)[:read]] for phrase in phrases], _texts(comparison, read, runs=pieces)
+    ways: tuple[tuple[str, dict[str, Any]], ...] = (("with", {"speculative": "ngram"}), ("without", {}))
+    for kind, texts in (("texts that repeat themselves", repeated), ("pieces of prose", prose)):
         for way, how in ways:
-            yield Point("speculative", setting, way, [prompt], new, rate="decode", how=how, **plain)
+            yield Point(
+                "speculative",
+                f"{pieces} {kind}",
+                way,
+                texts,
+                new,
+                rate="decode_tok_s",
+                how=how,
+                seconds=math.inf,
+                **plain,
+            )
 
 
 def _threads(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
@@ -149,9 +191,25 @@ def _threads(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point
     for setting, tokens, count in ((f"prefill {read}", read, new), (f"decode {more} after {context}", context, more)):
         for threads in counts:
             options = {**plain["options"], "threads": threads}
-            rate: Literal["prefill", "decode"] = "prefill" if count == 1 else "decode"
-            way = f"{threads} thread{'s' if threads > 1 else ''}"
-            yield Point("threads", setting, way, [comparison.piece(tokens, 2)], count, options, plain["engine"], rate)
+            way, texts = f"{threads} thread{'s' if threads > 1 else ''}", _texts(comparison, tokens)
+            yield Point("threads", setting, way, texts, count, options, plain["engine"], _rate(count))
+
+
+def _texts(comparison: Comparison, tokens: int, batch: int = 1, runs: int | None = None) -> list[Prompts]:
+    """Pieces of the text: of each run, so many side by side; others in each, for what a text does is no rule."""
+    return [
+        [comparison.piece(tokens, run * batch + n) for n in range(batch)] for run in range(runs or comparison.rounds)
+    ]
+
+
+def _exact(comparison: Comparison) -> tuple[str, Mapping[str, Any]]:
+    """Weights in f32, and keys and values, too."""
+    plain = {key: value for key, value in comparison.request.loading.items() if key not in ("kv_dtype", "dtype")}
+    return comparison.engine, options_of("f32", comparison.engine, plain)
+
+
+def _rate(new: int) -> Rate:
+    return "prompt_tok_s" if new == 1 else "decode_tok_s"
 
 
 def _room(comparison: Comparison, read: int, new: int) -> tuple[int, int]:

@@ -91,8 +91,11 @@ QUALITY = {
 }
 WAY = {
     "seconds": SUMMARY,
-    **dict.fromkeys(("peak_bytes", "weights_bytes", "kld"), Maybe(SIZE)),
-    "loading_took": Maybe(NUMBER),  # a difference
+    **dict.fromkeys(("peak_bytes", "weights_bytes"), Maybe(SIZE)),
+    **dict.fromkeys(("kld", "kld_error", "noise_floor", "theory_s"), Maybe(SIZE)),
+    **dict.fromkeys(("grew_by", "loading_took"), Maybe(NUMBER)),  # differences
+    **dict.fromkeys(("kv_bytes", "theory_kv_peak", "kld_windows", "same_texts", "texts"), Maybe(int)),
+    **dict.fromkeys(("prompt_tok_s", "decode_tok_s", "all_tok_s"), Maybe(SUMMARY)),
     "tok_s": Maybe(POSITIVE),
     "note": Maybe(str),
 }
@@ -111,12 +114,13 @@ REPORT = {
     "machine": {**_MACHINE, "isa": Maybe(str)},
     "settings": {
         "rounds": int,
-        "prefill": [int, LENGTHS],
-        "decode": {"contexts": [int, LENGTHS], "tokens": int},
+        "prefill": Maybe([int, LENGTHS]),  # what variants are compared on; techniques alone have lengths of their own
+        "decode": Maybe({"contexts": [int, LENGTHS], "tokens": int}),
         "text": str,
         **dict.fromkeys(("text_tokens", "noise_windows"), Maybe(int)),
         "text_sha256": Maybe(str),
-        **dict.fromkeys(("windows", "window_tokens", "prompts", "new_tokens", "seed"), int),
+        **dict.fromkeys(("windows", "window_tokens"), int),
+        **dict.fromkeys(("prompts", "new_tokens", "seed"), Maybe(int)),
         "reference": Maybe(str),
     },
     "variants": [

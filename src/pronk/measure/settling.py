@@ -52,6 +52,11 @@ def settle(request: Request) -> Comparison:
     if compares and names == (against,):
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
     variants = [_variant(name, against, engine, opened, request) for name in names]
+    if not compares and (request.prefill or request.decode_tokens):
+        raise BadRequest(
+            "techniques have lengths of their own, which the report lists; leave out --prefill and --decode-tokens, or "
+            "name formats to compare as well (--to)"
+        )
     codec = _tokenizer(request, opened)
     ids = codec.encode(evaluation_text() if request.text is None else _read(request.text))
     begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
@@ -70,8 +75,8 @@ def settle(request: Request) -> Comparison:
     reference, judged_together = _reference(variants, opened, engine, request, free, missing)
     rounds = 5 if request.rounds is None else request.rounds
     settled = replace(
-        request, model=model, against=against, to=names[1:] if compares else None, rounds=rounds, prefill=prefill,
-        decode_tokens=decode_tokens, windows=count,
+        request, model=model, against=against, to=names[1:] if compares else None, rounds=rounds,
+        prefill=prefill if compares else None, decode_tokens=decode_tokens if compares else None, windows=count,
     )  # fmt: skip
     return Comparison(
         request=settled,

@@ -5,6 +5,7 @@ Measuring latency and memory, a worker holds one model; measuring quality, the r
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -76,39 +77,47 @@ class Subject:
     def timed(
         self,
         name: str,
-        prompts: list[list[int]],
+        texts: list[list[list[int]]],
         new: int,
-        rounds: int,
         seconds: float,
-        before: list[int] | None = None,
+        before: list[list[int]] | None = None,
         how: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """All of `prompts` side by side, `new` tokens each: seconds of each run, rates, and what it took at its peak.
+        """A run for each of `texts`, which are prompts that go on side by side for `new` tokens each: its seconds, its
+        rate, a digest of what each prompt went on with, and what all of it took at its peak.
 
-        `before`: a text that is read first and not timed. As many runs as `rounds` and the `seconds` that they may take
+        `before`: of each run, a text that is read first and not timed. As many runs as the `seconds` that they may take
         together allow, but one at least.
         """
         llm, how = self._models[name], how or {}
         taken: list[float] = []
         stats: list[Any] = []
+        outputs: list[list[str]] = []
         llm.generate([1] * 8, max_new_tokens=2, ignore_eos=True)  # what is cold at first is not to be timed
         memory.give_back()
         begins_anew = memory.reset_peak()
+        held = memory.held()
         _on_device(llm, "reset_peak")
-        while not taken or (len(taken) < rounds and sum(taken) + taken[-1] <= seconds):
+        for number, prompts in enumerate(texts):
+            if taken and sum(taken) + taken[-1] > seconds:
+                break
             if before:
-                llm.generate(before, max_new_tokens=1, ignore_eos=True)
+                llm.generate(before[number], max_new_tokens=1, ignore_eos=True)
             begun = time.perf_counter()
             made = llm.generate(prompts, max_new_tokens=new, ignore_eos=True, **how)
             taken.append(time.perf_counter() - begun)
-            stats.append(made[0].stats if isinstance(made, list) else made.stats)
+            assert isinstance(made, list)
+            stats.append(made[0].stats)
+            outputs.append([hashlib.sha256(repr(one.tokens).encode()).hexdigest()[:16] for one in made])
         return {
             "seconds": taken,
             "ttft_s": [one.ttft_s for one in stats],
             "decode_tok_s": [one.decode_tok_s for one in stats],
-            "drafted": stats[-1].drafted_tokens,
-            "accepted": stats[-1].accepted_tokens,
+            "outputs": outputs,
+            "drafted": sum(one.drafted_tokens for one in stats),
+            "accepted": sum(one.accepted_tokens for one in stats),
             "cached": stats[-1].cached_tokens,
+            "held": _on_device(llm, "held") or held,  # before the first run
             "peak_bytes": _on_device(llm, "peak") or (memory.peak() if begins_anew else None),
         }
 

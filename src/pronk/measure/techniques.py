@@ -1,18 +1,22 @@
 """Techniques: what each of pronk's switches costs and buys, measured on and off.
 
 A point is one setting, run one way, in a process of its own: a peak of memory never sinks again, and what another run
-has left behind would count. Ways of one setting are measured one after the other, not in turns.
+has left behind would count. Ways of one setting are measured one after the other, not in turns, on the same pieces of
+the text, another piece in each run; and none without its quality: how far its predictions lie from a reference's, or,
+where a technique is to change nothing, how many texts come out the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
-from pronk.measure.points import ROUNDS, SECONDS, Point, points
+from pronk.measure.memory import kv_blocks
+from pronk.measure.points import LENGTHS_NEW, SECONDS, Point, points
 from pronk.measure.worker import Worker
 
 if TYPE_CHECKING:
@@ -20,7 +24,11 @@ if TYPE_CHECKING:
     from pronk.measure.journal import Journal
     from pronk.measure.pace import Pace
 
-_KV_WINDOWS = 2
+RATES = {
+    "prompt_tok_s": "tokens of the prompt, a second until the first new one",
+    "decode_tok_s": "new tokens of one text after its first, a second",
+    "all_tok_s": "new tokens of all texts together, a second of all the time, which reading the prompts is part of",
+}
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,26 @@ TECHNIQUES = (
         "the same tokens come out.",
     ),
     Technique(
+        "kv-cache-length",
+        "KV cache against the length of the text",
+        f"{LENGTHS_NEW} tokens written after prompts of each length. Theory: without a cache n tokens after P take "
+        "nP + n(n - 1)/2 tokens of work, with one P + n - 1; either way n passes. What a pass costs, and a token, is "
+        "fitted to all of the measured times. Keys and values: of all tokens; where a cache grows, the old one stays until "
+        "it is copied, and theory's peak counts both.",
+    ),
+    Technique(
         "flash-attention",
         "Flash attention",
         "Attention in tiles, which never holds the matrix of all scores, against attention written out. One pass over "
-        "the whole text. The CPU engine has only the first.",
+        "the whole text. The CPU engine has only the first. KLD: on the torch engine to attention written out, on the "
+        "CPU engine to f32.",
     ),
-    Technique("quantization", "Quantization", "Weights in fewer bits: less to keep, and less to read for each token."),
+    Technique(
+        "quantization",
+        "Quantization",
+        "Weights in fewer bits: less to keep, and less to read for each token. KLD: to weights, keys and values in "
+        "f32.",
+    ),
     Technique(
         "kv-dtype",
         "Type of keys and values",
@@ -58,7 +80,7 @@ TECHNIQUES = (
         "speculative",
         "Speculative decoding (n-gram)",
         "Tokens are guessed from the text's own past and checked many at a time: the same tokens in fewer passes, "
-        "where the text repeats itself.",
+        "where the text repeats itself. How often it does is the text's doing, hence the spread over texts.",
     ),
     Technique("threads", "Threads", "The same work on more cores."),
 )
@@ -85,19 +107,22 @@ def _measured(comparison: Comparison, point: Point, worker: Worker) -> dict[str,
     load: dict[str, Any] = {"model": comparison.model, "engine": point.engine}
     info = worker.call("load", name="own", options=dict(point.options), prefix_cache=point.prefix_cache, **load)
     found = worker.call(
-        "timed", name="own", prompts=point.prompts, new=point.new, rounds=ROUNDS, seconds=SECONDS,
-        before=point.before and list(point.before), how=dict(point.how),
+        "timed", name="own", texts=point.texts, new=point.new, seconds=point.seconds, before=point.before,
+        how=dict(point.how),
     )  # fmt: skip
     found["weights_bytes"] = info["weights_bytes"]
     if None not in (info["baseline"], info["loaded_rss"]):
         found["loading_took"] = info["loaded_rss"] - info["baseline"]
-    if point.kld and comparison.judged_together:
-        worker.call("load", name="f32", options={**point.options, "kv_dtype": "f32"}, **load)
-        compared = worker.call(
-            "divergences", reference="f32", names=["own"], ids=list(comparison.ids), ctx=comparison.window,
-            count=min(_KV_WINDOWS, comparison.windows),
-        )  # fmt: skip
-        found["kld"] = compared["own"]["mean"]
+    if point.reference and comparison.judged_together:
+        engine, options = point.reference
+        reference = "own"
+        if (engine, options) != (point.engine, point.options):
+            reference = "reference"
+            worker.call("load", name=reference, model=comparison.model, engine=engine, options=dict(options))
+        text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
+        compared = worker.call("divergences", reference=reference, names=["own"], count=comparison.windows, **text)
+        noise = worker.call("noise_floor", name="own", count=comparison.settings()["noise_windows"], **text)
+        found["divergence"], found["noise_floor"] = compared["own"], noise
     return {**found, "threads": info["threads"], "isa": info["isa"]}
 
 
@@ -110,6 +135,8 @@ def missing(comparison: Comparison) -> list[str]:
         found.append("flash against math attention: it needs the torch engine, which is not installed")
     if comparison.engine == "torch":
         found.append("types of keys and values, threads: they are options of the CPU engine")
+    if not comparison.judged_together:
+        found.append("divergence of techniques: two models do not fit into memory side by side")
     return found
 
 
@@ -119,9 +146,14 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
     found = []
     for technique in TECHNIQUES:
         settings: dict[str, dict[str, Any]] = {}
+        first: dict[str, Any] = {}
+        expected = theory(comparison, every, steps) if technique.name == "kv-cache-length" else {}
         for point in every:
             if point.technique == technique.name and point.step in steps:
-                settings.setdefault(point.setting, {})[point.way] = _way(point, steps[point.step])
+                base = first.setdefault(point.setting, steps[point.step])
+                settings.setdefault(point.setting, {})[point.way] = {
+                    **_way(point, steps[point.step], base), **expected.get(point.step, {})
+                }  # fmt: skip
         if settings:
             found.append(
                 {
@@ -129,8 +161,8 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
                     "title": technique.title,
                     "what": technique.what,
                     "settings": {
-                        "rounds": ROUNDS,
-                        "seconds a point, at most": SECONDS,
+                        "runs": comparison.rounds,
+                        "fewer where they take more seconds than": SECONDS,
                         "model": comparison.request.against,
                     },
                     "points": [{"setting": setting, "ways": ways} for setting, ways in settings.items()],
@@ -139,29 +171,65 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
     return found
 
 
-def _way(point: Point, taken: Mapping[str, Any]) -> dict[str, Any]:
-    seconds = latency.summary(taken["seconds"])
-    texts, read = len(point.prompts), sum(map(len, point.prompts))
-    rates = {
-        "prefill": read / seconds["median"],
-        "all": texts * point.new / seconds["median"],
-        "decode": latency.summary(taken["decode_tok_s"])["median"] if None not in taken["decode_tok_s"] else None,
+def theory(comparison: Comparison, every: Sequence[Point], steps: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the points of "kv-cache-length", by step: the time that their work would take if every pass cost the same and
+    every token in it, too, and the bytes of keys and values."""
+    import numpy as np
+
+    measured = [point for point in every if point.technique == "kv-cache-length" and point.step in steps]
+    if len(measured) < 3:
+        return {}
+    a_token = next(variant.predicted.kv_a_token for variant in comparison.variants if variant.original)
+    work = np.array([(point.new, point.tokens) for point in measured], float)  # passes, tokens
+    seconds = np.array([latency.summary(steps[point.step]["seconds"])["median"] for point in measured])
+    # Relative errors count alike, be it milliseconds or minutes.
+    cost = np.linalg.lstsq(work / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
+    if cost.min() < 0:  # a pass that costs nothing by itself
+        cost = np.array([0.0, 1 / float(np.mean(work[:, 1] / seconds))])
+    found = {}
+    for point, expected in zip(measured, work @ cost, strict=True):
+        batch, length = len(point.texts[0]), len(point.texts[0][0]) + point.new
+        remembers = point.how.get("cache") is not False
+        layers = 1 if remembers else comparison.checkpoint.config.num_hidden_layers  # without: one at a time
+        found[point.step] = {
+            "theory_s": float(expected),
+            "kv_bytes": batch * length * a_token // layers,
+            "theory_kv_peak": (kv_blocks(length, batch) if remembers else batch * -(-length // BLOCK_SIZE))
+            * BLOCK_SIZE * a_token // layers,
+        }  # fmt: skip
+    return found
+
+
+def _way(point: Point, taken: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """`base`: what the first way of the same setting took."""
+    seconds, prompts = taken["seconds"], point.texts[0]
+    rates: dict[str, list[Any]] = {
+        "prompt_tok_s": [sum(map(len, prompts)) / one for one in seconds],
+        "all_tok_s": [len(prompts) * point.new / one for one in seconds],
+        "decode_tok_s": taken["decode_tok_s"],
     }
+    rate = rates[point.rate]
+    kld, floor = taken.get("divergence"), taken.get("noise_floor")
+    pairs = list(zip(taken["outputs"], base["outputs"], strict=False))  # of the runs that both had time for
     notes = []
-    if (runs := len(taken["seconds"])) < ROUNDS:
+    if (runs := len(seconds)) < len(point.texts):
         notes.append(f"{runs} run{'s' if runs > 1 else ''}, for it takes long")
     if taken["drafted"]:
         notes.append(f"{taken['accepted']} of {taken['drafted']} guessed tokens were right")
     if taken["cached"]:
         notes.append(f"{taken['cached']} tokens reused")
-    if taken.get("kld") is not None:
-        notes.append(f"mean KLD {taken['kld']:.2g}")
     return {
-        "seconds": seconds,
-        "tok_s": rates[point.rate],
+        "seconds": latency.summary(seconds),
+        **({point.rate: latency.summary(rate)} if rate and None not in rate else {}),
         "peak_bytes": taken["peak_bytes"],
         "weights_bytes": taken.get("weights_bytes"),
         "loading_took": taken.get("loading_took"),
-        "kld": taken.get("kld"),
+        "grew_by": None if None in (taken["peak_bytes"], taken.get("held")) else taken["peak_bytes"] - taken["held"],
+        "kld": kld and kld["mean"],
+        "kld_error": kld and kld["standard_error"],
+        "kld_windows": kld and kld["windows"],
+        "noise_floor": floor and floor["mean"],
+        "same_texts": sum(x == y for own, others in pairs for x, y in zip(own, others, strict=True)),
+        "texts": sum(len(own) for own, _ in pairs),
         "note": "; ".join(notes) or None,
     }

@@ -11,16 +11,24 @@ from pronk.measure.report.rows import Variant, name_of
 
 Report = Mapping[str, Any]
 
-HOW = (
+COMPARED = (
     "Variants are measured in interleaved rounds, so that what slows the machine for a while slows them all; figures "
     "are medians of the rounds, with minimum and maximum.",
     "TTFT and ITL are taken from outside, through the same call that a program makes: tokenizer, sampling and text are "
     "in them. A percentile of ITL is of all tokens of one round; the table has the median of the rounds' own.",
+    "Prefill is tokens of the prompt a second until the first new one; decode, new tokens a second after it.",
+    "distinct-n is the share of different n-grams; repetition, that of 4-grams that the text has had before.",
+)
+TECHNIQUES = (
+    "Techniques are not interleaved: each way of each setting is measured in a process of its own, one after the "
+    "other, so that what slows the machine for a while may slow one way alone. Every way reads the same pieces of the "
+    "text, another piece in each run; minimum and maximum are of the runs, and so of texts as well.",
+)
+HOW = (
     "Weights are counted: the bytes of what is multiplied with. What a process grew by in loading is more where "
     "libraries keep memory for later. Predicted memory is computed from the checkpoint's header before loading; the "
     "peak is that of a process that runs this variant alone.",
     "KLD compares the whole distribution over the next token with the reference's, token by token: 0 is the same.",
-    "distinct-n is the share of different n-grams; repetition, that of 4-grams that the text has had before.",
 )
 
 
@@ -52,7 +60,9 @@ def conditions(report: Report) -> list[Block]:
     }  # fmt: skip
     facts = Facts("Conditions", [(key, words.plain(said, 500)) for key, said in pairs.items() if said],
                   ("Command", "File"))  # fmt: skip
-    return [facts, Points(HOW), Paragraph("The rules of the verdicts:"), Points(verdict.RULES)]
+    how = [*(COMPARED if reading.entries(report, "variants") else ()),
+           *(TECHNIQUES if reading.entries(report, "techniques") else ()), *HOW]  # fmt: skip
+    return [facts, Points(how), Paragraph("The rules of the verdicts:"), Points(verdict.RULES)]
 
 
 def _of(report: Report, room: str, key: str, unit: str = "", *, before: str = "") -> str:

@@ -10,11 +10,12 @@ from pronk.measure import plots
 from pronk.measure.plot_style import Value, colours
 from pronk.measure.report import reading, verdict, words
 from pronk.measure.report.rows import name_of, original
-from pronk.measure.report.techniques import plot_name, title_of, ways_of
+from pronk.measure.report.techniques import RATES, plot_name, title_of, ways_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+THEORY = {"seconds": "theory_s", "grew_by": "theory_kv_peak"}  # what stands beside a measured figure
 Picture = tuple["Figure", str, str]
 Variants = Sequence[Mapping[str, Any]]
 
@@ -142,21 +143,30 @@ def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Pictur
     names = {way: words.plain(way) for way in ways}
     colour = colours(list(names.values()), known=known)
     settings = [words.plain(reading.text(point, "setting")) for point in points]
+    lengths = [_last_number(setting) for setting in settings]
+    lined = len(points) >= 4 and None not in lengths and len(set(lengths)) == len(points)
     panels: list[tuple[str, dict[str, list[Value | None]]]] = []
     for key, title, unit in (
         ("seconds", "Time (s)", 1.0),
+        ("grew_by", "Memory above what was held before (MB)", 1e6),
         ("peak_bytes", "Peak memory (MB)", 1e6),
-        ("tok_s", "Tokens/s", 1.0),
+        *((rate, said[0].upper() + said[1:], 1.0) for rate, said in RATES.items()),
     ):
         values = {
             name: [_scaled(reading.value(p, "ways", way, key), unit) for p in points] for way, name in names.items()
         }
+        if lined and key in THEORY:
+            of_theory = {
+                f"{name}{plots.THEORY}": [_scaled(reading.value(p, "ways", way, THEORY[key]), unit) for p in points]
+                for way, name in names.items()
+            }
+            values |= {name: series for name, series in of_theory.items() if any(series)}
+            colour |= {f"{name}{plots.THEORY}": colour[name] for name in names.values()}
         if any(value for series in values.values() for value in series):
             panels.append((title, values))
     panels = panels[:2]  # tokens/s says what the time says; it is drawn where time or memory is missing
-    lengths = [_last_number(setting) for setting in settings]
     figure: Figure | None
-    if len(points) >= 4 and None not in lengths and len(set(lengths)) == len(points):
+    if lined:
         drawn = [(title, _unit_of(settings[0]), {
             name: [(x, v) for x, v in zip(lengths, series, strict=True) if x is not None and v]
             for name, series in ways_values.items()}) for title, ways_values in panels]  # fmt: skip

@@ -3,10 +3,11 @@ empty."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any
 
 from pronk.measure import schema
@@ -73,11 +74,15 @@ def numbers(given: Any, *path: str | int) -> list[float]:
 
 
 def ratio(own: Any, base: Any) -> Value | None:
-    """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both."""
+    """own / base. Where both have the same number of rounds, round by round: what slowed a round slowed both.
+
+    Between two middle rounds lies their geometric mean: a rate and the time that it is the inverse of say the same.
+    """
     ours, theirs = (numbers(one, "rounds") if isinstance(one, Mapping) else [] for one in (own, base))
     if len(ours) == len(theirs) > 1:
         each = [x / y for x, y in zip(ours, theirs, strict=True)]
-        return Value(median(each), min(each), max(each))
+        low, high = median_low(each), median_high(each)
+        return Value(low if low == high else math.sqrt(low) * math.sqrt(high), min(each), max(each))
     x, y = value(own), value(base)
     if x is None or y is None:
         return None

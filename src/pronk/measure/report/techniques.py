@@ -8,12 +8,27 @@ from typing import Any
 from pronk.measure.report import reading, words
 from pronk.measure.report.document import Block, Cell, Heading, Paragraph, Plot, Table
 
-COLUMNS = (
-    ("seconds", "time, s"), ("tok_s", "tokens/s"), ("peak_bytes", "peak, MB"), ("weights_bytes", "weights, MB"),
-    ("loading_took", "process grew in loading by, MB"),    ("kld", "mean KLD"),
-)  # fmt: skip
-
+RATES = {
+    "prompt_tok_s": "read: tokens of the prompt/s",
+    "decode_tok_s": "decode: new tokens of one text/s",
+    "all_tok_s": "in all: new tokens of all texts/s",
+    "tok_s": "tokens/s",  # of older reports
+}
+COLUMNS = {
+    "seconds": "time, s",
+    "theory_s": "time by theory, s",
+    **RATES,
+    "peak_bytes": "peak, MB",
+    "grew_by": "peak over what was held before, MB",
+    "kv_bytes": "keys and values, MB",
+    "theory_kv_peak": "their peak by theory, MB",
+    "weights_bytes": "weights, MB",
+    "loading_took": "process grew in loading by, MB",
+    "kld": "mean KLD",
+    "same_texts": "texts the same as the first way's",
+}
 BYTES = ("peak_bytes", "weights_bytes", "loading_took")
+COUNTED = ("grew_by", "kv_bytes", "theory_kv_peak")  # bytes as well, which no ratio belongs beside
 
 
 def ways_of(technique: Mapping[str, Any]) -> list[str]:
@@ -43,7 +58,7 @@ def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[
         for point in points:
             found = point["ways"]
             rows.append((words.plain(reading.text(point, "setting")), []))
-            for key, label in COLUMNS:
+            for key, label in COLUMNS.items():
                 cells = [_cell(found.get(way), found.get(ways[0]), key) for way in ways]
                 if any(cell.value != words.NONE for cell in cells):
                     rows.append((label, cells))
@@ -63,7 +78,13 @@ def _cell(way: Any, first: Any, key: str) -> Cell:
     if found is None:
         return Cell(words.NONE)
     if key == "kld":
-        return Cell(words.digits(found.value))
+        error, floor = reading.number(way, "kld_error"), reading.number(way, "noise_floor")
+        return Cell.of(words.digits(found.value), words.error(error),
+                       "" if floor is None else f"its own noise floor {words.digits(floor)}")  # fmt: skip
+    if key == "same_texts":
+        return Cell(words.NONE if way is first else f"{found.value:g} of {reading.text(way, 'texts')}")
+    if key in COUNTED or key == "theory_s":
+        return Cell(words.digits(found.value / (1e6 if key in COUNTED else 1)))
     if key in BYTES:
         beside = "" if way is first else words.smaller(found.value, reading.number(first, key))
         return Cell.of(words.digits(found.value / 1e6), beside)

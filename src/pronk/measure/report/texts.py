@@ -24,7 +24,8 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
             if variant is base and key in ("first_divergence", "equal_share"):
                 return Cell(words.NONE)  # it does not part from itself
             number = reading.number(variant, "quality", "texts", mode, key)
-            return Cell(show(known if number is None and variant is base else number))
+            apart = _spread(variant, mode) if key == "first_divergence" else ""
+            return Cell.of(show(known if number is None and variant is base else number), apart)
 
         return cell
 
@@ -47,6 +48,14 @@ def texts(report: Mapping[str, Any], variants: Sequence[Variant], base: Variant 
             mode = reading.text(entry, "mode")
             blocks.append(Texts(reading.text(entry, "prompt"), MODES.get(mode, mode), _outputs(outputs, against)))
     return blocks
+
+
+def _spread(variant: Variant, mode: str) -> str:
+    """Over the prompts, from the text that parts first to the one that parts last."""
+    each = reading.at(variant, "quality", "texts", mode, "first_divergences") or []
+    if not (known := [one for one in each if one is not None]):
+        return ""
+    return f"{min(known):g} to {'never' if None in each else format(max(known), 'g')}"
 
 
 def _outputs(outputs: Mapping[str, str], original: str) -> list[Output]:
