@@ -101,13 +101,13 @@ def show_language_model(found: Figures) -> str:
 # The residual stream
 
 
-def hidden(module: Any, ids: Sequence[int], *, mask: bool = True) -> Tensor:
-    """What the head is given, [T, C]; without a `mask` every token sees all others."""
+def hidden(module: Any, ids: Sequence[int], mask: Tensor | None = None) -> Tensor:
+    """What the head is given, [T, C]. `mask`: who sees whom, [T, T], instead of the causal one."""
     batch = TorchBatch.of(Batch.of([Run(list(ids), logits="all")]), torch.device("cpu"), None)
     for layer in module.model.layers:
         layer.self_attn.mode = "math"
-    if not mask:
-        batch.runs[0].__dict__["mask"] = torch.ones(len(ids), len(ids), dtype=torch.bool)
+    if mask is not None:
+        batch.runs[0].__dict__["mask"] = mask
     with torch.inference_mode():
         return module.hidden(batch)
 
@@ -162,7 +162,7 @@ def show_residual_stream(found: Figures) -> str:
         row = [found[name][n] for name in ("in", "attention", "mlp", "out")]
         lines.append(
             f"{n:>5}{row[0]:>8.1f}{row[1]:>11.1f}{row[2]:>7.1f}{row[3]:>8.1f}{found['cosine'][n]:>8.2f}"
-            f"{found['first token'][n]:>13.0f}{found['right'][n]:>11.2g}  {found['says'][n].strip()}"
+            f"{found['first token'][n]:>13.0f}{found['right'][n]:>11.2g}  {found['says'][n].strip() or '␣'}"
         )
     return "\n".join(lines)
 
@@ -212,24 +212,41 @@ def show_attention(found: Figures) -> str:
 # Encoder, decoder, encoder-decoder
 
 
+def masks(size: int) -> dict[str, Tensor]:
+    """Who sees whom, [S, S] each."""
+    all_, past = torch.ones(size, size, dtype=torch.bool), torch.ones(size, size, dtype=torch.bool).tril()
+    following = past.roll(1, 1) & ~past
+    return {
+        "the past (causal)": past,
+        "the past and the next": past | following,
+        "all but the next": all_ & ~following,
+        "all": all_,
+    }
+
+
 def encoder_decoder(llm: pronk.LLM) -> Figures:
     module = llm.to_torch()
     ids = llm.tokenizer.encode(evaluation_text())[:TOKENS]
     other = [*ids[:-1], llm.tokenizer.encode(" Paris")[0]]
-    moved, perplexities = [], []
-    for mask in (True, False):
+    ends = range(TOKENS // 4, TOKENS, 8)
+    found: Figures = {}
+    for name, mask in masks(TOKENS).items():
         with torch.inference_mode():
-            one, two = (module.lm_head(hidden(module, text, mask=mask)).numpy() for text in (ids, other))
-        moved.append(float(np.abs(one - two)[:-1].max()))
-        perplexities.append(float(np.exp(-log_likelihoods(one[:-1], ids[1:]).mean())))
-    return {"moved": moved, "perplexity": perplexities}
+            one, two = (module.lm_head(hidden(module, text, mask)).numpy() for text in (ids, other))
+            last = [module.lm_head(hidden(module, ids[:end], mask[:end, :end])[-1:]).numpy() for end in ends]
+        written = [log_likelihoods(row, [ids[end]])[0] for row, end in zip(last, ends, strict=True)]
+        found[name] = {
+            "moved": float(np.abs(one - two)[:-1].max()),
+            "read": float(np.exp(-log_likelihoods(one[:-1], ids[1:]).mean())),
+            "write": float(np.exp(-np.mean(written))),
+        }
+    return found
 
 
 def show_encoder_decoder(found: Figures) -> str:
-    names = ("with the causal mask", "every token sees all")
-    lines = [f"{'':<24}{'earlier logits moved by':>24}{'perplexity':>12}"]
-    for name, moved, perplexity in zip(names, found["moved"], found["perplexity"], strict=True):
-        lines.append(f"{name:<24}{moved:>24.1f}{perplexity:>12.1f}")
+    lines = [f"{'a token sees':<24}{'earlier logits moved by':>24}{'perplexity':>12}{'at the end':>12}"]
+    for name, of in found.items():
+        lines.append(f"{name:<24}{of['moved']:>24.1f}{of['read']:>12.1f}{of['write']:>12.1f}")
     return "\n".join(lines)
 
 
