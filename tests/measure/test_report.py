@@ -175,7 +175,7 @@ def test_plots_survive_odd_values_too(sample: Any, tmp_path: Path) -> None:
         sample["variants"], ((0, 1e-15), (1, 1), (1e-100, 1e-14), (10**15, 1e15)), strict=True
     ):
         variant["latency"]["itl_ms"]["p50"] |= {"min": 1e-15, "median": high, "max": 1e15, "rounds": []}
-        variant["memory"]["weights_measured"] = -int(low)
+        variant["memory"] |= {"weights_measured": int(low), "loading_took": -int(low)}
         variant["quality"]["divergence"]["mean"] = low
         variant["quality"]["noise_floor"]["mean"] = 1e-100
         variant["quality"]["perplexity"]["value"] = 1e300

@@ -176,9 +176,20 @@ def test_options_are_applied_and_the_page_says_what_was_done(request_: Request) 
     assert not {"prefill", "decode", "prompts", "new_tokens"} & settings.keys()
     way = {"seconds": 1.0, "same_texts": 1, "texts": 1}
     measured = [{"name": "threads", "points": [{"setting": "x", "ways": {"a": way}}]}]
-    page = markdown.page(document({"settings": settings, "techniques": measured}, {}), "")
+    page = markdown.page(
+        document({"missing": [], "finished": True, "settings": settings, "techniques": measured}, {}), ""
+    )
     assert "Techniques are not interleaved" in page
     assert "in interleaved rounds" not in page
     assert "| Prompts |" not in page
-    both = document({"settings": settings, "techniques": measured, "variants": [{"name": "q8"}]}, {})
+    both = document(
+        {
+            "missing": [],
+            "finished": True,
+            "settings": settings,
+            "techniques": measured,
+            "variants": [{"name": "q8", "options": {}}],
+        },
+        {},
+    )
     assert "in interleaved rounds" in markdown.page(both, "")

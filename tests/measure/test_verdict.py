@@ -62,13 +62,15 @@ def test_perplexities_are_judged_by_their_paired_difference(found: Any, said: st
 def test_a_report_has_one_noise_floor_for_a_variant_and_says_whose() -> None:
     """A verdict said "22 times the noise floor", bf16's, beside a column whose own floor was twelve times as high."""
     variants = [
-        {"name": name, "original": name == "bf16",
+        {"name": name, "original": name == "bf16", "options": {},
          "quality": {"divergence": {"mean": mean, "standard_error": 1e-5, "top1": 0.96},
                      "noise_floor": {"mean": floor, "top1": 0.97}}}
         for name, mean, floor in (("bf16", 1.3e-4, 1.31e-4), ("q8", 0.0029, 0.00156), ("f16", 2e-6, 1e-6))
     ]  # fmt: skip
     notes = {}
-    for section in document({"variants": variants, "settings": {"reference": "f32"}}, {}).sections:
+    for section in document(
+        {"missing": [], "finished": True, "variants": variants, "settings": {"reference": "f32"}}, {}
+    ).sections:
         for block in section.blocks:
             if isinstance(block, Table):
                 notes |= {(section.title, label): [cell.notes[-1] for cell in cells] for label, cells in block.rows
