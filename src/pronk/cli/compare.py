@@ -114,8 +114,8 @@ def command(
     comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=arguments)
     for line in [*compare.about(comparison), *compare.warnings()]:
         console.note(line)
-    with measuring.shown(journal, "pronk", "compare", "--resume", "--out", out) as (advance, note):
-        found = compare.compare(comparison, journal, progress=advance, note=note)
+    with measuring.shown(journal, "pronk", "compare", "--resume", "--out", out) as advance:
+        found = compare.compare(comparison, journal, progress=advance)
         table = report.render(folder)
     console.note(f"written to {out}: REPORT.md, report.html, report.json")
     if not plot_style.available():

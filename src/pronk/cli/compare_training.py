@@ -35,8 +35,8 @@ def perform(
     )
     for line in compare.warnings():
         console.note(line)
-    with measuring.shown(journal, "pronk", "compare", "--training", "--resume", "--out", out) as (advance, note):
-        found = training.measure(grid, journal, progress=advance, note=note)
+    with measuring.shown(journal, "pronk", "compare", "--training", "--resume", "--out", out) as advance:
+        found = training.measure(grid, journal, progress=advance)
         tables = training_report.render(folder)
     written = [training_report.PAGE, *[training_report.PLOT] * plot_style.available(), training.NAME]
     console.note(f"written to {out}: {', '.join(written)}")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown(journal: Journal, *again: str) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """Hear of progress, and of lines to say beside it. `again`: the command that goes on with what `journal` has."""
+def shown(journal: Journal, *again: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Hear of progress. `again`: the command that goes on with what `journal` has."""
     now = ""
 
     def amount(done: int, total: int) -> str:
@@ -29,12 +29,8 @@ def shown(journal: Journal, *again: str) -> Iterator[tuple[Callable[[str, int, i
             now = what
             show("", done, total)
 
-        def note(line: str) -> None:
-            show("", 1, 1)  # clears the line that the bar stands in
-            console.note(line)
-
         try:
-            yield advance, note
+            yield advance
         except (KeyboardInterrupt, PronkError) as error:
             show("", 1, 1)
             if journal.steps:

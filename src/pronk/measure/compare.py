@@ -1,29 +1,30 @@
 """Compare: the original and its smaller variants on the same work, step by step, into report.json.
 
 Latency comes first, in interleaved rounds (A B C, then C B A): a machine that slows down slows all of them. Each
-variant then has a process of its own, whose peak is its memory. Quality comes next, in one process that holds the
-reference and as many variants beside it as fit. A step that is done is kept on disk and not done again.
+variant then has a process of its own, whose peak is its memory. Quality comes next, of one variant at a time: the
+reference's logits are kept on disk meanwhile. A step that is done is kept on disk and not done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import __version__
-from pronk.errors import BadFile, BadRequest
+from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import journal as journals
-from pronk.measure import techniques, texts
+from pronk.measure import replay, techniques, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
 from pronk.measure.machine import cores, load, machine
-from pronk.measure.pace import Note, Pace
-from pronk.measure.request import Request
+from pronk.measure.pace import Pace
+from pronk.measure.request import Request, as_json
 from pronk.measure.settling import settle
-from pronk.measure.steps import cost, costs, step
+from pronk.measure.steps import REFERENCE, costs, step
 from pronk.measure.worker import Worker
 
 if TYPE_CHECKING:
@@ -48,20 +49,19 @@ def begin(
         journals.check_writable(folder, replace=overwrite)
         comparison = settle(request)
         saved, about = {"steps": {}}, {"machine": machine(), "command": command}
+    _check_disk(comparison, folder)
     journal = Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
     journal.check()
     return comparison, journal
 
 
-def compare(
-    comparison: Comparison, journal: Journal, *, progress: Progress | None = None, note: Note = lambda line: None
-) -> dict[str, Any]:
+def compare(comparison: Comparison, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
     """Do what is not done yet; gives the report. `progress`: what is being done, and how much of all the work is.
 
     Whatever ends it early (an error, Ctrl-C) leaves on disk what was finished, to be gone on with.
     """
     todo = {name: cost for name, cost in costs(comparison).items() if name not in journal.steps}
-    pace = Pace(todo, progress, note)
+    pace = Pace(todo, progress)
     if comparison.compares:
         _latency(comparison, journal, pace)
         if comparison.reference:
@@ -87,7 +87,7 @@ def about(comparison: Comparison) -> list[str]:
         if comparison.reference:
             lines.append(
                 f"quality: {comparison.windows} windows of {comparison.window} tokens of {comparison.text}, against "
-                f"{comparison.reference.name}"
+                f"{comparison.reference.name}, which takes {comparison.kept_bytes / 1e6:,.0f} MB of disk meanwhile"
                 + (f"; {settings['prompts']} prompts, greedy and sampled" if comparison.new_tokens else "")
             )
     if comparison.request.techniques:
@@ -135,9 +135,7 @@ def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[R
         info = worker.call("load", name="own", **_loading(comparison, variant))
         pace.say(f"warming up {variant.name}")
         prompts, new = comparison.prompts(comparison.rounds), min(_WARM_UP, comparison.decode_tokens)
-        warm = worker.call("latency", name="own", prompts=prompts, new=new)
-        seconds = sum(1e-3 * one["ttft_ms"] + new / one["decode_tok_s"] for one in warm["lengths"])
-        pace.learn(seconds, cost(sum(comparison.prefill), len(prompts) * new))
+        worker.call("latency", name="own", prompts=prompts, new=new)
         yield worker, info
 
 
@@ -145,57 +143,45 @@ def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[R
 
 
 def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace: Pace) -> None:
-    """Everything that is missing of each variant, in a process that holds the reference beside one or all of them."""
+    """Everything that is missing of each variant, one in memory at a time.
+
+    What the reference predicts is kept in a file until the last divergence from it is known.
+    """
     kinds = ["divergence", "perplexity", "noise", *(["texts"] if comparison.new_tokens else [])]
     todo = [v for v in comparison.variants if any(step(kind, v) not in journal.steps for kind in kinds)]
-    if not todo:
-        return
-    # A variant that is the reference itself is not loaded a second time.
-    own = next((variant.name for variant in todo if variant.options == reference.options), "reference")
-    groups = [todo] if comparison.judged_together else [[variant] for variant in todo]
-    with Worker("quality") as judge:
-        pace.say(f"loading {reference.name}, the reference")
-        judge.call("load", name=own, **_loading(comparison, reference))
-        for group in groups:
-            loaded = [variant for variant in group if variant.name != own]
-            for variant in loaded:
-                pace.say(f"loading {variant.name}")
-                judge.call("load", name=variant.name, **_loading(comparison, variant))
-            _judge(comparison, own, group, journal, pace, judge)
-            for variant in loaded:
-                judge.call("drop", name=variant.name)
+    kept = journal.path.with_name(".reference.logits")
+    text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
+    if any(step("divergence", variant) not in journal.steps for variant in todo) and not (
+        REFERENCE in journal.steps and replay.is_recorded(kept)
+    ):
+        replay.forget(kept)  # of another comparison, perhaps
+        with (
+            pace.step(REFERENCE, f"predictions of {reference.name}, the reference") as advance,
+            Worker(REFERENCE) as own,
+        ):
+            own.call("load", name="own", **_loading(comparison, reference))
+            own.call("record", progress=advance, name="own", path=str(kept), count=comparison.windows, **text)
+        journal.record(REFERENCE, {"options": as_json(reference.options), "bytes": kept.stat().st_size})
+    for variant in todo:
+        with Worker(variant.name) as judge:
+            pace.say(f"loading {variant.name}")
+            judge.call("load", name="own", **_loading(comparison, variant))
+            calls: dict[str, dict[str, Any]] = {
+                "divergence": {"path": str(kept), "count": comparison.windows, **text},
+                "perplexity": {"count": comparison.windows, **text},
+                "noise": {"count": comparison.settings()["noise_windows"], **text},
+                "texts": {"prompts": list(texts.PROMPTS), "new_tokens": comparison.new_tokens, "seed": texts.SEED},
+            }
+            for kind in kinds:
+                name = step(kind, variant)
+                if name not in journal.steps:
+                    with pace.step(name, f"{_TITLES.get(kind, kind)} of {variant.name}") as advance:
+                        found = judge.call(_OPERATIONS.get(kind, kind), progress=advance, name="own", **calls[kind])
+                    journal.record(name, found)
+    replay.forget(kept)
 
 
-def _judge(
-    comparison: Comparison, reference: str, group: Sequence[Variant], journal: Journal, pace: Pace, judge: Worker
-) -> None:
-    text = {"ids": list(comparison.ids), "ctx": comparison.window}
-    away = [variant for variant in group if step("divergence", variant) not in journal.steps]
-    if away:
-        names = [variant.name for variant in away]
-        steps = [step("divergence", variant) for variant in away]
-        with pace.step(steps, f"divergence of {', '.join(names)}") as advance:
-            found = judge.call(
-                "divergences", progress=advance, reference=reference, names=names, count=comparison.windows, **text
-            )
-        for variant in away:
-            journal.record(step("divergence", variant), found[variant.name])
-    for variant in group:
-        calls: dict[str, dict[str, Any]] = {
-            "perplexity": {"count": comparison.windows, **text},
-            "noise": {"count": comparison.settings()["noise_windows"], **text},
-        }
-        if comparison.new_tokens:
-            calls["texts"] = {"prompts": list(texts.PROMPTS), "new_tokens": comparison.new_tokens, "seed": texts.SEED}
-        for kind, arguments in calls.items():
-            name = step(kind, variant)
-            if name not in journal.steps:
-                with pace.step(name, f"{_TITLES[kind]} of {variant.name}") as advance:
-                    found = judge.call(_OPERATIONS.get(kind, kind), progress=advance, name=variant.name, **arguments)
-                journal.record(name, found)
-
-
-_TITLES = {"perplexity": "perplexity", "noise": "noise floor", "texts": "texts"}
+_TITLES = {"noise": "noise floor"}
 _OPERATIONS = {"noise": "noise_floor"}
 
 
@@ -209,6 +195,17 @@ def _asked(saved: Mapping[str, Any], folder: Path) -> Request:
     except (KeyError, TypeError, ValueError):
         problem = f"does not say what was asked for; {journals.ANEW}"
         raise BadFile(folder / journals.NAME, problem, field="settings asked") from None
+
+
+def _check_disk(comparison: Comparison, folder: Path) -> None:
+    """Raises PronkError where what the reference predicts has no room."""
+    need = comparison.kept_bytes if comparison.reference else 0
+    there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    if need > (free := shutil.disk_usage(there).free):
+        raise PronkError(
+            f"predictions of {comparison.model} take {need / 1e6:,.0f} MB of disk while variants are measured, and "
+            f"{free / 1e6:,.0f} MB are free in {there}; take fewer --windows, or another folder (--out)"
+        )
 
 
 def _check_same(comparison: Comparison, saved: Mapping[str, Any], folder: Path) -> None:

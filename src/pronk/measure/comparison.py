@@ -50,8 +50,13 @@ class Comparison:
     new_tokens: int  # of each text that is written; 0: none is
     compares: bool  # False: techniques alone are measured, of the original
     together: bool  # whether all variants fit into memory side by side
-    judged_together: bool  # and whether they do beside the reference
+    judged_together: bool  # and whether each does beside the reference, where techniques are judged
     missing: tuple[str, ...]  # what will not be measured, and why
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the reference predicts, kept on disk while variants are held against it."""
+        return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size
 
     def settings(self) -> dict[str, Any]:
         """As report.json has them: those that something is measured by."""

@@ -209,7 +209,7 @@ def _reference(
     free: int | None,
     missing: list[str],
 ) -> tuple[Variant | None, bool]:
-    """What quality is held against, and whether all variants fit beside it."""
+    """What quality is held against, and whether each variant fits beside it."""
     plain = {key: value for key, value in request.loading.items() if key not in ("kv_dtype", "dtype")}
     options = options_of(REFERENCE, engine, plain)
     exact = Variant(REFERENCE, False, options, memory.predict(opened, engine, options))
@@ -218,16 +218,14 @@ def _reference(
 
     def together(*these: Variant) -> bool:
         weights = sum(v.predicted.total(4 * LOGITS_BYTES, ctx) for v in these)
-        return free is None or _baseline() + weights <= _SPARE * free
+        return free is None or _baseline() + weights <= (_SPARE if len(these) > 1 else 1) * free
 
     for reference in candidates:
-        if all(together(reference, variant) for variant in variants):
+        if together(reference):
             if reference is not exact:
-                missing.append(
-                    f"f32 beside a variant does not fit into memory: quality is held against {reference.name}"
-                )
-            return reference, together(reference, *variants)
-    missing.append("quality: two variants do not fit into memory side by side")
+                missing.append(f"f32 does not fit into memory: quality is held against {reference.name}")
+            return reference, all(together(reference, variant) for variant in variants)
+    missing.append(f"quality: {candidates[-1].name} does not fit into memory")
     return None, False
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pronk.measure import techniques
 from pronk.measure.comparison import Comparison, Variant
 
+REFERENCE = "reference"  # what it predicts, read once
+
 
 def costs(comparison: Comparison) -> dict[str, float]:
     """Every step, in order, and how long it takes, about, in decoded tokens of the original."""
@@ -15,8 +17,9 @@ def costs(comparison: Comparison) -> dict[str, float]:
             found |= {step("latency", variant, number): a_round for variant in comparison.order(number)}
     if comparison.compares and comparison.reference:
         read = cost(comparison.windows * comparison.window)
+        found[REFERENCE] = read
         for variant in comparison.variants:
-            found[step("divergence", variant)] = 2 * read
+            found[step("divergence", variant)] = read
             found[step("perplexity", variant)] = read
             found[step("noise", variant)] = cost(2 * comparison.settings()["noise_windows"] * comparison.window)
             if comparison.new_tokens:

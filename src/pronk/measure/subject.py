@@ -1,12 +1,13 @@
 """Subject: what a worker does with the models that it holds. Plain JSON in, plain JSON out (see worker.py).
 
-Measuring latency and memory, a worker holds one model; measuring quality, the reference and those compared with it.
+A worker holds one model; measuring techniques, which are of small differences, the reference beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk.measure import latency, memory
@@ -41,10 +42,6 @@ class Subject:
         mapped.let_go()  # what was read of the file is no part of the model
         return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": memory.held(), **_what(llm)}
 
-    def drop(self, name: str) -> None:
-        del self._models[name]
-        memory.give_back()
-
     def latency(self, name: str, prompts: list[list[int]], new: int) -> dict[str, Any]:
         """latency.one_round, and the peaks of memory since the process began."""
         llm = self._models[name]
@@ -58,6 +55,17 @@ class Subject:
 
         others = {name: self._models[name] for name in names}
         return divergences(self._models[reference], others, ids, ctx=ctx, count=count, progress=self.progress)
+
+    def record(self, name: str, path: str, ids: list[int], ctx: int, count: int) -> None:
+        """Keep what the model predicts in a file, for `divergence` of others from it."""
+        from pronk.measure.replay import record
+
+        record(self._models[name], Path(path), ids, ctx, count, self.progress)
+
+    def divergence(self, name: str, path: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
+        from pronk.measure.replay import divergence_from
+
+        return divergence_from(Path(path), self._models[name], ids, ctx, count, self.progress)
 
     def noise_floor(self, name: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
         from pronk.measure.divergence import noise_floor

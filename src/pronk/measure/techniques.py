@@ -50,8 +50,8 @@ TECHNIQUES = (
         "KV cache against the length of the text",
         f"{LENGTHS_NEW} tokens written after prompts of each length. Theory: without a cache n tokens after P take "
         "nP + n(n - 1)/2 tokens of work, with one P + n - 1; either way n passes. What a pass costs, and a token, is "
-        "fitted to all of the measured times. Keys and values: of all tokens; where a cache grows, the old one stays until "
-        "it is copied, and theory's peak counts both.",
+        "fitted to all of the measured times. Keys and values: of all tokens; where a cache grows, the old one stays "
+        "until it is copied, and theory's peak counts both.",
     ),
     Technique(
         "flash-attention",

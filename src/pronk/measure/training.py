@@ -20,7 +20,7 @@ from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.journal import Journal
 from pronk.measure.machine import machine
-from pronk.measure.pace import Note, Pace
+from pronk.measure.pace import Pace
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.worker import Worker, WorkerDied
@@ -63,11 +63,9 @@ def begin(
     return grid, journal
 
 
-def measure(
-    grid: Grid, journal: Journal, *, progress: Progress | None = None, note: Note = lambda line: None
-) -> dict[str, Any]:
+def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
     """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    pace = Pace({name: cost for name, cost in grid.costs().items() if name not in journal.steps}, progress, note)
+    pace = Pace({name: cost for name, cost in grid.costs().items() if name not in journal.steps}, progress)
     for name, setting, number in grid.steps():
         if name not in journal.steps:
             with pace.step(name, f"{setting.name}, round {number + 1} of {grid.request.rounds}"):
