@@ -11,10 +11,17 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
+import torch
+from gguf_files import save_gguf
+from tiny import in_memory, random_weights, tiny_config
 
 from pronk import checkpoint, tokenizer
+from pronk.checkpoint import grid
 from pronk.config import ModelConfig
+from pronk.torch_engine.backend import load_model
+from pronk.train.examples import Example
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
@@ -194,3 +201,36 @@ def test_random_models_are_models(bench: Any, tmp_path: Path) -> None:
     assert weights.std() == pytest.approx(0.02, rel=0.1)
     assert opened.tokenizer
     assert tokenizer.load(opened.tokenizer).decode([259, 260]).strip() == "w0 w1"
+
+
+def test_shaking_moves_each_weight_by_up_to_half_a_step_and_leaves_no_grid(bench: Any, tmp_path: Path) -> None:
+    shaken = bench("shaken")
+    config = tiny_config(vocab_size=512, hidden_size=256, head_dim=32, intermediate_size=256)
+    path = save_gguf(
+        tmp_path / "m.gguf", config, random_weights(config), dtype=lambda _, array: "Q4_1" if array.ndim == 2 else "F32"
+    )
+    original = checkpoint.open(path)
+    moved = shaken.shaken(original, 1)
+    assert grid.find(original)
+    assert grid.find(moved) is None
+    tensor = original.tensors["model.layers.1.mlp.up_proj.weight"]
+    blocks = tensor.read_blocks().reshape(256, -1, 20)
+    steps = np.repeat(blocks[..., :2].copy().view("<f2")[..., 0].astype(np.float32), 32, axis=1)
+    change = (moved.tensors[tensor.name].read() - tensor.read()) / steps
+    assert np.abs(change).max() < 0.501
+    assert change.std() == pytest.approx(1 / np.sqrt(12), rel=0.02)
+
+
+def test_what_the_shaken_model_is_taught_is_the_divergence(bench: Any) -> None:
+    """Held against the definition, in float64; and 0 of a model from itself."""
+    shaken, config = bench("shaken"), tiny_config()
+    models = [in_memory(config, random_weights(config, seed)) for seed in (0, 1)]
+    teacher, pupil = (load_model(of, torch.device("cpu"), torch.float32) for of in models)
+    ids = np.arange(3, 20, dtype=np.int32)
+    objective = shaken.Distillation(teacher)
+    work = objective.work([Example(ids, np.arange(len(ids)) > 0)], torch.device("cpu"))
+    p, q = (oracle.logits(config, random_weights(config, seed), ids[:-1].tolist()) for seed in (0, 1))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+    cost, _ = objective.cost(pupil, work)
+    assert float(cost.detach()) == pytest.approx(float((np.exp(p) * (p - q)).sum()), rel=1e-5)
+    assert abs(float(objective.cost(teacher, work)[0].detach())) < 1e-4
