@@ -14,12 +14,12 @@ PAGE = HERE / "prompts" / "README.md"
 HEAD = """# Prompts, and what the default model made of them
 
 `python examples/outputs.py` wrote this page; it runs the two programs whose prompts these are. The model is
-`smollm2:135m` as it comes, greedy: 135 million weights in 4 bits. It is small, and wrong as often as not: what it has learned
-is the look of an answer. Models that are greedy and the same still write other texts on processors that round otherwise.
+`smollm2:135m` as it comes, greedy: 135 million weights in 4 bits. It is small, and what it says is often wrong.
+Processors that round otherwise may make other texts of the same prompts.
 """
 PROGRAMS = {
-    "zero_shot": "## Zero-shot: the prompt alone\n\nOf each text the prompt comes first; the model goes on where it ends.",
-    "few_shot": "## Few-shot: solved cases, and one to solve\n\nThe cases are in [few_shot](few_shot); these are the answers.",
+    "zero_shot": "## Zero-shot: the prompt alone\n\nThe prompt comes first; the model goes on where it ends.",
+    "few_shot": "## Few-shot: solved cases, and one to solve\n\nThese are the answers; the cases are in few_shot/.",
 }
 
 
