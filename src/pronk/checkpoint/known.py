@@ -72,14 +72,13 @@ REPOSITORIES = {
     "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
 }
 ALIASES = {"smollm2": DEFAULT_MODEL, "tinyllama": "tinyllama:1.1b"}
-_SPELLED = {name.lower(): name for name in (*MODELS, *REPOSITORIES)}
 
 
 def name_of(name: str) -> str | None:
     """A known name as it is listed, however it was spelled; None for a stranger's."""
     lower = name.lower()
-    return _SPELLED.get(ALIASES.get(lower, lower))
+    return next((known for known in (*MODELS, *REPOSITORIES) if known.lower() == ALIASES.get(lower, lower)), None)
 
 
 def names() -> list[str]:
-    return [*_SPELLED.values(), *ALIASES]
+    return [*MODELS, *REPOSITORIES, *ALIASES]
