@@ -92,8 +92,8 @@ def _fetch(name: str, revision: str | None, *, verify: bool, progress: bool) -> 
     if not match:
         close = difflib.get_close_matches(name.lower(), known.names(), n=1, cutoff=0.5)
         raise ModelNotFound(
-            f"{short(name)} is no file, no model's name ({DEFAULT_MODEL}, ...: pronk list) and no repository (owner/repo)"
-            + (f"; did you mean {close[0]}?" if close else "")
+            f"{short(name)} is no file, no model's name ({DEFAULT_MODEL}, ...: pronk list) and no repository "
+            "(owner/repo)" + (f"; did you mean {close[0]}?" if close else "")
         )
     if revision and match["revision"] not in (None, revision):
         raise BadRequest(f"{name}: names one revision and revision={revision!r} another")
