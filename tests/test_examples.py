@@ -82,6 +82,21 @@ def test_compare_formats_with_a_model_that_one_of_them_cannot_hold(tmp_path: Pat
     assert "rope_theta 100000" in rows[2]
 
 
+@pytest.mark.slow
+def test_the_page_of_prompts_has_what_the_default_model_says(smollm2: Path) -> None:
+    """To the letter where processors round as the one that wrote it did; else its prompts and its frame."""
+    from pronk import _native
+
+    said = run("outputs.py", "--print")
+    page = (EXAMPLES / "prompts" / "README.md").read_text("utf-8")
+    if _native.isa().startswith("avx512"):
+        assert said == page
+    frame = [line for line in page.splitlines() if line.startswith(("#", "---", "$"))]
+    assert frame == [line for line in said.splitlines() if line.startswith(("#", "---", "$"))]
+    for prompt in (EXAMPLES / "prompts" / "zero_shot").glob("*.txt"):
+        assert prompt.read_text().rstrip("\n") in page
+
+
 def test_no_example_is_left_out() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "zero_shot.py",
@@ -89,4 +104,5 @@ def test_no_example_is_left_out() -> None:
         "chat.py",
         "decoding.py",
         "compare_formats.py",
+        "outputs.py",
     }

@@ -196,7 +196,8 @@ def test_without_a_tokenizer_ids_flow_and_text_is_refused(mute: LLM) -> None:
     ("options", "message"),
     [
         ({"temprature": 1.0}, "unknown option 'temprature'; did you mean temperature"),
-        ({"max_tokens": 1}, "did you mean max_new_tokens"),
+        ({"max_new_token": 1}, "did you mean max_new_tokens"),
+        ({"max_tokens": 1}, "max_new_tokens= is its name here"),
         ({"zzz": 1}, "unknown option 'zzz'; SamplingParams lists"),
         ({"temperature": float("nan")}, "temperature"),
         ({"max_new_tokens": 0}, "max_new_tokens"),

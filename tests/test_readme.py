@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,19 @@ def test_the_python_runs(smollm2: Path) -> None:
     )
     assert len(run.stdout.split()) > 20
     assert run.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_first_transcript_is_one(smollm2: Path) -> None:
+    """To the letter on processors that round as the one that wrote it did."""
+    from pronk import _native
+
+    command, answer = re.findall(r"```\n\$ pronk (.*)\n((?:.*\n)*?)```", README)[0]
+    arguments = [*shlex.split(command.replace("$'\\n'", "NEWLINE"))]
+    given = ["\n" if argument == "NEWLINE" else argument for argument in arguments]
+    said = subprocess.run([sys.executable, "-m", "pronk", *given], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(given[-1])
+    assert said == answer or not _native.isa().startswith("avx512")
 
 
 def test_the_first_two_commands_are_the_ones_that_ci_and_newcomers_run() -> None:

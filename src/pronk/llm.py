@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pronk import engines
 from pronk import prompts as given
+from pronk.checkpoint import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.cpu_engine import memory
 from pronk.engine.batch import Batch, Run
@@ -70,9 +71,18 @@ class LLM:
         if self._tokenizer is None:
             raise NoTokenizer(
                 f"{self.path} carries no tokenizer, so it takes and gives token ids only; "
-                "name a tokenizer with --tokenizer FILE (tokenizer= in Python)"
+                f"{self._way_to_a_tokenizer()} (tokenizer= in Python)"
             )
         return self._tokenizer
+
+    def _way_to_a_tokenizer(self) -> str:
+        """A llama2.c file says how many tokens it knows, and most of them know the same ones."""
+        size = self.config.vocab_size
+        name = known.OF_SIZE.get(size) if self.checkpoint.format == "llama2c" else None
+        if name is None:
+            return f"name one of {size} tokens with --tokenizer FILE"
+        whose = {"llama2": "Llama 2's, llama2.c's tokenizer.bin", "tok512": "stories260K's"}[name]
+        return f"one of {size} tokens is {whose}: put it beside the file, or --tokenizer {name} downloads it"
 
     def generate(
         self,

@@ -47,12 +47,12 @@ def load(
 ) -> LLM:
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
 
-    `tokenizer`: a tokenizer file or folder to use instead of the checkpoint's own. `adapter`: a folder with a LoRA
-    adapter in PEFT's format, which is added to the weights as they stream in, in float32: weights that it concerns are
-    f32 unless `quantize` says otherwise. `ctx_size`: the most tokens a sequence may have, prompt included (default:
-    what the model was trained for). `prefix_cache`: how many tokens of earlier texts stay in the KV cache, so that a
-    text which begins like one of them starts sooner (default: one context's; 0: none). With `progress`, a download
-    speaks on stderr as well.
+    `tokenizer`: a tokenizer file or folder, or a known one's name (`llama2`), instead of the checkpoint's own.
+    `adapter`: a folder with a LoRA adapter in PEFT's format, which is added to the weights as they stream in, in
+    float32: weights that it concerns are f32 unless `quantize` says otherwise. `ctx_size`: the most tokens a sequence
+    may have, prompt included (default: what the model was trained for). `prefix_cache`: how many tokens of earlier
+    texts stay in the KV cache, so that a text which begins like one of them starts sooner (default: one context's; 0:
+    none). With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
     `quantize`: what weight matrices are made. Both engines have int8 and llm-int8; the CPU engine also f32, f16, bf16,
@@ -97,8 +97,10 @@ def load(
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:
-    """A tokenizer file or folder, or any checkpoint that carries one."""
+    """A tokenizer file or folder, any checkpoint that carries one, or a name that pronk knows: llama2, tok512."""
     path = expanded(path)
+    if not path.exists() and (known := hub.tokenizer(str(path))):
+        path = known
     try:
         return tokenizers.find(path)
     except (BadFile, ModelNotFound):

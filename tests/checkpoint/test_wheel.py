@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from pronk.checkpoint import hub, local, wheel
+from pronk.checkpoint import hub, known, local, wheel
 from pronk.checkpoint.wheel import WheelModel
 from pronk.errors import DownloadFailed
 
@@ -211,8 +211,8 @@ def test_interrupted(stub: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_lead_here(stub: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "KNOWN", {stub.name: stub})
-    monkeypatch.setattr(hub, "ALIASES", {"stub": stub.name})
+    monkeypatch.setattr(known, "MODELS", {stub.name: stub})
+    monkeypatch.setattr(known, "ALIASES", {"stub": stub.name})
     assert hub.cached()[0] == hub.CachedModel("stub:1m", None, len(CONTENT))
     path = hub.resolve("stub")
     assert path == hub.resolve("stub:1m") == hub.pull("stub") == stub.path

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from peers import hugging_face
 from tiny import in_memory, random_weights, tiny_config
 
+import pronk
 from pronk.config import ModelConfig
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadRequest
@@ -19,6 +22,7 @@ from pronk.torch_engine.backend import TorchBackend
 CONFIG = tiny_config(num_hidden_layers=4)
 PROMPTS = [[1, 5, 9, 33, 70], [1, 2, 3], [90, 40, 41, 42]]
 NEW = 8
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "kv-cache.md"
 
 
 def llm(config: ModelConfig = CONFIG, attn: str = "math") -> LLM:
@@ -89,3 +93,21 @@ def test_a_mask_that_cannot_be_taken_away_is_said() -> None:
             mistakes(engine)
     with pytest.raises(BadRequest, match="no future in a text of one token"):
         mistakes(llm(tiny_config(eos_token_ids=tuple(range(96)))), [[1]], 1)
+
+
+@pytest.mark.slow
+def test_the_page_has_what_a_run_gives(data: Path) -> None:
+    """Where the five texts of docs/how-it-works/kv-cache.md part, on stories260K."""
+    page = PAGE.read_text("utf-8")
+    (options,) = re.findall(r"\(`(-p .*?) -n 32`\)", page, re.DOTALL)
+    prompts = re.findall(r'-p "(.*?)"', options)
+    stories = pronk.load(data / "stories260K" / "stories260K.bin", engine="torch", attn="math", threads=1, device="cpu")
+    found = mistakes(stories, prompts, 32)
+    for way in (*MISTAKES, CACHED, RIGHT):
+        parts = [entry["ways"][way]["parts_at"] for entry in found["prompts"]]
+        if way in MISTAKES:
+            assert f"| {way} | {', '.join(map(str, parts))} |" in page
+        else:
+            assert parts == [None] * 5
+    assert len(prompts) == 5
+    assert "looks better for a few tokens" not in page

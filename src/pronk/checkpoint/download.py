@@ -80,6 +80,18 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
         return _place(folder, model)
 
 
+def fetch_file(repository: Repository, folder: Path, nbytes: int, progress: bool = True) -> Path:
+    """The one file that is the `part` of a repository, brought into a folder outside the hub's cache."""
+    bars = progress and sys.stderr.isatty()
+    with _errors_in_one_line(repository), _progress_bars(bars):
+        from huggingface_hub import hf_hub_download
+
+        if not bars:
+            say(f"downloading {repository.part} of {repository.id} ({megabytes(nbytes)})", progress)
+        assert repository.part
+        return Path(hf_hub_download(repository.id, repository.part, revision=repository.revision, local_dir=folder))
+
+
 def cached() -> Iterator[tuple[str, Path, int]]:
     """(name, path, bytes) of every model in the hub's cache that is complete and in a format that pronk reads."""
     from huggingface_hub import scan_cache_dir

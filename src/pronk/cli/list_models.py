@@ -20,5 +20,8 @@ def command(as_json: bool) -> None:
     if as_json:
         console.write_json([{"name": m.name, "path": m.path and str(m.path), "bytes": m.nbytes} for m in models])
         return
-    rows = [(m.name, console.size(m.nbytes), m.path or f"not here; pronk pull {m.name}") for m in models]
+    rows = [
+        (m.name, "" if m.nbytes is None else console.size(m.nbytes), m.path or f"not here; pronk pull {m.name}")
+        for m in models
+    ]
     console.write(console.table(rows, right=(1,)) + "\n")

@@ -127,7 +127,11 @@ text_option = click.option(
     help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
 )  # fmt: skip
 tokenizer_option = click.option(
-    "-z", "--tokenizer", type=NAME, metavar="FILE", help="Tokenizer file or directory to use instead."
+    "-z",
+    "--tokenizer",
+    type=NAME,
+    metavar="FILE",
+    help="Tokenizer to use instead: a file or directory, llama2 or tok512.",
 )
 
 engine_option = click.option(

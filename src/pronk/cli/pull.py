@@ -9,6 +9,7 @@ from pronk.cli import console, options
     epilog="""\b
 Examples:
   pronk pull smollm2:135m
+  pronk pull stories15M
   pronk pull owner/name --revision main
 
 Files go to the user's cache directory, or to $PRONK_HOME; a Hugging Face repository to that of
