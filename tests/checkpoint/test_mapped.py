@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pronk.checkpoint import mapped
+from pronk.errors import BadFile
 
 
 def resident(path: Path) -> int:
@@ -34,3 +35,15 @@ def test_pages_that_were_read_can_be_given_back(tmp_path: Path) -> None:
     mapped.let_go()
     assert resident(path) == 0
     assert np.array_equal(array, numbers)
+
+
+def test_a_part_is_read_as_a_file_of_its_own(tmp_path: Path) -> None:
+    """At any byte, aligned or not, and of a part as well."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"abc" + np.arange(5, dtype=np.uint32).tobytes())
+    part = mapped.MappedFile(path).part(2, 21).part(1, 20)
+    assert part.size == 20
+    assert part.bytes(4, 2) == b"\1\0"
+    assert part.array(8, (3,), np.dtype(np.uint32)).tolist() == [2, 3, 4]
+    with pytest.raises(BadFile, match="has shrunk"):
+        part.array(12, (3,), np.dtype(np.uint32))

@@ -15,7 +15,9 @@ import pytest
 import torch
 from formats import as_torch
 
-from pronk.checkpoint import torch_zip
+from pronk.checkpoint import torch_zip, unpickle
+from pronk.checkpoint.budget import Budget
+from pronk.checkpoint.mapped import MappedFile
 from pronk.errors import BadFile, Unsupported
 
 
@@ -172,6 +174,32 @@ def test_whatever_is_no_tensor_is_refused_by_name(tmp_path: Path, value: Any, na
     with pytest.raises(BadFile) as caught:
         torch_zip.read(save(tmp_path / "x", value))
     assert name in str(caught.value)
+
+
+def test_a_tensor_that_was_saved_alone(tmp_path: Path) -> None:
+    path = save(tmp_path / "x", torch.arange(6.0).reshape(2, 3))
+    found = torch_zip.read_one(MappedFile(path), Budget())
+    assert found.read().tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(BadFile, match="holds a dict, not a tensor"):
+        torch_zip.read_one(MappedFile(save(path, {"a": torch.zeros(3)})), Budget())
+
+
+def test_no_object_of_a_class_is_made(tmp_path: Path) -> None:
+    """Weights have none; the descriptions of training states have (tests/train/test_state_reader.py)."""
+    with pytest.raises(unpickle.PickleError, match=r"makes an object of collections\.OrderedDict"):
+        unpickle.load(b"\x80\x02ccollections\nOrderedDict\n)\x81.", frozenset(), {"collections.OrderedDict": dict})
+
+
+def test_records_keep_what_would_be_their_state() -> None:
+    stream = b"\x80\x02(ca\nB\n)\x81}X\1\0\0\0xK\1sbca\nB\n)\x81t."
+    (first, second), _ = unpickle.load(stream, frozenset(), {}, classes=frozenset({"a.B"}))
+    assert (first.of, first.state, second.state) == ("a.B", {"x": 1}, None)
+    assert first != second
+    with pytest.raises(unpickle.PickleError, match="more than 3 instructions"):
+        unpickle.load(stream, frozenset(), {}, classes=frozenset({"a.B"}), most=3)
+    twice = b"\x80\x02ca\nB\n)\x81}b}b."
+    with pytest.raises(unpickle.PickleError, match="sets the state of a Record"):
+        unpickle.load(twice, frozenset(), {}, classes=frozenset({"a.B"}))
 
 
 def test_a_conjugate_view(tmp_path: Path) -> None:

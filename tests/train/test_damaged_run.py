@@ -122,6 +122,26 @@ def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Pat
         training_report.of(done)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"step": 9, "loss": 1.0},  # and nothing else
+        {"step": 9, "loss": None, "seconds": 1.0, "tokens": 5, "epoch": 0.5},
+        {"step": 9, "loss": 1.0, "seconds": None, "tokens": 5, "epoch": 0.5},
+        {"step": 9, "held_out_loss": None},
+    ],
+)
+def test_a_report_of_damaged_metrics_is_refused_in_one_line(
+    model: Path, data: Path, tmp_path: Path, line: dict[str, Any]
+) -> None:
+    done = make(model, data, tmp_path / "run")
+    done.train()
+    with (tmp_path / "run" / METRICS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(PronkError, match=f"{METRICS} is gone or damaged"):
+        training_report.of(done)
+
+
 def test_the_model_is_named_before_what_follows_from_it(model: Path, data: Path, tmp_path: Path) -> None:
     """pronk pretrain settles from the text how often to look at held-out data."""
     make(model, data, tmp_path / "run").train(stop=lambda: True)
