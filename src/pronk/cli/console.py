@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,11 @@ def write_styled(text: str) -> None:
 def shown(text: str) -> str:
     """With signs in the place of control characters."""
     return text.translate(_SHOWN)
+
+
+def command() -> str:
+    """As it was typed."""
+    return shlex.join(["pronk", *sys.argv[1:]])
 
 
 def write_json(value: object) -> None:

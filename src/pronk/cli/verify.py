@@ -59,7 +59,7 @@ def command(
         with progress.shown(unit=progress.of_tokens) as advance:
             result = verify(llm, text, max_tokens, progress=advance)
     if as_json:
-        console.write_json(result)
+        console.write_json({**result, "provenance": options.origin(model, loading, text)})
     else:
         console.write((_training_as_text if training else _as_text)(result) + "\n")
     if result["verdict"] == "bug":

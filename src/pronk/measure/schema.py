@@ -33,7 +33,14 @@ DIVERGENCE = {
     "standard_error": Maybe(NUMBER),  # of a single window there is none
     "histogram": {"edges": [NUMBER], "counts": [NUMBER]},
     "per_window": Maybe(
-        {"rows": [int], "kld": [NUMBER], "top1": [NUMBER], "reference_surprise": [NUMBER], "own_surprise": [NUMBER]}
+        {
+            "begin": [int],
+            "rows": [int],
+            "kld": [NUMBER],
+            "top1": [NUMBER],
+            "reference_surprise": [NUMBER],
+            "own_surprise": [NUMBER],
+        }
     ),
 }
 MEMORY = {
@@ -64,7 +71,7 @@ QUALITY = {
             "standard_error": Maybe(NUMBER),
             "rows": int,
             "beside_original": Maybe(BESIDE),
-            "per_window": Maybe({"rows": [int], "surprise": [NUMBER]}),
+            "per_window": Maybe({"begin": [int], "rows": [int], "surprise": [NUMBER]}),
         }
     ),
     "divergence": Maybe(DIVERGENCE),
@@ -117,6 +124,14 @@ REPORT = {
         [{"name": str, "title": str, "what": str, "points": [{"setting": str, "ways": Named(WAY)}]}],
     ),
     "steps": Named(object),
+    "provenance": Maybe(
+        {
+            "commit": Maybe(str),
+            "versions": Named(Maybe(str)),
+            "model_sha256": Named(str),
+            "text_sha256": Maybe(str),
+        }
+    ),
 }
 
 
