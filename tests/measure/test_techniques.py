@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from tiny_folder import save_tiny_chat_model
 
+import pronk
+from pronk.cpu_engine.kv import CpuKV
 from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
 from pronk.measure.comparison import Comparison
 from pronk.measure.machine import cores
+from pronk.measure.memory import kv_blocks
 from pronk.measure.points import Point, points
 from pronk.measure.report import markdown, reading
+from pronk.measure.report.pictures import draw
 from pronk.measure.report.sections import document
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
@@ -157,6 +161,58 @@ def test_speculation_is_measured_on_many_texts(settled: Comparison) -> None:
     assert times is not None
     assert (times.value, times.low, times.high) == pytest.approx((1.5, 1.1, 3.0))  # of each text its own
     assert (found["same_texts"], found["texts"]) == (2, 3)
+
+
+def test_time_and_memory_against_length_stand_beside_theory(settled: Comparison) -> None:
+    settled = replace(settled, ctx_size=4096)
+    every = [point for point in points(settled) if point.technique.startswith("kv-cache-length")]
+    assert [int(point.setting.split()[0]) for point in every[::2]] == 2 * [32, 128, 512, 1024, 2048]
+    assert {(point.technique[-1], len(point.texts[0])) for point in every} == {("1", 1), ("8", 8)}
+    steps: dict[str, Any] = {}
+    work: dict[str, float] = {}
+    for point in every:
+        batch, length, cached = len(point.texts[0]), len(point.texts[0][0]), point.how["cache"]
+        # As the loops go: a pass over the text, and one over each new token, or over all so far.
+        passes = [batch * (1 if cached and n else length if cached else length + n) for n in range(point.new)]
+        work[point.step] = 0.01 * len(passes) + 0.001 * sum(passes)
+        steps[point.step] = {
+            "seconds": [work[point.step]] * 3, "decode_tok_s": [1.0] * 3, "outputs": [["a"] * batch] * 3,
+            "drafted": 0, "accepted": 0, "cached": 0, "held": 1000, "peak_bytes": 5000,
+        }  # fmt: skip
+    found = {one["name"]: one for one in techniques.composed(settled, steps)}
+    a_token = settled.variants[0].predicted.kv_a_token
+    for point in every:
+        setting = next(one for one in found[point.technique]["points"] if one["setting"] == point.setting)
+        way = setting["ways"][point.way]
+        assert way["theory_s"] == pytest.approx(work[point.step], rel=1e-6)
+        assert way["grew_by"] == 4000
+        if point.way == "with":
+            assert way["kv_bytes"] == len(point.texts[0]) * (len(point.texts[0][0]) + 8) * a_token
+            assert way["theory_kv_peak"] >= way["kv_bytes"]
+    # The inverse: what is slower than its work says lies over its line.
+    last = every[-1].step
+    slow = {**steps, last: {**steps[last], "seconds": [3 * work[last]] * 3}}
+    assert techniques.theory(settled, "kv-cache-length-8", every, slow)[last]["theory_s"] < 2.9 * work[last]
+    for picture, _, _ in draw({"techniques": list(found.values())}).values():
+        assert len(picture.axes) == 2  # time and memory
+        assert [sum(line.is_dashed() for line in axis.get_lines()) for axis in picture.axes] == [2, 2]
+
+
+def test_a_cache_at_its_peak_has_as_many_blocks_as_predicted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kv-cache.md counted 106 MB where its table had 182: blocks, and a cache that is copied where it grows."""
+    llm = pronk.load(model, engine="cpu", threads=1, prefix_cache=0)
+    sizes = []
+    resize = CpuKV.resize
+
+    def watched(self: CpuKV, blocks: int) -> None:
+        sizes.append((self.num_blocks, blocks))
+        resize(self, blocks)
+
+    monkeypatch.setattr(CpuKV, "resize", watched)
+    llm.generate([[n + 5] * 280 for n in range(16)], max_new_tokens=8, ignore_eos=True)
+    assert sizes[-1][1] >= 80
+    assert max(2 * before for before, _ in sizes) == kv_blocks(288, 16) == 128
+    assert round(kv_blocks(288, 16) * 64 * 23_040 / 1e6) == 189  # of the default model
 
 
 @pytest.mark.parametrize("said", [{"prefill": (8,)}, {"decode_tokens": 4}])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Any
 
 import click
@@ -110,8 +108,7 @@ def command(
         loading={name: value for name, value in loading.items() if value is not None},
     )  # fmt: skip
     folder = expanded(out)
-    arguments = shlex.join(["pronk", *sys.argv[1:]])
-    comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=arguments)
+    comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=console.command())
     for line in [*compare.about(comparison), *compare.warnings()]:
         console.note(line)
     with measuring.shown(journal, "pronk", "compare", "--resume", "--out", out) as advance:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,11 @@ def write_styled(text: str) -> None:
     """The same of text that gives a terminal orders of ours, and has been through `shown` where it is not ours."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def command() -> str:
+    """As it was typed."""
+    return shlex.join(["pronk", *sys.argv[1:]])
 
 
 def write_json(value: object) -> None:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.perplexity import ONE_BATCH, check_same_tokens, described, in_words, read_text, text_options
+from pronk.cli.perplexity import (
+    ONE_BATCH,
+    check_folder,
+    check_same_tokens,
+    described,
+    in_words,
+    per_window_option,
+    read_text,
+    text_options,
+    write_windows,
+)
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -32,17 +42,28 @@ another order: smaller differences mean nothing."""
 @click.argument("a", type=options.NAME)
 @click.argument("b", type=options.NAME, required=False)
 @text_options(windows=_WINDOWS)
+@per_window_option
 @click.option("--reference", type=click.Choice(["f32", "bf16", "f16", "auto"]), default="f32", show_default=True,
               help="What A's weights are made; auto: as its file has them.")  # fmt: skip
 @options.loading_options
 @options.json_option
 def command(
-    a: str, b: str | None, file: str | None, ctx: int, windows: int, reference: str, as_json: bool, **loading: Any
+    a: str,
+    b: str | None,
+    file: str | None,
+    ctx: int,
+    windows: int,
+    per_window: str | None,
+    reference: str,
+    as_json: bool,
+    **loading: Any,
 ) -> None:
     """Measure how far B's predictions lie from A's."""
     from pronk.checkpoint import grid
     from pronk.measure.divergence import with_floors
+    from pronk.measure.machine import provenance
 
+    check_folder(per_window)
     text, name = read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:
@@ -69,8 +90,11 @@ def command(
         **found,
         "verdict": _verdict(found),
     }
+    if per_window:
+        write_windows(per_window, [(which, found[which]["per_window"]) for which in found])
     if as_json:
-        console.write_json(result)
+        origins = [provenance(llm.checkpoint, text, console.command(), llm) for llm in (one, other)]
+        console.write_json({**result, "provenance": dict(zip(("reference", "own"), origins, strict=True))})
     else:
         console.write(_as_text(result) + "\n")
 

@@ -238,6 +238,17 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
     return llm
 
 
+def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """pronk.measure.machine.provenance of figures of a model that nobody holds any more."""
+    from pronk import checkpoint
+    from pronk.checkpoint import hub
+    from pronk.cli import console
+    from pronk.measure.machine import provenance
+
+    opened = checkpoint.open(hub.resolve(model, revision=loading.get("revision")))
+    return provenance(opened, text, console.command())
+
+
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     """SamplingParams of its fields; a value out of range is wrong usage."""
     from pronk.engine.params import SamplingParams

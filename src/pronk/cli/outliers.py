@@ -124,7 +124,7 @@ def command(
         with short_of_memory("a sweep is measured from f32: choose a smaller model"):
             result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
     if as_json:
-        console.write_json(_with_infinity(result))
+        console.write_json(_with_infinity({**result, "provenance": options.origin(model, loading, text)}))
     else:
         console.write((outlier_tables.survey if sweep is None else outlier_tables.sweep)(result) + "\n")
     if plot:  # last: what was measured is not to be lost with a disk that is full

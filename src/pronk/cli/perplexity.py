@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +25,11 @@ def text_options(windows: int) -> Callable[[options.F], options.F]:
         click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",
                      help="Read N windows, spread over the text; 0: all of it."),
     )  # fmt: skip
+
+
+per_window_option = click.option(
+    "--per-window", type=options.NAME, metavar="FILE.csv", help="Write the figures of each window there, too."
+)
 
 
 def read_text(file: str | None) -> tuple[str, str]:
@@ -52,6 +57,7 @@ compared with the first on the same windows, whose error is far smaller than tha
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=options.NAME)
 @text_options(windows=0)
+@per_window_option
 @click.option("--stride", type=click.IntRange(min=1), metavar="N", help="Tokens from one window to the next.")
 @options.loading_options
 @options.json_option
@@ -61,12 +67,15 @@ def command(
     ctx: int,
     windows: int,
     stride: int | None,
+    per_window: str | None,
     as_json: bool,
     **loading: Any,
 ) -> None:
     """Measure how well models predict a text."""
+    from pronk.measure.machine import provenance
     from pronk.measure.perplexity import beside, perplexity
 
+    check_folder(per_window)
     text, name = read_text(file)
     results: list[dict[str, Any]] = []
     read: list[int] = []
@@ -77,14 +86,42 @@ def command(
         read = ids
         with progress.shown(unit=progress.of_tokens) as advance:
             found = perplexity(llm, ids, ctx=ctx, stride=stride, count=windows or None, progress=advance)
-        results.append({**described(llm), "text": name, "tokens": len(ids), **found})
+        origin = {"provenance": provenance(llm.checkpoint, text, console.command(), llm)} if as_json else {}
+        results.append({**described(llm), "text": name, "tokens": len(ids), **found, **origin})
         del llm  # before the next is loaded
     for result in results[1:]:
         result["beside_first"] = beside(results[0], result)
+    if per_window:
+        write_windows(per_window, [(one["model"], one["per_window"]) for one in results])
     if as_json:
         console.write_json({"models": results} if len(results) > 1 else results[0])
     else:
         console.write("\n\n".join(map(_as_text, results)) + "\n")
+
+
+def check_folder(file: str | None) -> None:
+    """Raises BadRequest where the file's folder is none: nobody is to measure for minutes and learn that then."""
+    from pronk.errors import BadRequest
+    from pronk.paths import expanded
+
+    if file is not None and not (folder := expanded(file).parent).is_dir():
+        raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
+
+
+def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """A line a window: whose figures they are, which window it is, and what `per_window` of a result has of it."""
+    import csv
+    import io
+
+    from pronk.measure.report import write
+    from pronk.paths import expanded
+
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(("of", "window", *tables[0][1]))
+    for name, columns in tables:
+        table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
+    write(expanded(file), lines.getvalue())
 
 
 def described(llm: LLM) -> dict[str, Any]:

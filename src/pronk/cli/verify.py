@@ -87,7 +87,7 @@ def command(
         with progress.shown(unit=progress.of_tokens) as advance:
             result = verify(llm, text, max_tokens or _MAX_TOKENS, progress=advance)
     if as_json:
-        console.write_json(result)
+        console.write_json({**result, "provenance": options.origin(model, loading, text)})
     else:
         console.write(show(result) + "\n")
     if result.get("verdict") == "bug":

@@ -20,7 +20,7 @@ from pronk.measure import replay, techniques, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
-from pronk.measure.machine import cores, load, machine
+from pronk.measure.machine import cores, load, machine, provenance
 from pronk.measure.pace import Pace
 from pronk.measure.request import Request, as_json
 from pronk.measure.settling import settle
@@ -43,12 +43,13 @@ def begin(
     if resume:
         saved = journals.read(folder)
         comparison = settle(request.going_on_with(_asked(saved, folder)))
-        about = {"machine": saved["machine"], "command": saved["command"]}
+        about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
         _check_same(comparison, saved, folder)
     else:
         journals.check_writable(folder, replace=overwrite)
         comparison = settle(request)
-        saved, about = {"steps": {}}, {"machine": machine(), "command": command}
+        origin = provenance(comparison.checkpoint, comparison.written, command)
+        saved, about = {"steps": {}}, {"machine": origin["machine"], "command": command, "provenance": origin}
     _check_disk(comparison, folder)
     journal = Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
     journal.check()

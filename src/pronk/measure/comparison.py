@@ -41,6 +41,7 @@ class Comparison:
     ids: Sequence[int]  # of the text, as `pronk perplexity` and `pronk divergence` read it: beginning with `begin`
     begin: tuple[int, ...]  # what the tokenizer puts before a text
     text: str  # its name
+    written: str  # the text itself
     ctx_size: int
     rounds: int
     prefill: tuple[int, ...]

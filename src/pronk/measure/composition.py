@@ -27,6 +27,7 @@ def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[st
         "missing": [*comparison.missing, *techniques.missing(comparison)],
         "model": comparison.about_model(),
         "machine": {**about["machine"], "threads": loaded.get("threads"), "isa": loaded.get("isa")},
+        "provenance": _provenance(about["provenance"], loaded),
         "settings": comparison.settings(),
         "variants": variants,
         "texts": texts.side_by_side(texts.PROMPTS, written) if written else [],
@@ -34,6 +35,13 @@ def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[st
     if comparison.request.techniques:
         report["techniques"] = techniques.composed(comparison, steps)
     return report
+
+
+def _provenance(origin: Mapping[str, Any] | None, loaded: Mapping[str, Any]) -> dict[str, Any] | None:
+    """With what the workers said of threads and instruction set."""
+    if origin is None:
+        return None
+    return {**origin, "machine": {**origin["machine"], **{key: loaded.get(key) for key in ("threads", "isa")}}}
 
 
 def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ makes some of them fall on the other side, whose error makes others fall, until 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,8 @@ def divergence(
     token is the same; rms_dp, the root mean square change of the right token's probability; perplexity {reference,
     own, and what own is beside it: see pronk.measure.perplexity.beside}; histogram {edges, counts}, of log10(KLD);
     rows, windows, ctx; one_batch, whether a model read each window in a single pass, as its tokens share scales
-    (absmax, zeropoint); per_window, of each its rows and their means: kld, top1, and both models' surprise in nats.
+    (absmax, zeropoint); per_window, of each where it begins, its rows and their means: kld, top1, and both models'
+    surprise in nats.
     """
     return divergences(reference, {"own": llm}, ids, ctx=ctx, count=count, progress=progress)["own"]
 
@@ -77,6 +78,37 @@ def divergences(
     sides = {"": reference.backend, **{name: llm.backend for name, llm in llms.items()}}
     texts = windows(ids, ctx, count=count, bos=begins_with(reference))
     return _measure(sides, {name: ("", name) for name in llms}, texts, ctx, progress)
+
+
+class Compared(NamedTuple):
+    """Of one window that begins at token `begin` of the text, for each prediction that counts, [rows]: the KLD in nats,
+    whether the likeliest token is the same, and both models' surprise (-log p of the next token) in nats."""
+
+    begin: int
+    kld: Floats
+    top1: NDArray[np.bool_]
+    reference_surprise: Floats
+    own_surprise: Floats
+
+
+def compared(
+    reference: LLM,
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    count: int | None = None,
+    progress: Progress | None = None,
+) -> list[Compared]:
+    """What `divergence` is made of, token by token, window by window."""
+    _check(reference, llm)
+    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+    sides = {"": reference.backend, "own": llm.backend}
+    tally = _tallies(sides, {"own": ("", "own")}, texts, progress)["own"]
+    return [
+        Compared(window.begin, kld, same == 1, -true, -own)
+        for window, (kld, same, true, own) in zip(texts, (rows.T for rows in tally.windows()), strict=True)
+    ]
 
 
 def noise_floor(
@@ -134,7 +166,25 @@ def _measure(
     ctx: int,
     progress: Progress | None,
 ) -> dict[str, dict[str, Any]]:
-    """For each pair of sides (reference, own), how far they lie apart. Every side reads every window once."""
+    """For each pair of sides (reference, own), how far they lie apart."""
+    return {
+        name: {
+            **tally.summary([window.begin for window in texts]),
+            "windows": len(texts),
+            "ctx": ctx,
+            "one_batch": any(sides[side].shares_scales for side in pairs[name]),
+        }
+        for name, tally in _tallies(sides, pairs, texts, progress).items()
+    }
+
+
+def _tallies(
+    sides: Mapping[str, Backend],
+    pairs: Mapping[str, tuple[str, str]],
+    texts: Sequence[Window],
+    progress: Progress | None,
+) -> dict[str, Tally]:
+    """Every side reads every window once."""
     longest = max(len(window.ids) for window in texts)
     readers = {side: Reader(backend, longest) for side, backend in sides.items()}
     tallies = {name: Tally() for name in pairs}
@@ -146,11 +196,7 @@ def _measure(
                 tallies[name].add(logits[reference], logits[own], pieces[0][1])
         for tally in tallies.values():
             tally.end_window()
-    about = {"windows": len(texts), "ctx": ctx}
-    return {
-        name: {**tally.summary(), **about, "one_batch": any(sides[side].shares_scales for side in pairs[name])}
-        for name, tally in tallies.items()
-    }
+    return tallies
 
 
 class Tally:
@@ -169,12 +215,16 @@ class Tally:
     def end_window(self) -> None:
         self._ends.append(sum(map(len, self._rows)))
 
-    def summary(self) -> dict[str, Any]:
+    def windows(self) -> list[Floats]:
+        """[rows, 4] of each, as of _compared."""
+        return np.split(np.concatenate(self._rows), self._ends[:-1])
+
+    def summary(self, begins: Sequence[int]) -> dict[str, Any]:
         rows = np.concatenate(self._rows)
         kld, same, true, own = rows.T
         median, p99 = np.quantile(kld, (0.5, 0.99))
         counts = np.diff([0, *self._ends]).tolist()
-        means = np.array([window.mean(0) for window in np.split(rows, self._ends[:-1])])
+        means = np.array([window.mean(0) for window in self.windows()])
         klds, tops, theirs, ours = (means * (1, 1, -1, -1)).T.tolist()
         mean = over_windows(klds, counts)
         return {
@@ -193,6 +243,7 @@ class Tally:
                 **difference(ours, theirs, counts),
             },
             "per_window": {
+                "begin": list(begins),
                 "rows": counts,
                 "kld": klds,
                 "top1": tops,

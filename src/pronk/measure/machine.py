@@ -1,11 +1,95 @@
-"""The machine that figures come from: without it they mean nothing."""
+"""The machine that figures come from, and all else that they depend on: without it they mean nothing."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from functools import cache
+from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pronk import __version__
+from pronk.errors import BadFile, os_problem
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.llm import LLM
+
+
+def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM | None = None) -> dict[str, Any]:
+    """What figures of a model on a text come from, as every JSON of measurements has it under this name.
+
+    Keys: pronk, its version; commit, of the checkout that it runs from, with "+" where files differ from it (None:
+    from none); command; made; machine (see `machine`; of `llm` its threads and instruction set as well); versions of
+    numpy, torch (None: not installed) and the compiler of the kernels; model_sha256, of each file by its name; and
+    text_sha256, of the text in UTF-8. Raises BadFile where a file cannot be read.
+    """
+    native = getattr(llm.backend, "model", None) if llm and llm.backend.engine == "cpu" else None
+    torch = sys.modules.get("torch") if llm and llm.backend.engine == "torch" else None
+    return {
+        "pronk": __version__,
+        "commit": commit(Path(__file__).parent),
+        "command": command,
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            **machine(),
+            "threads": native.threads if native else torch.get_num_threads() if torch else None,
+            "isa": native.isa if native else torch.backends.cpu.get_cpu_capability() if torch else None,
+        },
+        "versions": {"numpy": _version("numpy"), "torch": _version("torch"), "compiler": compiler()},
+        "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
+        "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
+    }
+
+
+def commit(folder: Path) -> str | None:
+    """Of the git checkout that tracks what lies in `folder`."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if not git("ls-files", "."):
+            return None  # it only lies within another project's, in an environment of packages
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@cache
+def compiler() -> str | None:
+    """That built the kernels, as it signed them; None where it left no signature."""
+    found = util.find_spec("pronk._native")
+    if found is None or not found.origin:
+        return None
+    signed = re.search(rb"(GCC: \([ -~]{1,80}|[ -~]{0,20}clang version [ -~]{1,80})", Path(found.origin).read_bytes())
+    return signed[1].decode() if signed else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            found = hashlib.sha256()
+            while piece := file.read(1 << 20):
+                found.update(piece)
+            return found.hexdigest()
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {os_problem(error)}") from None
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,7 @@ of their difference is often a hundredth of what the errors of the two would sug
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,31 +40,52 @@ def perplexity(
 
     Keys: value; standard_error (over windows; None of a single one); rows, the predictions that counted; windows; ctx;
     stride; protocol, in words; one_batch, whether each window was a single pass, whose tokens share scales; per_window,
-    of each the number of its rows and their mean surprise in nats. Raises BadRequest where the text is shorter than a
-    window.
+    of each where it begins, the number of its rows and their mean surprise in nats. Raises BadRequest where the text is
+    shorter than a window.
     """
-    bos = begins_with(llm) if stride is None else None
-    texts = windows(ids, ctx, stride, count, bos=bos)
-    reader = Reader(llm.backend, max(len(window.ids) for window in texts))
-    rows: list[int] = []
-    means: list[float] = []
-    for window in watched(texts, progress):
-        found = np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)])
-        rows.append(len(found))
-        means.append(float(found.mean()))
+    found = surprises(llm, ids, ctx=ctx, stride=stride, count=count, progress=progress)
+    rows, means = [len(of.nats) for of in found], [float(of.nats.mean()) for of in found]
     mean = over_windows(means, rows)
     value = float(np.exp(mean.value))
     return {
         "value": value,
         "standard_error": None if mean.error is None else value * mean.error,  # of an exponential, to first order
         "rows": sum(rows),
-        "windows": len(texts),
+        "windows": len(found),
         "ctx": ctx,
         "stride": stride,
-        "protocol": _in_words(ctx, stride, bos),
+        "protocol": _in_words(ctx, stride, begins_with(llm) if stride is None else None),
         "one_batch": llm.backend.shares_scales,
-        "per_window": {"rows": rows, "surprise": means},
+        "per_window": {"begin": [of.begin for of in found], "rows": rows, "surprise": means},
     }
+
+
+class Surprises(NamedTuple):
+    """Of one window that begins at token `begin` of the text: in nats, for each prediction that counts, [rows]."""
+
+    begin: int
+    nats: NDArray[np.float64]
+
+
+def surprises(
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    ctx: int = 512,
+    stride: int | None = None,
+    count: int | None = None,
+    progress: Progress | None = None,
+) -> list[Surprises]:
+    """What `perplexity` is made of, token by token: -log p of the text's own next tokens, window by window."""
+    texts = windows(ids, ctx, stride, count, bos=begins_with(llm) if stride is None else None)
+    reader = Reader(llm.backend, max(len(window.ids) for window in texts))
+    return [
+        Surprises(
+            window.begin,
+            np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)]),
+        )
+        for window in watched(texts, progress)
+    ]
 
 
 def beside(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ Prompts = list[list[int]]
 SECONDS = 12.0  # of a point's runs together: fewer of them where they take longer, but one at least
 BATCHES = (1, 8, 16)
 LENGTHS, LENGTHS_NEW = (32, 128, 512, 1024, 2048), 8  # tokens of a prompt, and those that are written after it
+LENGTHS_BATCHES = (1, 8)
 PIECES = 10  # of the text, that speculation is measured on: how much it guesses right is the text's doing
 _START, _QUALITY = 100.0, 2000.0  # what loading costs, and a divergence, about, in decoded tokens
 Rate = Literal["prompt_tok_s", "decode_tok_s", "all_tok_s"]  # tokens a second: see techniques.RATES
@@ -88,12 +89,12 @@ def _kv_cache(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poin
 def _lengths(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     """Of the text so far: work without a cache grows with it, and so do keys and values with one."""
     most = min(comparison.ctx_size - LENGTHS_NEW, len(comparison.ids))
-    for tokens in [length for length in LENGTHS if length <= most] or [most]:
-        for batch in (1, 8):
+    for batch in LENGTHS_BATCHES:
+        for tokens in [length for length in LENGTHS if length <= most] or [most]:
             for way, cache in (("with", True), ("without", False)):
                 yield Point(
-                    "kv-cache-length", f"{tokens} tokens", f"batch {batch}, {way}", _texts(comparison, tokens, batch),
-                    LENGTHS_NEW, rate="all_tok_s", how={"cache": cache}, **plain,
+                    f"kv-cache-length-{batch}", f"{tokens} tokens", way, _texts(comparison, tokens, batch), LENGTHS_NEW,
+                    rate="all_tok_s", how={"cache": cache}, **plain,
                 )  # fmt: skip
 
 

@@ -47,7 +47,14 @@ DIVERGENCE = {
     "standard_error": Maybe(SIZE),  # of a single window there is none
     "histogram": HISTOGRAM,
     "per_window": Maybe(
-        {"rows": [int], "kld": [SIZE], "top1": [SHARE], "reference_surprise": [NUMBER], "own_surprise": [NUMBER]}
+        {
+            "begin": [int],
+            "rows": [int],
+            "kld": [SIZE],
+            "top1": [SHARE],
+            "reference_surprise": [NUMBER],
+            "own_surprise": [NUMBER],
+        }
     ),
 }
 MEMORY = {
@@ -82,7 +89,7 @@ QUALITY = {
             "rows": int,
             "protocol": Maybe(str),
             "beside_original": Maybe(BESIDE),
-            "per_window": Maybe({"rows": [int], "surprise": [NUMBER]}),
+            "per_window": Maybe({"begin": [int], "rows": [int], "surprise": [NUMBER]}),
         }
     ),
     "divergence": Maybe(DIVERGENCE),
@@ -102,6 +109,9 @@ WAY = {
 _MACHINE = {**dict.fromkeys(("cpu", "system", "python"), str), "cores": int, "memory_bytes": Maybe(SIZE)}
 _MACHINE |= dict.fromkeys(("threads", "load"), Maybe(SIZE))
 _HEAD = {"schema": int, **dict.fromkeys(("pronk", "made", "command"), str), "finished": bool, "steps": Named()}
+PROVENANCE = Maybe(
+    {"commit": Maybe(str), "versions": Named(Maybe(str)), "model_sha256": Named(str), "text_sha256": Maybe(str)}
+)
 REPORT = {
     **_HEAD,
     "missing": [str, _DRAWN],
@@ -150,6 +160,7 @@ REPORT = {
             "more than 128 ways, which pictures have no room for",
         )
     ),
+    "provenance": PROVENANCE,
 }
 KINDS = ("parameters", "activations", "gradients", "optimizer")  # of memory
 _TENSORS = dict.fromkeys((*KINDS, "logits"), int)
@@ -174,6 +185,7 @@ TRAINING = {
         **dict.fromkeys(("data", "device"), Maybe(str)),
         "threads": Maybe(int),
     },
+    "provenance": PROVENANCE,
     "lengths": Rule([int], bool, "an empty list"),
     "timed_steps": int,
     "points": [Either("out_of_memory", {**_POINT, "out_of_memory": str}, {**_POINT, **_MEASURED}), _DRAWN],

@@ -58,7 +58,8 @@ def settle(request: Request) -> Comparison:
             "name formats to compare as well (--to)"
         )
     codec = _tokenizer(request, opened)
-    ids = codec.encode(evaluation_text() if request.text is None else _read(request.text))
+    written = evaluation_text() if request.text is None else _read(request.text)
+    ids = codec.encode(written)
     begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
@@ -88,6 +89,7 @@ def settle(request: Request) -> Comparison:
         ids=ids,
         begin=begin,
         text=SHIPPED if request.text is None else Path(request.text).name,
+        written=written,
         ctx_size=ctx,
         rounds=rounds,
         prefill=prefill,

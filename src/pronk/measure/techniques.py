@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
 from pronk.measure.memory import kv_blocks
-from pronk.measure.points import LENGTHS_NEW, SECONDS, Point, points
+from pronk.measure.points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
 from pronk.measure.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,13 +45,16 @@ TECHNIQUES = (
         "Keys and values of the text so far are kept. Without them the whole text is computed again for each token: "
         "the same tokens come out.",
     ),
-    Technique(
-        "kv-cache-length",
-        "KV cache against the length of the text",
-        f"{LENGTHS_NEW} tokens written after prompts of each length. Theory: without a cache n tokens after P take "
-        "nP + n(n - 1)/2 tokens of work, with one P + n - 1; either way n passes. What a pass costs, and a token, is "
-        "fitted to all of the measured times. Keys and values: of all tokens; where a cache grows, the old one stays "
-        "until it is copied, and theory's peak counts both.",
+    *(
+        Technique(
+            f"kv-cache-length-{batch}",
+            f"KV cache against the length of {texts}",
+            f"{LENGTHS_NEW} tokens written after a prompt of each length. Theory: without a cache n tokens after P "
+            "take nP + n(n - 1)/2 tokens of work, with one P + n - 1; either way n passes. What a pass costs, and a "
+            "token, is fitted to all of the measured times. Keys and values: of all tokens; where a cache grows, the "
+            "old one stays until it is copied, and theory's peak counts both.",
+        )
+        for batch, texts in zip(LENGTHS_BATCHES, ("a text", "eight texts side by side"), strict=True)
     ),
     Technique(
         "flash-attention",
@@ -147,7 +150,7 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
     for technique in TECHNIQUES:
         settings: dict[str, dict[str, Any]] = {}
         first: dict[str, Any] = {}
-        expected = theory(comparison, every, steps) if technique.name == "kv-cache-length" else {}
+        expected = theory(comparison, technique.name, every, steps)
         for point in every:
             if point.technique == technique.name and point.step in steps:
                 base = first.setdefault(point.setting, steps[point.step])
@@ -171,13 +174,15 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
     return found
 
 
-def theory(comparison: Comparison, every: Sequence[Point], steps: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of the points of "kv-cache-length", by step: the time that their work would take if every pass cost the same and
-    every token in it, too, and the bytes of keys and values."""
+def theory(
+    comparison: Comparison, technique: str, every: Sequence[Point], steps: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Of the points of a technique against length, by step: the time that their work would take if every pass cost
+    the same and every token in it, too, and the bytes of keys and values."""
     import numpy as np
 
-    measured = [point for point in every if point.technique == "kv-cache-length" and point.step in steps]
-    if len(measured) < 3:
+    measured = [point for point in every if point.technique == technique and point.step in steps]
+    if not technique.startswith("kv-cache-length") or len(measured) < 3:
         return {}
     a_token = next(variant.predicted.kv_a_token for variant in comparison.variants if variant.original)
     work = np.array([(point.new, point.tokens) for point in measured], float)  # passes, tokens

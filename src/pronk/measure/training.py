@@ -19,7 +19,7 @@ from pronk.errors import BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.journal import Journal
-from pronk.measure.machine import machine
+from pronk.measure.machine import machine, provenance
 from pronk.measure.pace import Pace
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
@@ -54,10 +54,11 @@ def begin(
         ):
             if now != then:
                 raise BadRequest(f"{folder / NAME} was begun with another {what}; {journals.ANEW}")
-        steps, about = saved["steps"], {"machine": saved["machine"], "command": saved["command"]}
+        steps, about = saved["steps"], {key: saved.get(key) for key in ("machine", "command", "provenance")}
     else:
         journals.check_writable(folder, replace=overwrite, name=NAME)
         grid = settled(request)
+        about["provenance"] = provenance(grid.checkpoint, None, command)
     journal = Journal(folder, steps, lambda taken: composed(grid, about, taken), NAME)
     journal.check()
     return grid, journal
@@ -125,6 +126,7 @@ def composed(grid: Grid, about: Mapping[str, Any], steps: Mapping[str, Any]) -> 
             "config": grid.checkpoint.config.to_dict(),
         },
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
+        "provenance": about["provenance"],
         "settings": grid.asked(),
         "lengths": [len(ids) - 1 for ids, _ in grid.examples],  # as they are read
         "timed_steps": TIMED,

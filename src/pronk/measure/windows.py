@@ -17,7 +17,7 @@ then each window is one pass, so that a figure is of the window and not of its p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ class Window:
     ids: Sequence[int]  # the last target is not read: nothing is predicted from it
     first: int
     targets: Sequence[int]
+    begin: int = field(default=0, compare=False)  # where in the text
 
 
 def evaluation_text() -> str:
@@ -76,7 +77,7 @@ def windows(
     if stride is None:
         begins: Sequence[int] = range(0, len(ids) - ctx + 1, ctx)
         starts = _spread(begins, count)
-        return [_half(ids[at : at + ctx], bos) for at in starts]
+        return [replace(_half(ids[at : at + ctx], bos), begin=at) for at in starts]
     # The last window is the first that reaches the text's end, unless all it has is a token that nothing stands before.
     begins = range(0, min(len(ids) - ctx + stride, len(ids) - 1), stride)
     return [_newest(ids, at, ctx, stride) for at in _spread(begins, count)]
@@ -139,7 +140,7 @@ def _newest(ids: Sequence[int], at: int, ctx: int, stride: int) -> Window:
     reached = at - stride + ctx if at else 0  # by the windows before
     new = end - max(reached, at + 1)
     read = list(ids[at : end - 1])
-    return Window(read, len(read) - new, list(ids[end - new : end]))
+    return Window(read, len(read) - new, list(ids[end - new : end]), at)
 
 
 class Reader:

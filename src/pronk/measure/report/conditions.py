@@ -33,6 +33,10 @@ HOW = (
 
 
 def conditions(report: Report) -> list[Block]:
+    versions, digests = (
+        found if isinstance(found := reading.at(report, "provenance", key), Mapping) else {}
+        for key in ("versions", "model_sha256")
+    )
     pairs = {
         "Model": _model(report),
         "File": _of(report, "model", "path"),
@@ -54,7 +58,9 @@ def conditions(report: Report) -> list[Block]:
         "Generation": _generation(report),
         "Reference": _of(report, "settings", "reference"),
         "Variants": "; ".join(f"{name_of(v)}: {_options(v)}" for v in reading.entries(report, "variants")),
-        "pronk": reading.text(report, "pronk"),
+        "pronk": _joined(reading.text(report, "pronk"), _of(report, "provenance", "commit", before="commit")),
+        "Versions": _joined(*(f"{name} {version}" for name, version in sorted(versions.items()) if version)),
+        "SHA-256": _joined(*(f"{name} {found}" for name, found in sorted(digests.items()))),
         "Made": reading.text(report, "made"),
         "Command": reading.text(report, "command"),
     }  # fmt: skip

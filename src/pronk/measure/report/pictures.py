@@ -146,16 +146,17 @@ def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Pictur
     lengths = [_last_number(setting) for setting in settings]
     lined = len(points) >= 4 and None not in lengths and len(set(lengths)) == len(points)
     panels: list[tuple[str, dict[str, list[Value | None]]]] = []
+    theories = lined and any(reading.at(p, "ways", way, "theory_s") for p in points for way in ways)
     for key, title, unit in (
         ("seconds", "Time (s)", 1.0),
-        ("grew_by", "Memory above what was held before (MB)", 1e6),
+        *([("grew_by", "Memory over what was held before (MB)", 1e6)] if theories else []),
         ("peak_bytes", "Peak memory (MB)", 1e6),
         *((rate, said[0].upper() + said[1:], 1.0) for rate, said in RATES.items()),
     ):
         values = {
             name: [_scaled(reading.value(p, "ways", way, key), unit) for p in points] for way, name in names.items()
         }
-        if lined and key in THEORY:
+        if theories and key in THEORY:
             of_theory = {
                 f"{name}{plots.THEORY}": [_scaled(reading.value(p, "ways", way, THEORY[key]), unit) for p in points]
                 for way, name in names.items()
