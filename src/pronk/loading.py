@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @names_ours
 def load(
-    model: str | Path | None = None,
+    model: str | Path | Checkpoint | None = None,
     *,
     tokenizer: str | Path | None = None,
     adapter: str | Path | None = None,
@@ -45,7 +45,7 @@ def load(
     prefix_cache: int | None = None,
     progress: Progress | None = None,
 ) -> LLM:
-    """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads.
+    """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads; or an open Checkpoint.
 
     `tokenizer`: a tokenizer file or folder, or a known one's name (`llama2`), instead of the checkpoint's own.
     `adapter`: a folder with a LoRA adapter in PEFT's format, which is added to the weights as they stream in, in
@@ -72,7 +72,13 @@ def load(
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
     model = hub.DEFAULT_MODEL if model is None else model
-    named = {"model": model, "tokenizer": tokenizer, "adapter": adapter, "device": device, "dtype": dtype}
+    named = {
+        "model": None if isinstance(model, Checkpoint) else model,
+        "tokenizer": tokenizer,
+        "adapter": adapter,
+        "device": device,
+        "dtype": dtype,
+    }
     named["revision"] = revision
     for what, name in named.items():
         _check_name(what, name)
@@ -86,7 +92,10 @@ def load(
         "attn": attn,
     }
     chosen = engines.choose(engine, options)
-    opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
+    if isinstance(model, Checkpoint):
+        opened, model = model, model.path
+    else:
+        opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = tokenizer_of(opened, tokenizer)
     if adapter is not None:
         opened = adapters.applied(opened, expanded(adapter))

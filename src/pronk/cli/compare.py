@@ -21,6 +21,14 @@ def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return lengths
 
 
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not all(names := tuple(part.strip() for part in value.split(","))):
+        raise click.BadParameter(f"{value!r} is no list of tasks, as in pronk_endings,mine.yaml")
+    return tuple(dict.fromkeys(names))
+
+
 _options = options.together(
     click.option("--to", multiple=True, type=options.NAME, metavar="SCHEME",
                   help="Compare with the model in this. Repeatable.  [default: llm-int8, q8 and q4]"),
@@ -36,6 +44,9 @@ _options = options.together(
                   help="Measure quality on N windows of 512 tokens, spread over the text.  [default: up to 16]"),
     click.option("-f", "--text", type=options.NAME, metavar="FILE",
                   help="Text to measure quality on.  [default: prose that comes with pronk]"),
+    click.option("--tasks", callback=_names, metavar="NAME,FILE",
+                  help="Score all of them on tasks of lm-evaluation-harness, too. With pronk come pronk_last_word, "
+                       "pronk_endings and pronk_instructions."),
     click.option("--techniques", is_flag=True,
                   help="Measure switches, on and off: KV cache, flash attention, quantization, prefix reuse and more."),
     click.option("--training", is_flag=True,
@@ -72,6 +83,7 @@ def command(
     against: str | None,
     out: str,
     techniques: bool,
+    tasks: tuple[str, ...] | None,
     resume: bool,
     overwrite: bool,
     as_json: bool,
@@ -87,7 +99,14 @@ def command(
 ) -> None:
     """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
     if training:
-        others = {"to": to, "against": against, "techniques": techniques, "prefill": prefill, "windows": windows}
+        others = {
+            "to": to,
+            "against": against,
+            "techniques": techniques,
+            "prefill": prefill,
+            "windows": windows,
+            "tasks": tasks,
+        }
         others |= {"decode_tokens": decode_tokens, "text": text, **loading, "threads": None, "device": None}
         asked = {"model": model, "data": data, "tokens": tokens, "rounds": rounds}
         asked |= {name: loading[name] for name in ("threads", "device")}
@@ -104,7 +123,7 @@ def command(
     loading["ctx_size"] = loading["ctx_size"] or None
     request = Request(
         model=model, to=to or None, against=against, rounds=rounds, prefill=prefill, decode_tokens=decode_tokens,
-        windows=windows, text=text, techniques=techniques or None,
+        windows=windows, text=text, techniques=techniques or None, tasks=tasks,
         loading={name: value for name, value in loading.items() if value is not None},
     )  # fmt: skip
     folder = expanded(out)

@@ -8,7 +8,7 @@ reference's logits are kept on disk meanwhile. A step that is done is kept on di
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from pronk import __version__
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import journal as journals
 from pronk.measure import replay, techniques, texts
-from pronk.measure.comparison import Comparison, Variant
+from pronk.measure.comparison import ROTATION, Comparison, Variant
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
 from pronk.measure.machine import cores, load, machine, provenance
@@ -67,6 +67,8 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
         _latency(comparison, journal, pace)
         if comparison.reference:
             _quality(comparison, comparison.reference, journal, pace)
+        if comparison.request.tasks:
+            _tasks(comparison, comparison.request.tasks, journal, pace)
     if comparison.request.techniques:
         techniques.measure(comparison, journal, pace)
     return journal.write()
@@ -91,6 +93,12 @@ def about(comparison: Comparison) -> list[str]:
                 f"{comparison.reference.name}, which takes {comparison.kept_bytes / 1e6:,.0f} MB of disk meanwhile"
                 + (f"; {settings['prompts']} prompts, greedy and sampled" if comparison.new_tokens else "")
             )
+    if comparison.compares and comparison.request.tasks:
+        lines.append(f"tasks: {', '.join(comparison.request.tasks)}")
+    if comparison.grid:
+        twins = [variant.name for variant in comparison.variants if variant.twin]
+        of_twins = f": the quality of {', '.join(twins)} is measured on a rotated twin" if twins else ""
+        lines.append(f"{comparison.model}: {comparison.grid}{of_twins}")
     if comparison.request.techniques:
         lines.append(f"techniques: {', '.join(techniques.titles(comparison))}")
     return lines + list(comparison.missing)
@@ -166,7 +174,7 @@ def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace:
     for variant in todo:
         with Worker(variant.name) as judge:
             pace.say(f"loading {variant.name}")
-            judge.call("load", name="own", **_loading(comparison, variant))
+            judge.call("load", name="own", **_judged(comparison, variant))
             calls: dict[str, dict[str, Any]] = {
                 "divergence": {"path": str(kept), "count": comparison.windows, **text},
                 "perplexity": {"count": comparison.windows, **text},
@@ -184,6 +192,19 @@ def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace:
 
 _TITLES = {"noise": "noise floor"}
 _OPERATIONS = {"noise": "noise_floor"}
+
+
+def _tasks(comparison: Comparison, names: Sequence[str], journal: Journal, pace: Pace) -> None:
+    for variant in comparison.variants:
+        if (name := step("tasks", variant)) not in journal.steps:
+            with pace.step(name, f"tasks, {variant.name}") as advance, Worker(variant.name) as worker:
+                worker.call("load", name="own", **_judged(comparison, variant))
+                journal.record(name, worker.call("tasks", progress=advance, name="own", tasks=list(names)))
+
+
+def _judged(comparison: Comparison, variant: Variant) -> dict[str, Any]:
+    """What is loaded where quality is measured."""
+    return {**_loading(comparison, variant), "rotate": ROTATION if variant.twin else None}
 
 
 def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:

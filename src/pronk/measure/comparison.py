@@ -15,9 +15,11 @@ from pronk.measure.memory import Prediction
 from pronk.measure.request import Request
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.grid import Grid
     from pronk.checkpoint.tensors import Checkpoint
 
 NOISE_WINDOWS = 4
+ROTATION = 0  # the seed of twins
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Variant:
     original: bool
     options: Mapping[str, Any]
     predicted: Prediction
+    twin: bool = False  # whether its quality is a rotated twin's: the model's weights lie on its grid
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Comparison:
     model: str
     engine: Engine
     checkpoint: Checkpoint
+    grid: Grid | None  # that the weights lie on
     variants: tuple[Variant, ...]  # the original first
     reference: Variant | None  # of quality; None where it cannot be measured
     ids: Sequence[int]  # of the text, as `pronk perplexity` and `pronk divergence` read it: beginning with `begin`
@@ -93,6 +97,7 @@ class Comparison:
             "parameters": sum(math.prod(t.shape) for t in opened.tensors.values()),
             "stored_bytes": sum(t.nbytes for t in opened.tensors.values()),
             "config": opened.config.to_dict(),
+            "grid": self.grid and self.grid.as_dict(),
         }
 
     def order(self, number: int) -> list[Variant]:

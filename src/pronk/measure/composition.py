@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pronk import __version__
-from pronk.measure import latency, techniques, texts
+from pronk.measure import latency, tasks, techniques, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.perplexity import beside
 from pronk.measure.request import as_json
@@ -49,6 +49,7 @@ def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any])
     return {
         "name": variant.name,
         "original": variant.original,
+        "twin": variant.twin,
         "options": {"engine": comparison.engine, **as_json(variant.options)},
         "dtype": rounds[0]["dtype"] if rounds else None,
         "kv_dtype": rounds[0]["kv_dtype"] if rounds else None,
@@ -61,6 +62,7 @@ def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any])
         if rounds
         else None,
         "quality": _quality_of(comparison, variant, steps),
+        "tasks": _tasks_of(comparison, variant, steps),
     }
 
 
@@ -102,4 +104,20 @@ def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, An
     theirs, own = steps.get(step("texts", original)), steps.get(step("texts", variant))
     if theirs and own:
         found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}
+    return found
+
+
+def _tasks_of(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Scores without those of single questions, which the steps keep; beside the original's, question by question."""
+    if (own := steps.get(step("tasks", variant))) is None:
+        return None
+    base = steps.get(step("tasks", next(one for one in comparison.variants if one.original)), {})
+    found = {}
+    for task, of in own.items():
+        metrics = {}
+        for name, metric in of["metrics"].items():
+            theirs = base.get(task, {}).get("metrics", {}).get(name)
+            beside = None if variant.original or theirs is None else tasks.paired(theirs, metric)
+            metrics[name] = {**metric, "scores": None, "beside_original": beside}
+        found[task] = {**of, "metrics": metrics}
     return found

@@ -23,23 +23,26 @@ class Request:
     windows: int | None = None
     text: str | None = None  # a file
     techniques: bool | None = None
+    tasks: tuple[str, ...] | None = None  # of lm-evaluation-harness
     loading: Mapping[str, Any] = field(default_factory=dict)  # options of pronk.load, those given alone
 
     def asdict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {**asdict(self), "to": _list(self.to), "prefill": _list(self.prefill), "loading": as_json(self.loading)}
+        lists = {name: _list(getattr(self, name)) for name in ("to", "prefill", "tasks")}
+        return {**asdict(self), **lists, "loading": as_json(self.loading)}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Request:
         """The inverse of `asdict`. Raises KeyError or TypeError where it is none."""
-        to, prefill, loading = saved["to"], saved["prefill"], dict(saved["loading"])
+        loading = dict(saved["loading"])
         if "int8_threshold" in loading:  # a number, or "inf"
             loading["int8_threshold"] = float(loading["int8_threshold"])
-        return cls(**{**saved, "to": to and tuple(to), "prefill": prefill and tuple(prefill), "loading": loading})
+        lists = {name: saved[name] and tuple(saved[name]) for name in ("to", "prefill", "tasks")}
+        return cls(**{**saved, **lists, "loading": loading})
 
     def going_on_with(self, saved: Request) -> Request:
         """The saved one, if nothing that is said now contradicts it. Only techniques may be added."""
-        for name in ("model", "to", "against", "rounds", "prefill", "decode_tokens", "windows", "text"):
+        for name in ("model", "to", "against", "rounds", "prefill", "decode_tokens", "windows", "text", "tasks"):
             now, then = getattr(self, name), getattr(saved, name)
             if now is not None and now != then:
                 raise BadRequest(_differs(name, now, then))

@@ -96,6 +96,13 @@ QUALITY = {
     "noise_floor": Maybe({**DIVERGENCE, "how": str}),
     "texts": Maybe({"greedy": WRITTEN, "seeded": WRITTEN}),
 }
+METRIC = {
+    "value": NUMBER,
+    "better": ("higher", "lower"),
+    "standard_error": Maybe(SIZE),
+    "beside_original": Maybe({"difference": NUMBER, "standard_error": Maybe(SIZE)}),
+}
+TASK = {"chat": bool, "questions": int, "metrics": Named(METRIC, 16)}
 WAY = {
     "seconds": SUMMARY,
     **dict.fromkeys(("peak_bytes", "weights_bytes"), Maybe(SIZE)),
@@ -120,6 +127,7 @@ REPORT = {
         "quantization": Maybe(str),
         **dict.fromkeys(("parameters", "stored_bytes"), int),
         "config": Named(),
+        "grid": Maybe({"bits": int, "share": SHARE, "stored": [str], "exact": bool, "formats": [str], "words": str}),
     },
     "machine": {**_MACHINE, "isa": Maybe(str)},
     "settings": {
@@ -137,11 +145,13 @@ REPORT = {
         {
             "name": str,
             "original": bool,
+            "twin": Maybe(bool),
             "options": Named(most=_DRAWN),
             "dtype": Maybe(str),
             "memory": MEMORY,
             "latency": Maybe(LATENCY),
             "quality": QUALITY,
+            "tasks": Maybe(Named(TASK, _DRAWN)),
         },
         16,
     ],

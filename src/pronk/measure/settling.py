@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pronk import checkpoint as checkpoints
 from pronk import engines, loading
-from pronk.checkpoint import hub
+from pronk.checkpoint import grid, hub
 from pronk.cpu_engine import memory as system
 from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.int8 import SCHEMES as INT8_SCHEMES
-from pronk.measure import memory, texts
+from pronk.measure import memory, tasks, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.parts import sixteen_bits
 from pronk.measure.request import Request
@@ -46,12 +46,17 @@ def settle(request: Request) -> Comparison:
     opened = checkpoints.open(path)
     against = request.against or sixteen_bits(opened)
     engine = _engine(request, against)
-    compares = not (request.techniques and request.to is None)
+    compares = not (request.techniques and request.to is None and not request.tasks)
+    if request.tasks:
+        tasks.check(request.tasks)
     named = (request.to or TO[engine]) if compares else ()
     names = tuple(dict.fromkeys((against, *named)))
     if compares and names == (against,):
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
+    levels = grid.find(opened)
     variants = [_variant(name, against, engine, opened, request) for name in names]
+    if levels:
+        variants = [replace(v, twin=v.name in levels.formats and not v.original) for v in variants]
     if not compares and (request.prefill or request.decode_tokens):
         raise BadRequest(
             "techniques have lengths of their own, which the report lists; leave out --prefill and --decode-tokens, or "
@@ -84,6 +89,7 @@ def settle(request: Request) -> Comparison:
         model=model,
         engine=engine,
         checkpoint=opened,
+        grid=levels,
         variants=tuple(variants),
         reference=reference,
         ids=ids,

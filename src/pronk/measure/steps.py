@@ -5,6 +5,7 @@ from __future__ import annotations
 from pronk.measure import techniques
 from pronk.measure.comparison import Comparison, Variant
 
+_READ = 50_000  # tokens that the questions of one of pronk's own tasks have, about
 REFERENCE = "reference"  # what it predicts, read once
 
 
@@ -24,6 +25,9 @@ def costs(comparison: Comparison) -> dict[str, float]:
             found[step("noise", variant)] = cost(2 * comparison.settings()["noise_windows"] * comparison.window)
             if comparison.new_tokens:
                 found[step("texts", variant)] = 2 * cost(0, comparison.new_tokens) * 2  # both modes; six at once
+    if comparison.compares:
+        for variant in comparison.variants if comparison.request.tasks else ():
+            found[step("tasks", variant)] = cost(len(comparison.request.tasks or ()) * _READ)
     if comparison.request.techniques:
         found |= techniques.costs(comparison)
     return found

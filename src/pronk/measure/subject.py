@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.measure import latency, memory
 
 if TYPE_CHECKING:
+    from pronk.checkpoint import Checkpoint
     from pronk.checkpoint.tensors import Progress
     from pronk.llm import LLM
 
@@ -24,21 +25,33 @@ class Subject:
         self._models: dict[str, LLM] = {}
 
     def load(
-        self, name: str, model: str, engine: str, options: dict[str, Any], prefix_cache: int | None = 0
+        self,
+        name: str,
+        model: str,
+        engine: str,
+        options: dict[str, Any],
+        prefix_cache: int | None = 0,
+        rotate: int | None = None,
     ) -> dict[str, Any]:
-        """Load `model` under `name`. Says what it became, and what the process held before it and after it.
+        """Load `model` under `name`, or with `rotate` its rotated twin. Says what it became, and what the process held
+        before it and after it.
 
         Before it the process has its libraries and the tokenizer, which are there whatever the weights are made. The
         tokenizer is let go again, and its memory used by the one that comes with the model.
         """
         import pronk
-        from pronk.checkpoint import mapped
+        from pronk import checkpoint
+        from pronk.checkpoint import hub, mapped
+        from pronk.checkpoint.rotation import rotated
 
         kept = _before_the_weights(model, engine, options)
         baseline = memory.held()
         del kept
         options = {**options, "engine": engine, "prefix_cache": prefix_cache}
-        llm = self._models[name] = pronk.load(model, **options, progress=self.progress)
+        source: str | Checkpoint = model
+        if rotate is not None:
+            source = rotated(checkpoint.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
+        llm = self._models[name] = pronk.load(source, **options, progress=self.progress)
         mapped.let_go()  # what was read of the file is no part of the model
         return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": memory.held(), **_what(llm)}
 
@@ -76,6 +89,11 @@ class Subject:
         from pronk.measure.perplexity import perplexity
 
         return perplexity(self._models[name], ids, ctx=ctx, count=count, progress=self.progress)
+
+    def tasks(self, name: str, tasks: list[str]) -> dict[str, Any]:
+        from pronk.measure.tasks import evaluate
+
+        return evaluate(self._models[name], tasks, progress=self.progress)
 
     def texts(self, name: str, prompts: list[str], new_tokens: int, seed: int) -> dict[str, Any]:
         from pronk.measure.texts import write

@@ -83,7 +83,8 @@ def ppl(variant: Variant) -> Cell:
     apart, its_error = (reading.number(variant, "quality", "perplexity", "beside_original", key)
                         for key in ("log_ratio", "standard_error"))  # fmt: skip
     beside = "" if apart is None or abs(apart) > 100 else words.change(math.exp(apart), its_error)
-    return Cell.of(words.digits(found, 4), words.error(error), beside)
+    twin = "of a rotated twin" if variant.get("twin") and found is not None else ""
+    return Cell.of(words.digits(found, 4), words.error(error), beside, twin)
 
 
 def quality(base: Variant | None, key: str, show: Callable[[float | None], str] = words.digits) -> Make:
@@ -94,7 +95,8 @@ def quality(base: Variant | None, key: str, show: Callable[[float | None], str] 
         by = floored(variant, base)
         floor = reading.number(by, "quality", "noise_floor", key)
         said = "" if by is None or None in (floor, own) else f"noise floor {show(floor)} ({name_of(by)}'s)"
-        return Cell.of(show(own), words.error(error) if key == "mean" else "", said)
+        twin = "of a rotated twin" if variant.get("twin") and own is not None else ""
+        return Cell.of(show(own), words.error(error) if key == "mean" else "", said, twin)
 
     return cell
 
@@ -102,3 +104,20 @@ def quality(base: Variant | None, key: str, show: Callable[[float | None], str] 
 def own_floor(variant: Variant) -> Cell:
     mean, error = (reading.number(variant, "quality", "noise_floor", key) for key in ("mean", "standard_error"))
     return Cell.of(words.digits(mean), words.error(error))
+
+
+def scored(task: str, metric: str) -> Make:
+    """A score with its error, and how far it is from the original's."""
+
+    def cell(variant: Variant) -> Cell:
+        here = ("tasks", task, "metrics", metric)
+        value, error = (reading.number(variant, *here, key) for key in ("value", "standard_error"))
+        apart, its = (
+            reading.number(variant, *here, "beside_original", key) for key in ("difference", "standard_error")
+        )
+        beside = "" if apart is None else f"{apart:+.3f} {words.error(its)}".strip()
+        if apart and its is not None:
+            beside += ", more than chance" if abs(apart) > 2 * its else ", chance would do"
+        return Cell.of(words.digits(value), words.error(error), beside)
+
+    return cell

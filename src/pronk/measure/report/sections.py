@@ -22,6 +22,7 @@ from pronk.measure.report.rows import (
     predicted,
     quality,
     row,
+    scored,
 )
 from pronk.measure.report.techniques import techniques
 from pronk.measure.report.texts import texts
@@ -44,6 +45,7 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
         Section("Latency", _latency(variants, base, pictures)),
         Section("Memory", _memory(variants, base, pictures)),
         Section("Quality", _quality(report, variants, base, pictures)),
+        Section("Benchmarks", _benchmarks(variants)),
         Section("Texts", texts(report, variants, base)),
         Section("Techniques", techniques(report, pictures)),
         Section("What is missing", _missing(report, variants)),
@@ -52,11 +54,46 @@ def document(report: Report, plots: Mapping[str, tuple[str, str]]) -> Document:
     return Document(
         title=f"{model}: what {'fewer bits cost' if variants else 'techniques cost and buy'}",
         subtitle=" · ".join(filter(None, parts)),
-        warning="" if report["finished"] else "This report is unfinished: it shows what was measured so far.",
+        warning=" ".join(filter(None, ["" if report["finished"] else _UNFINISHED, _on_a_grid(report, variants)])),
         sections=[section for section in sections if section.blocks],
         original=name_of(base) if base else "",
         names=_names(variants),
     )
+
+
+_UNFINISHED = "This report is unfinished: it shows what was measured so far."
+
+
+def _on_a_grid(report: Report, variants: Sequence[Variant]) -> str:
+    """What a reader must know before any figure of quality."""
+    if not (said := reading.text(report, "model", "grid", "words")):
+        return ""
+    twins = [name_of(v) for v in variants if v.get("twin")]
+    judged = (
+        f" A format that has this grid too would seem to cost nothing: so the quality of {words.listed(twins)} is that "
+        "of a rotated twin, the same function of weights that lie on no grid. Speed and memory are the file's own."
+    )
+    return f"The model is stored in few bits: {words.plain(said, 200)}.{judged if twins else ''}"
+
+
+def _benchmarks(variants: Sequence[Variant]) -> list[Block]:
+    named = dict.fromkeys(
+        (task, metric) for v in variants for task, of in (v.get("tasks") or {}).items() for metric in of["metrics"]
+    )
+    rows = [
+        line
+        for task, metric in named
+        for line in row(f"{words.plain(task)}, {words.plain(metric)}", variants, scored(task, metric))
+    ]
+    if not rows:
+        return []
+    asked = {words.plain(task): of["questions"] for v in variants for task, of in (v.get("tasks") or {}).items()}
+    about = "; ".join(f"{task}: {words.count(count)} questions" for task, count in asked.items())
+    return [
+        Table("Scores ± standard error, and the difference from the original's on the same questions", "Task",
+              _names(variants), rows),
+        Paragraph(f"{about}. Asked and counted by lm-evaluation-harness."),
+    ]  # fmt: skip
 
 
 def _names(variants: Sequence[Variant]) -> list[str]:

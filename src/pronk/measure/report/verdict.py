@@ -95,6 +95,7 @@ def verdict(variant: Mapping[str, Any], original: Mapping[str, Any] | None, othe
         return Verdict(badge, tone, " ".join(filter(None, [start, sentence])))
     said = [
         _cost(variant, original),
+        "What follows is of a rotated twin." if sentence and variant.get("twin") else "",
         sentence,
         _perplexity(variant, original),
         _texts(variant),
