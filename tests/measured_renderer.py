@@ -52,8 +52,8 @@ class MeasuredRenderer(Renderer):
             peak = [line.split()[1] for line in status.splitlines() if line.startswith("VmPeak")]
             self.largest = max(self.largest, *(int(kilobytes) / 1e3 for kilobytes in peak), 0.0)
 
-    def _start(self) -> None:
-        super()._start()
+    def _await_ready(self) -> None:
+        super()._await_ready()
         if self.process and sys.platform == "linux":
             soft, _ = resource.prlimit(self.process.pid, resource.RLIMIT_AS)
             assert soft == self.memory

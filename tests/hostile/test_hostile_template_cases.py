@@ -109,8 +109,8 @@ def test_every_filter_test_function_and_method(limited: MeasuredRenderer) -> Non
     assert len(METHODS) > 300
     counts = tally(chosen(), limited)
     assert counts["tracebacks"] == 0
-    assert counts["accepted"] > 30
-    assert counts["refused"] > 30
+    assert counts["accepted"] > 10  # few: a slow machine ends most in the middle
+    assert counts["refused"] > 100
     limited.check()
 
 

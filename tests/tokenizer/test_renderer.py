@@ -56,6 +56,15 @@ def test_what_was_too_much_leaves_no_process_behind(alone: Renderer) -> None:
         os.waitpid(gone, os.WNOHANG)
 
 
+def test_a_start_ahead_is_the_one_that_is_used(alone: Renderer) -> None:
+    alone.start()
+    assert alone.process
+    pid = alone.process.pid
+    alone.start()
+    assert alone.ask("{{ 1 }}", {}) == {"text": "1"}
+    assert alone.process.pid == pid
+
+
 def test_threads_take_turns(alone: Renderer) -> None:
     wrong = []
 

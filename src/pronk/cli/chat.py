@@ -65,13 +65,14 @@ def command(
 
     On a terminal with line editing and history; otherwise each line of standard input is a turn.
     """
+    from pronk.tokenizer import chat, renderer
+
     conversation = Conversation.read(Path(file)) if file else Conversation()
     if system is not None:
         conversation.system = system
     if chat_template is not None:
-        from pronk.tokenizer import chat
-
         chat.named(chat_template)  # before loading, which may take a while
+    renderer.shared.start()  # beside loading
     llm, params = options.prepare(model, rest)
     # What would fail at the first turn fails now: no template, or one that refuses so plain a conversation.
     opening = Conversation(conversation.system, [{"role": "user", "content": "Hello"}])

@@ -1,7 +1,7 @@
 """Renderer: a process that runs chat templates, kept from one to the next, within a limit of time and one of memory.
 
 A template can make any amount of work out of little: what it will cost is not reckoned but bounded, from outside. The
-process is started when the first template is compiled (50 ms, about what importing Jinja here would take) and remembers
+process is started when the first template is compiled (about 60 ms, most of it for importing Jinja) and remembers
 what it compiled; a render then costs a tenth of a millisecond besides its own work. sandbox.py is the process's end.
 """
 
@@ -36,6 +36,7 @@ class Renderer:
         self.seconds, self.memory = seconds, memory
         self.watched = sys.platform == "darwin"  # where no limit of memory is kept by the system
         self.process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         self._lock = threading.Lock()
 
     def ask(self, source: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -52,6 +53,7 @@ class Renderer:
             try:
                 if self.process is None or self.process.poll() is not None:
                     self._start()
+                self._await_ready()
                 answer = self._exchange(request.encode("utf-8", "surrogatepass") + b"\n")
             except BaseException:  # an interrupt, perhaps: the answer would be taken for the next one's
                 self._end()
@@ -60,13 +62,19 @@ class Renderer:
                 self._end()
         return answer
 
+    def start(self) -> None:
+        """What `ask` would do first, without waiting for it: for those who have something else to do meanwhile."""
+        with self._lock:
+            if self.process is None:
+                self._start()
+
     def close(self) -> None:
         with self._lock:
             self._end()
 
     def forget(self) -> None:
         """In the child of a fork: the process is the parent's, and is not to wait for this one's end too."""
-        process, self.process, self._lock = self.process, None, threading.Lock()
+        process, self.process, self._ready, self._lock = self.process, None, False, threading.Lock()
         if process is not None:
             process.returncode = 0
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -90,8 +98,12 @@ class Renderer:
             )  # fmt: skip
         except OSError as error:
             raise PronkError(f"{_NO_PROCESS}: {os_problem(error)}") from None
+
+    def _await_ready(self) -> None:
+        assert self.process
         assert self.process.stdout
-        if self.process.stdout.readline().strip() != b"ready":
+        self._ready = self._ready or self.process.stdout.readline() == b"ready\n"
+        if not self._ready:
             raise PronkError(f"{_NO_PROCESS}: it {self._how_it_ended()}")
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
@@ -134,7 +146,7 @@ class Renderer:
 
     def _end(self) -> None:
         """By force: it has nothing to lose, and works for nobody."""
-        process, self.process = self.process, None
+        process, self.process, self._ready = self.process, None, False
         if process is not None:
             process.kill()
             process.wait()
