@@ -29,7 +29,7 @@ from pronk.measure import plot_style, report, training_report
 from pronk.measure.report import reading
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "2000"))
+CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "1600"))
 BATCHES = 8
 DRAWN = 50  # of so many accepted ones, one is drawn with its pictures, which take a hundred times as long
 SECONDS, SECONDS_DRAWN = 1.0, 8.0  # of the processor; sane ones take 0.02 and 2
