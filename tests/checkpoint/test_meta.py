@@ -178,7 +178,7 @@ class TestParams:
         assert meta._rope_scaling(wide) == RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
     @pytest.mark.parametrize(
-        "key", ["lora_args", "quantization_args", "moe_args", "vision_chunk_size", "sliding_window", "\n\ud800"]
+        "key", ["lora_args", "quantization_args", "moe_args", "vision_chunk_size", "sliding_window", "\n\u202e"]
     )
     def test_unknown_keys_are_refused_by_name(self, tmp_path: Path, key: str) -> None:
         with pytest.raises(Unsupported) as caught:

@@ -34,6 +34,7 @@ class CausalLM(Llama):
     def __init__(self, llama: Llama) -> None:
         nn.Module.__init__(self)
         self.config, self.model, self.lm_head = llama.config, llama.model, llama.lm_head
+        self.every_row = llama.every_row
 
     def forward(  # type: ignore[override]
         self,
