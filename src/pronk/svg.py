@@ -1,4 +1,4 @@
-"""Charts as SVG: axes, ticks, legends and marks, written by hand: what draws elsewhere weighs more than all of pronk.
+"""A drawing written as SVG by hand, for what draws elsewhere weighs more than all of pronk. Charts: chart.py.
 
 The same values give the same bytes. Text stays text, so that it can be searched, read aloud, and follow the page's
 font; how wide it will be is estimated, on the wide side. A file brings its colours for light and dark pages; `element`
@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from html import escape
 
 WIDTH, SIZE, SMALL = 860, 13, 12
@@ -22,22 +21,11 @@ INK, SOFT, GRID = "var(--ink)", "var(--soft)", "var(--grid)"
 DASHED, DOTTED = "6 4", "1.5 3"
 FONT = "font-family: 'DejaVu Sans', Verdana, sans-serif"
 # Corners, the turn of the first in degrees, and how far in the corners between them lie; none: a circle.
-MARKERS = (
-    (0, 0, 1.0),
-    (4, 45, 1.0),
-    (4, 0, 1.0),
-    (3, -90, 1.0),
-    (3, 90, 1.0),
-    (4, 0, 0.45),
-    (4, 45, 0.45),
-    (5, -90, 0.5),
-)
+MARKERS = ((0, 0, 1.0), (4, 45, 1.0), (4, 0, 1.0), (3, -90, 1.0), (3, 90, 1.0), (4, 0, 0.45), (4, 45, 0.45),
+           (5, -90, 0.5))  # fmt: skip
 
-_EMS = {
-    **dict.fromkeys("ijlI.,:;'|! ", 0.36),
-    **dict.fromkeys('frt()[]/-"·', 0.46),
-    **dict.fromkeys("mwMW%@+=<>~#×", 1.0),
-}
+_WIDTHS = {"ijlI.,:;'|! ": 0.36, 'frt()[]/-"·': 0.46, "mwMW%@+=<>~#×": 1.0, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹": 0.5}
+_EMS = {letter: width for letters, width in _WIDTHS.items() for letter in letters}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -48,11 +36,12 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def number(value: float) -> str:
     """Three digits that count, as labels have them: 1,230, 45.6, 0.00289, 2.1×10⁻⁶."""
     if value and not 1e-4 <= abs(value) < 1e9:
-        return _of_ten(value)
+        return of_ten(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{float(f'{value:.3g}'):.8f}".rstrip("0").rstrip(".")
 
 
-def _of_ten(value: float) -> str:
+def of_ten(value: float) -> str:
+    """10⁻⁶, or 2.1×10⁻⁶."""
     digits, exponent = f"{value:.2e}".split("e")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
     digits = digits.rstrip("0").rstrip(".")
@@ -67,16 +56,18 @@ def width_of(text: str, size: float = SIZE, bold: bool = False) -> float:
 def _em(letter: str) -> float:
     if unicodedata.combining(letter):
         return 0.0
-    return _EMS.get(letter) or (
-        0.65 if letter.isascii() and not letter.isupper() else 0.8 if ord(letter) < 0x250 else 1.1
-    )
+    if not letter.isprintable() or ord(letter) > 0x24F:
+        return _EMS.get(letter, 1.1)
+    return _EMS.get(letter, 0.65 if letter.isascii() and not letter.isupper() else 0.8)
 
 
 def fitted(text: str, width: float, size: float = SIZE, bold: bool = False) -> str:
     """Cut where it is too long, and said so by an ellipsis."""
     if width_of(text, size, bold) <= width:
         return text
-    kept = next((n for n in range(len(text), 0, -1) if width_of(text[:n] + "…", size, bold) <= width), 0)
+    kept, free = 0, width - width_of("…", size, bold)
+    while (free := free - width_of(text[kept], size, bold)) >= 0:
+        kept += 1
     return text[:kept].rstrip() + "…"
 
 
@@ -92,81 +83,7 @@ def wrapped(text: str, width: float, most: int = 6) -> str:
     return "\n".join(fitted(line, width, SMALL) for line in lines)
 
 
-# Axes
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Values from `low` to `high`, and what is written at which of them; `grid`: with lines across the panel."""
-
-    low: float
-    high: float
-    ticks: Mapping[float, str] = field(default_factory=dict)
-    label: str = ""
-    log: bool = False
-    grid: bool = True
-
-    def part(self, value: float) -> float:
-        """Where a value lies: 0 at `low`, 1 at `high`, and never beyond."""
-        low, high = self.low, self.high
-        if self.log:
-            low, value, high = (math.log(max(each, 5e-324)) for each in (low, value, high))
-        return min(1.0, max(0.0, (value - low) / (high - low)))
-
-
-def steps(low: float, high: float, most: int = 6) -> dict[float, str]:
-    """Ticks at multiples of 1, 2 or 5 times a power of ten, no more than `most` + 1."""
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough * (1 - 1e-9))
-    places = max(0, -math.floor(math.log10(step) + 1e-9))
-    plain = step > 1e-4 and max(-low, high) < 1e9
-    at = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    return {tick: f"{tick:,.{places}f}" if plain and tick else number(tick) for tick in at}
-
-
-def linear(values: Iterable[float], label: str = "", *, zero: bool = True, room: float = 0.06, most: int = 6) -> Axis:
-    """From 0 (`zero`) or the lowest value to the highest, and a share of `room` beyond."""
-    found = [*values, 0.0] if zero else list(values)
-    low, high = min(found), max(found)
-    span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-290) if high > low or high else 1.0
-    low, high = (low if zero and low == 0 else low - room * span), low + span * (1 + room)
-    return Axis(low, high, steps(low, high, most), label)
-
-
-def whole(low: int, high: int) -> dict[float, str]:
-    """Ticks of an axis that counts."""
-    high = max(high, low + 1)
-    return steps(low, high, min(6, high - low))
-
-
-def beside(values: Iterable[float]) -> float:
-    """What part of half a drawing the numbers at the ends of bars take."""
-    widest = max((width_of(number(value), SMALL) for value in values), default=0) + 10
-    return widest / (270 - widest)
-
-
-def logarithmic(low: float, high: float, label: str = "") -> Axis:
-    """Ticks at powers of ten; where there are few of them at 2 and 5 as well."""
-    if high < 1.5 * low:
-        low, high = low / 1.25, high * 1.25
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    every = -(-(last - first + 1) // 10) or 1
-    between = (1, 2, 5) if last - first < 2 else (1,)
-    said = number if low > 5e-5 and high < 2e6 else _of_ten
-    powers = (times * 10.0**n for n in range(first - 1, last + 1) if n % every == 0 for times in between)
-    ticks = {tick: said(tick) for tick in powers if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)}
-    return Axis(low, high, ticks if len(ticks) > 1 else steps(low, high, 4), label, log=True)
-
-
-def named(names: Sequence[str], *, downwards: bool = False) -> Axis:
-    """A place for each name: 0, 1, 2, ...; long ones are cut."""
-    ticks: dict[float, str] = {place: fitted(name, 0.28 * WIDTH, SMALL) for place, name in enumerate(names)}
-    low, high = -0.5, len(names) - 0.5
-    return Axis(high, low, ticks, grid=False) if downwards else Axis(low, high, ticks, grid=False)
-
-
-# What is drawn
+# The drawing
 
 
 class Drawing:
@@ -189,20 +106,19 @@ class Drawing:
         self._add("polyline", kind, style, points=_path(points))
 
     def area(self, points: Sequence[tuple[float, float]], fill: str, opacity: float = 1, kind: str = "area") -> None:
-        self._add(
-            "polygon", kind, f"fill: {fill}" + f"; fill-opacity: {opacity:g}" * (opacity < 1), points=_path(points)
-        )
+        style = f"fill: {fill}" + f"; fill-opacity: {opacity:g}" * (opacity < 1)
+        self._add("polygon", kind, style, points=_path(points))
 
     def marker(self, x: float, y: float, colour: str, which: int = 0, size: float = 5, kind: str = "point") -> None:
         corners, turn, inner = MARKERS[which % len(MARKERS)]
         if not corners:
             return self._add("circle", kind, f"fill: {colour}", cx=x, cy=y, r=size)
-        count = corners if inner == 1 else 2 * corners
-        reach = [1.2 * size * (inner if n % 2 and count > corners else 1) for n in range(count)]
-        angles = [math.radians(turn + 360 * n / count) for n in range(count)]
-        self.area(
-            [(x + r * math.cos(a), y + r * math.sin(a)) for r, a in zip(reach, angles, strict=True)], colour, kind=kind
-        )
+        points = []
+        for n in range(corners * (1 if inner == 1 else 2)):
+            reach = 1.2 * size * (inner if n % 2 else 1)
+            angle = math.radians(turn + n * 360 / corners / (1 if inner == 1 else 2))
+            points.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
+        self.area(points, colour, kind=kind)
 
     def text(
         self, x: float, y: float, said: str, anchor: str = "middle", *, size: float = SIZE, fill: str = INK,
@@ -237,147 +153,6 @@ class Drawing:
     def _add(self, tag: str, kind: str, style: str, **fields: float | str) -> None:
         said = " ".join(f'{name}="{_short(value)}"' for name, value in fields.items())
         self.parts.append(f'<{tag} class="{kind}" {said} style="{style}"/>')
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend: a bar, a pale one, a line, perhaps with a marker, or an upright tick."""
-
-    name: str
-    colour: str
-    kind: str = "bar"
-    marker: int | None = None
-    dash: str = ""
-    opacity: float = 1
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A rectangle of a drawing, with its axes."""
-
-    drawing: Drawing
-    left: float
-    top: float
-    width: float
-    height: float
-    across: Axis
-    up: Axis
-
-    def x(self, value: float) -> float:
-        return self.left + self.width * self.across.part(value)
-
-    def y(self, value: float) -> float:
-        return self.top + self.height * (1 - self.up.part(value))
-
-    def at(self, points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-        return [(self.x(x), self.y(y)) for x, y in points]
-
-    def bar(self, xs: tuple[float, float], ys: tuple[float, float], fill: str, pale: bool = False) -> None:
-        (left, right), (top, bottom) = sorted(map(self.x, xs)), sorted(map(self.y, ys))
-        self.drawing.rect(left, top, right - left, bottom - top, fill, pale=pale)
-
-    def error(self, a: tuple[float, float], b: tuple[float, float], colour: str = INK, cap: float = 3) -> None:
-        """From one point to the other, along an axis, with caps."""
-        (x0, y0), (x1, y1) = ends = self.at([a, b])
-        dx, dy = (0, cap) if a[1] == b[1] else (cap, 0)
-        for points in (ends, [(x0 - dx, y0 - dy), (x0 + dx, y0 + dy)], [(x1 - dx, y1 - dy), (x1 + dx, y1 + dy)]):
-            self.drawing.line(points, colour, 1.2, kind="error")
-
-    def rule(self, *, x: float | None = None, y: float | None = None, colour: str, dash: str = DASHED) -> None:
-        """A line from edge to edge."""
-        ends = [(self.x(x), v) for v in (self.top, self.top + self.height)] if x is not None else []
-        ends += [(v, self.y(y)) for v in (self.left, self.left + self.width)] if y is not None else []
-        self.drawing.line(ends, colour, 1.4, dash=dash, kind="rule")
-
-
-def chart(
-    panels: Sequence[tuple[str, Axis, Axis]],
-    height: float,
-    keys: Sequence[Key] = (),
-    *,
-    stacked: bool = False,
-    above: float = 0,
-    right: float = 0,
-) -> tuple[Drawing, list[Panel]]:
-    """Panels of (title, axis across, axis up), side by side or `stacked`, each `height` high, with one legend above.
-
-    `above`, `right`: kept free above all and right of each.
-    """  # fmt: skip
-    lefts: Sequence[float]
-    rights: Sequence[float]
-    lefts, rights = zip(*(_margins(across, up, right) for _, across, up in panels), strict=True)
-    if stacked:
-        lefts, rights = [max(lefts)] * len(panels), [max(rights)] * len(panels)
-    room = [WIDTH - a - b for a, b in zip(lefts, rights, strict=True)] if stacked else [
-        (WIDTH - sum(lefts) - sum(rights)) / len(panels)] * len(panels)  # fmt: skip
-    top = above + _legend(drawing := Drawing(0), keys) + (34 if any(title for title, _, _ in panels) else 12)
-    left, found, ends = 0.0, [], []
-    for (title, across, up), before, after, width in zip(panels, lefts, rights, room, strict=True):
-        found.append(Panel(drawing, left + before, top, width, height, across, up))
-        ends.append(_ground(found[-1], title))
-        if stacked:
-            top = ends[-1] + (34 if title else 12)
-        else:
-            left += before + width + after
-    drawing.height = math.ceil(max(ends))
-    return drawing, found
-
-
-def _margins(across: Axis, up: Axis, right: float) -> tuple[float, float]:
-    """What is left and right of a panel, so that no label leaves it; 250 pixels are what each is wide at least."""
-    beside = 16 + max((width_of(said, SMALL) for said in up.ticks.values()), default=0) + 22 * bool(up.label)
-    reach = [(250 * across.part(at), width_of(said, SMALL) / 2) for at, said in across.ticks.items()]
-    return (
-        max([beside, *(half - at for at, half in reach)]),
-        max([14.0 + right, *(half - (250 - at) + 4 for at, half in reach)]),
-    )
-
-
-def _legend(drawing: Drawing, keys: Sequence[Key]) -> float:
-    """Its lower end."""
-    x, y = 12.0, 22.0
-    for key in keys:
-        name = fitted(key.name, WIDTH / 3, SMALL)
-        if x > 12 and x + 32 + width_of(name, SMALL) > WIDTH - 12:
-            x, y = 12.0, y + 22
-        if key.kind == "tick":
-            drawing.line([(x + 12, y - 11), (x + 12, y + 3)], key.colour, 2, kind="key")
-        elif key.kind == "line":
-            drawing.line([(x, y - 4), (x + 24, y - 4)], key.colour, 2, dash=key.dash, opacity=key.opacity, kind="key")
-            if key.marker is not None:
-                drawing.marker(x + 12, y - 4, key.colour, key.marker, kind="key")
-        else:
-            drawing.rect(x, y - 10, 24, 12, key.colour, pale=key.kind == "pale", kind="key")
-        drawing.text(x + 32, y, name, "start", size=SMALL)
-        x += 54 + width_of(name, SMALL)
-    return y + 8 if keys else 6.0
-
-
-def _ground(panel: Panel, title: str) -> float:
-    """Title, grid, ticks and labels; gives the lower end."""
-    drawing, left, base = panel.drawing, panel.left, panel.top + panel.height
-    for at in panel.up.ticks if panel.up.grid else ():
-        drawing.line([(left, panel.y(at)), (left + panel.width, panel.y(at))], GRID, 1, kind="grid")
-    for at in panel.across.ticks if panel.across.grid else ():
-        drawing.line([(panel.x(at), panel.top), (panel.x(at), base)], GRID, 1, kind="grid")
-    drawing.line([(left, panel.top), (left, base), (left + panel.width, base)], GRID, 1, kind="grid")
-    if title:
-        drawing.text(left, panel.top - 12, fitted(title, panel.width + 12, bold=True), "start", bold=True)
-    for at, said in panel.up.ticks.items():
-        drawing.text(left - 8, panel.y(at) + 4.2, said, "end", size=SMALL, fill=SOFT if panel.up.grid else INK)
-    free, lines = -math.inf, 1
-    for at, said in panel.across.ticks.items():
-        half = width_of(said, SMALL) / 2
-        if panel.x(at) - half > free:  # one that would meet its neighbour is left out
-            drawing.text(panel.x(at), base + 18, said, size=SMALL, fill=SOFT if panel.across.grid else INK)
-            free, lines = panel.x(at) + half + 3, max(lines, said.count("\n") + 1)
-    end = base + 12 + 15 * lines
-    if panel.across.label:
-        drawing.text(left + panel.width / 2, end + 12, panel.across.label, size=SMALL, fill=SOFT)
-    if panel.up.label:
-        x = left - 16 - max((width_of(said, SMALL) for said in panel.up.ticks.values()), default=0)
-        drawing.text(x, panel.top + panel.height / 2, panel.up.label, size=SMALL, fill=SOFT, turned=True)
-    return end + (22 if panel.across.label else 4)
 
 
 def _escaped(text: str) -> str:

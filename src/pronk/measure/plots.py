@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pronk import svg
+from pronk import chart, svg
+from pronk.chart import Axis, Key, Panel
 from pronk.measure.plot_style import ORIGINAL, Value
-from pronk.svg import Axis, Drawing, Key, Panel
+from pronk.svg import Drawing
 
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines
@@ -43,15 +44,14 @@ def _bars(
         return None
     names = list(dict.fromkeys(name for _, every in panels for series in every for name in series))
     count = max(len(every) for _, every in panels)
-    rows = svg.named(names, downwards=True)
+    rows = chart.named(names, downwards=True)
     axes: list[tuple[str, Axis, Axis]] = []
     for title, every in panels:
         found = [value for series in every for value in series.values() if value]
         tops, values = [value.top for value in found], [value.value for value in found]
-        axes.append(
-            (title, svg.linear(tops, room=svg.beside(values), most=5), rows if not axes else replace(rows, ticks={}))
-        )
-    drawing, drawn = svg.chart(axes, (14 + 20 * count) * len(names), keys)
+        across = chart.linear(tops, room=chart.beside(values), most=5)
+        axes.append((title, across, replace(rows, ticks={}) if axes else rows))
+    drawing, drawn = chart.chart(axes, (14 + 20 * count) * len(names), keys)
     for panel, (_, every) in zip(drawn, panels, strict=True):
         for row, name in enumerate(names):
             for n, series in enumerate(every):
@@ -81,9 +81,9 @@ def histogram(
     if not bins:
         return None
     edges = [edge for found, _ in bins.values() for edge in found]
-    across = svg.logarithmic(min(edges), max(edges), f"{label}; dotted: the mean")
-    up = svg.linear((share for _, shares in bins.values() for share in shares), "share of tokens (%)")
-    drawing, (panel,) = svg.chart([("", across, up)], 240, [Key(name, colour[name], "line") for name in bins])
+    across = chart.logarithmic(min(edges), max(edges), f"{label}; dotted: the mean")
+    up = chart.linear((share for _, shares in bins.values() for share in shares), "share of tokens (%)")
+    drawing, (panel,) = chart.chart([("", across, up)], 240, [Key(name, colour[name], "line") for name in bins])
     for name, (at, shares) in bins.items():
         outline = [(at[0], 0.0)]
         for left, right, share in zip(at[:-1], at[1:], shares, strict=True):
@@ -111,9 +111,10 @@ def scatter(
         return None
     heights = [up.value for _, up in points.values()]
     floor = floor if floor and floor > 0 else None
-    up = svg.logarithmic(min([*heights, floor or math.inf]) / 2.5, max(heights) * 3.5, y)
-    across = svg.linear((across for across, _ in points.values()), x, room=0.15)
-    drawing, (panel,) = svg.chart([("", across, up)], 260)
+    tops = [value.top for _, value in points.values()]
+    up = chart.logarithmic(min([*heights, floor or math.inf]) / 2.5, max(max(heights) * 3.5, max(tops) * 1.3), y)
+    across = chart.linear((across for across, _ in points.values()), x, room=0.15)
+    drawing, (panel,) = chart.chart([("", across, up)], 260)
     if floor:
         panel.rule(y=floor, colour=ORIGINAL)
         drawing.text(panel.left + 6, panel.y(floor) - 6, floor_label, "start", size=svg.SMALL, fill=svg.SOFT)
@@ -132,14 +133,14 @@ def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Mappi
         return None
     axes = []
     for title, label, series in panels:
-        up = svg.linear(value.top for points in series.values() for _, value in points)
+        up = chart.linear(value.top for points in series.values() for _, value in points)
         axes.append((title, _lengths({x for points in series.values() for x, _ in points}, label), up))
     names = list(dict.fromkeys(name for _, _, series in panels for name, points in series.items() if points))
     keys = [Key(name, colour[name], "line", n) for n, name in enumerate(n for n in names if not n.endswith(THEORY))]
     which = {key.name: key.marker for key in keys}
     if len(keys) < len(names):
         keys.append(Key("theory", svg.SOFT, "line", dash=svg.DASHED))
-    drawing, drawn = svg.chart(axes, 230, keys)
+    drawing, drawn = chart.chart(axes, 230, keys)
     for panel, (_, _, series) in zip(drawn, panels, strict=True):
         for name, points in series.items():
             line(panel, points, colour[name], which.get(name))
@@ -167,13 +168,13 @@ def grouped_bars(
     if not panels:
         return None
     room = (svg.WIDTH / len(panels) - 70) / len(settings)
-    across = svg.named([svg.wrapped(setting, room - 8) for setting in settings])
+    across = chart.named([svg.wrapped(setting, room - 8) for setting in settings])
     axes = [
-        (title, across, svg.linear(value.top for values in ways.values() for value in values if value))
+        (title, across, chart.linear(value.top for values in ways.values() for value in values if value))
         for title, ways in panels
     ]
     keys = [Key(way, colour[way]) for way in dict.fromkeys(way for _, ways in panels for way in ways)]
-    drawing, drawn = svg.chart(axes, 220, keys)
+    drawing, drawn = chart.chart(axes, 220, keys)
     for panel, (_, ways) in zip(drawn, panels, strict=True):
         width = 0.8 / len(ways)
         for n, (way, values) in enumerate(ways.items()):

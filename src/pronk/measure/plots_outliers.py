@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pronk import svg
+from pronk import chart, svg
+from pronk.chart import Axis, Panel
 from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value
 from pronk.measure.plots import line
-from pronk.svg import Axis, Drawing, Panel
+from pronk.svg import Drawing
 
 _MOST_COLUMNS = 480  # that a picture has room for
 _LEVELS = 24
@@ -30,14 +31,14 @@ def heat_map(counts: Any, title: str) -> Drawing:
     rows, columns = counts.shape
     together = -(-columns // _MOST_COLUMNS)
     pooled = np.pad(counts, ((0, 0), (0, -columns % together))).reshape(rows, -1, together).max(axis=2)
-    colours = svg.logarithmic(1, max(counts.max(initial=0), 2), "times passed")
+    colours = chart.logarithmic(1, max(counts.max(initial=0), 2), "times passed")
     levels = [[math.ceil(_LEVELS * max(colours.part(cell), 1e-9)) if cell > 0 else 0 for cell in row] for row in pooled]
 
     label = "column" + (f" (a cell shows the largest of {together} neighbours)" if together > 1 else "")
-    across = Axis(-0.5, pooled.shape[1] * together - 0.5, svg.whole(0, columns - 1), label, grid=False)
+    across = Axis(-0.5, pooled.shape[1] * together - 0.5, chart.whole(0, columns - 1), label, grid=False)
     every = max(1, -(-rows // 12))
     up = Axis(rows - 0.5, -0.5, {row: str(row) for row in range(0, rows, every)}, "layer", grid=False)
-    drawing, (panel,) = svg.chart([("", across, up)], max(60, 9 * rows), above=38, right=90 * bool(counts.any()))
+    drawing, (panel,) = chart.chart([("", across, up)], max(60, 9 * rows), above=38, right=90 * bool(counts.any()))
     drawing.text(12, 24, svg.fitted(title, svg.WIDTH - 24, bold=True), "start", bold=True)
     scale = (
         f"translate({panel.left:.1f} {panel.top}) scale({panel.width / pooled.shape[1]:.6g} {panel.height / rows:.6g})"
@@ -70,8 +71,8 @@ def sweep(
     klds = [(float(n), Value(value)) for n, value in enumerate(kld) if value and value > 0]
     rates = [(float(n), value) for n, given in enumerate(tok_s) if (value := as_value(given))]
     found = [value.value for _, value in klds]
-    above = svg.logarithmic(min(found) / 2, max(found) * 2) if found else Axis(0, 1)
-    below = svg.linear(value.top for _, value in rates)
+    above = chart.logarithmic(min(found) / 2, max(found) * 2) if found else Axis(0, 1)
+    below = chart.linear(value.top for _, value in rates)
     names: dict[float, str] = {
         n: "∞" if math.isinf(threshold) else f"{threshold:g}" for n, threshold in enumerate(thresholds)
     }
@@ -79,7 +80,7 @@ def sweep(
         -0.3, len(thresholds) - 0.7, names, "threshold: activations over it are computed in 32 bits", grid=False
     )
     panels = [("Divergence from f32: mean KLD (nats)", replace(across, label=""), above), (speed, across, below)]
-    drawing, drawn = svg.chart(panels, 150, stacked=True)
+    drawing, drawn = chart.chart(panels, 150, stacked=True)
     if knee is not None and knee in thresholds:
         at = list(thresholds).index(knee)
         for panel in drawn:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk import svg
+from pronk import chart, svg
+from pronk.chart import Key
 from pronk.measure.plot_style import ORIGINAL, PALETTE
 from pronk.measure.report import markdown, reading, words, write
 from pronk.measure.schema import TRAINING
-from pronk.svg import Key
 
 NAME = "training.json"
 PAGE, PLOT = "TRAINING.md", "training.svg"
@@ -109,14 +109,14 @@ def plot(report: Mapping[str, Any]) -> str | None:
     points = [point for point in report["points"] if point.get("at_peak")]
     if not points:
         return None
-    names = svg.named([words.plain(point["name"]) for point in points], downwards=True)
+    names = chart.named([words.plain(point["name"]) for point in points], downwards=True)
     peaks = [point["peak_bytes"]["median"] / 1e9 for point in points]
     sums = [sum(point["at_peak"][kind] for kind, _ in _STACKED) / 1e9 for point in points]
     seconds = [1e3 * point["seconds"]["median"] / point["tokens"] for point in points]
     keys = [Key("process, measured", svg.INK, "tick"), *(Key(kind, colour) for kind, colour in _STACKED)]
-    drawing, (memory, time) = svg.chart([
-        ("Memory of tensors at the peak, GB", svg.linear([*peaks, *sums], most=5), names),
-        ("Time, ms a token", svg.linear(seconds, room=svg.beside(seconds), most=5), replace(names, ticks={})),
+    drawing, (memory, time) = chart.chart([
+        ("Memory of tensors at the peak, GB", chart.linear([*peaks, *sums], most=5), names),
+        ("Time, ms a token", chart.linear(seconds, room=chart.beside(seconds), most=5), replace(names, ticks={})),
     ], 25 * len(points), keys)  # fmt: skip
     for row, point in enumerate(points):
         ys, left = (row - 0.31, row + 0.31), 0.0

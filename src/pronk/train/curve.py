@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk import svg
-from pronk.svg import Axis, Drawing, Key
+from pronk import chart
+from pronk.chart import Axis, Key
+from pronk.svg import Drawing
 from pronk.train.folder import read_metrics
 
 CURVE = "loss.svg"
@@ -50,17 +51,17 @@ def _drawing(labels: Mapping[str, str], lines: Mapping[str, tuple[Line, Line]]) 
     at = [step for both in lines.values() for line in both for step, _ in line]
     low, high = min(at), max(at)
     room = 0.03 * (high - low) or 1.0
-    across, panels = Axis(low - room, high + room, svg.whole(low, high)), []
+    across, panels = Axis(low - room, high + room, chart.whole(low, high)), []
     for name, label in labels.items():
         values = [value for line in lines[name] for _, value in line]
         panels.append(
-            ("", replace(across, label="step" * (name == list(labels)[-1])), svg.linear(values, label, zero=False))
+            ("", replace(across, label="step" * (name == list(labels)[-1])), chart.linear(values, label, zero=False))
         )
     keys = [Key("training, each step", _LEARNED, "line", opacity=0.4),
             Key(f"training, mean of {_STEPS} steps", _LEARNED, "line")]  # fmt: skip
     if any(held_out for _, held_out in lines.values()):
         keys.append(Key("held out", _HELD_OUT, "line", marker=0))
-    drawing, drawn = svg.chart(panels, 300 if len(panels) == 1 else 170, keys, stacked=True)
+    drawing, drawn = chart.chart(panels, 300 if len(panels) == 1 else 170, keys, stacked=True)
     for panel, (learned, held_out) in zip(drawn, lines.values(), strict=True):
         ends = range(1, len(learned) + 1)
         values = [value for _, value in learned]
