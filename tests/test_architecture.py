@@ -19,7 +19,7 @@ SRC = ROOT / "src" / "pronk"
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
     (0, ("errors", "config", "rope_scaling", "rope", "paths", "heap", "vocabulary", "strict_json", "quantize")),
-    (0, ("spellings", "terminal", "tokenizer_files", "tokenizer_json", "tokenizer_source")),
+    (0, ("spellings", "terminal", "svg", "chart", "tokenizer_files", "tokenizer_json", "tokenizer_source")),
     (3, ("engine.scheduler", "engine.beam")),
     (1, ("checkpoint", "tokenizer", "int8", "engine")),
     (2, ("torch_engine", "cpu_engine")),

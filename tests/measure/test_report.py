@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pages import Page
 
 from pronk.errors import BadFile
-from pronk.measure import plot_style, plots
+from pronk.measure import plots
 from pronk.measure.report import reading, render, verdict
 from pronk.measure.report.document import Table
 from pronk.measure.report.sections import document
@@ -28,11 +28,6 @@ NAMES = [variant["name"] for variant in SAMPLE["variants"]]
 @pytest.fixture
 def sample() -> dict[str, Any]:
     return copy.deepcopy(SAMPLE)
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot_style, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +131,6 @@ def test_predicted_memory_stands_beside_the_measured(sample: Any) -> None:
     assert first_table(sample)["Weights, MB"][1] == "200 predicted 190 (-5.0%) 50% smaller"
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_an_unfinished_report_says_what_it_lacks(sample: Any, tmp_path: Path) -> None:
     sample["finished"] = False
     sample["missing"] = ["techniques: stopped"]
@@ -159,7 +153,6 @@ def test_next_to_nothing_is_a_report_too(sample: Any, tmp_path: Path) -> None:
     assert "Nothing has been measured yet." in markdown
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 @pytest.mark.parametrize("part", ["latency", "quality"])
 def test_without_a_part(sample: Any, part: str, tmp_path: Path) -> None:
     for variant in sample["variants"]:
@@ -183,7 +176,6 @@ def test_plots_survive_odd_values_too(sample: Any, tmp_path: Path) -> None:
     Page(rendered(sample, tmp_path)[1])
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_what_cannot_be_written_is_named_as_people_know_it(sample: Any, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(sample), "utf-8")
     (tmp_path / "report.html").mkdir()
@@ -237,17 +229,6 @@ def test_the_picture_has_the_verdict_s_noise_floor(
     assert drawn == [min(variant["quality"]["noise_floor"]["mean"] for variant in sample["variants"])]
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_without_matplotlib_all_but_plots(sample: Any, tmp_path: Path) -> None:
-    markdown, html = rendered(sample, tmp_path)
-    assert not (tmp_path / "plots").exists()
-    assert "svg" not in Page(html).tags
-    assert "![" not in markdown
-    for text in (markdown.replace("\\", ""), Page(html).text):
-        assert "pip install 'pronk[report]'" in text
-        assert "KLD to f32" in text
-
-
 WHOLE = json.dumps(SAMPLE)
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -279,7 +260,6 @@ def test_what_is_no_report_is_said_in_one_line(content: str | bytes | None, prob
     assert [path.name for path in tmp_path.iterdir()] == ([] if content is None else ["report.json"])
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_the_verb(sample: Any, tmp_path: Path) -> None:
     from pronk.cli import group
 
@@ -320,6 +300,7 @@ def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise", "pronk.measure.schema")
+ROOM += ("pronk.chart", "pronk.svg")
 
 
 def test_rendering_imports_nothing_of_pronk_but_itself() -> None:

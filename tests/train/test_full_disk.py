@@ -94,13 +94,12 @@ def test_a_merge_names_its_destination(model: Path, data: Path, tmp_path: Path, 
 def test_a_curve_that_cannot_be_drawn_costs_neither_the_last_one_nor_the_report(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     arguments = ["finetune", str(model), "--data", str(data), "--out", str(tmp_path / "run")]
     arguments += ["--max-steps", "2", "--samples", "0", "--device", "cpu"]
     assert CliRunner().invoke(group, arguments).exit_code == 0
     curve = tmp_path / "run" / CURVE
     before = curve.read_bytes()
-    with room_for(8000):
+    with room_for(len(before) - 1):
         result = CliRunner().invoke(group, [*arguments, "--resume"])
     assert f"{curve} cannot be drawn: File too large" in result.stderr
     assert result.exit_code == 0

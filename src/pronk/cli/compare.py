@@ -114,7 +114,7 @@ def command(
         return
     if data is not None or tokens is not None:
         raise click.UsageError("--data and --tokens are for --training; give that, or leave them out")
-    from pronk.measure import compare, plot_style, report
+    from pronk.measure import compare, report
     from pronk.measure.request import Request
     from pronk.paths import expanded
 
@@ -134,8 +134,6 @@ def command(
         found = compare.compare(comparison, journal, progress=advance)
         table = report.render(folder)
     console.note(f"written to {out}: REPORT.md, report.html, report.json")
-    if not plot_style.available():
-        console.note(report.NO_PLOTS)
     if as_json:
         console.write_json(found)
     else:

@@ -21,7 +21,7 @@ def perform(
     if resume and overwrite:
         raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
     from pronk import engines
-    from pronk.measure import compare, plot_style, report, training, training_report
+    from pronk.measure import compare, training, training_report
     from pronk.measure.training_grid import Request
     from pronk.paths import expanded
 
@@ -38,8 +38,5 @@ def perform(
     with measuring.shown(journal, "pronk", "compare", "--training", "--resume", "--out", out) as advance:
         found = training.measure(grid, journal, progress=advance)
         tables = training_report.render(folder)
-    written = [training_report.PAGE, *[training_report.PLOT] * plot_style.available(), training.NAME]
-    console.note(f"written to {out}: {', '.join(written)}")
-    if not plot_style.available():
-        console.note(report.NO_PLOTS)
+    console.note(f"written to {out}: {training_report.PAGE}, {training_report.PLOT}, {training.NAME}")
     console.write_json(found) if as_json else console.write(tables + "\n")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,9 @@ from pronk.cli.perplexity import read_text, text_options
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from pronk.llm import LLM
+    from pronk.svg import Drawing
 
-_SUFFIXES = (".png", ".svg")
 _LESS = "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"
 
 
@@ -42,16 +39,12 @@ def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> P
     if value is None:
         return None
     path = Path(value)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise click.BadParameter(f"{value!r} must end in .png or .svg")
+    if path.suffix.lower() != ".svg":
+        raise click.BadParameter(f"{value!r} must end in .svg, which is what plots are")
     if not path.parent.is_dir():
         raise PronkError(f"{path}: there is no directory {path.parent}")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise PronkError(f"{path} cannot be written")
-    from pronk.measure.plot_style import available
-
-    if not available():
-        raise PronkError("--plot needs matplotlib; install it with: pip install 'pronk[report]'")
     return path
 
 
@@ -59,7 +52,7 @@ def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> P
     epilog="""\b
 Examples:
   pronk outliers smollm2:135m
-  pronk outliers ./my-model --text chapter.txt --threshold 4 --plot outliers.png
+  pronk outliers ./my-model --text chapter.txt --threshold 4 --plot outliers.svg
   pronk outliers smollm2:135m --sweep --plot sweep.svg        speed and quality over thresholds
   pronk outliers smollm2:135m --sweep=0,4,6,inf --json
 
@@ -78,7 +71,7 @@ apart. An outlier feature, in the paper's words, is a dimension of the hidden st
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
                  help="--sweep: time each threshold N times.  [default: 3]"),
     click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
-                 help="Draw a heat map (layer x column), or the sweep: a .png or .svg file."),
+                 help="Draw a heat map (layer x column), or the sweep: an .svg file."),
     click.option("--input", "fed", type=click.Choice(["hidden", *outlier_tables.INPUTS]),
                  help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]"),
     click.option("--quantize", type=click.Choice(["f32", "bf16", "f16", "auto"]),
@@ -119,16 +112,17 @@ def command(
     if sweep is None:
         loading |= _made(loading["engine"], quantize or "f32")
         with short_of_memory(_LESS if quantize in (None, "f32") else "choose a smaller model"):
-            result, figure = _survey(model, loading, text, how, threshold, fed or "hidden")
+            result, drawn = _survey(model, loading, text, how, threshold, fed or "hidden")
     else:
         with short_of_memory("a sweep is measured from f32: choose a smaller model"):
-            result, figure = _sweep(model, loading, text, how, sweep, rounds or 3)
+            result, drawn = _sweep(model, loading, text, how, sweep, rounds or 3)
+    table = (outlier_tables.survey if sweep is None else outlier_tables.sweep)(result)
     if as_json:
         console.write_json(_with_infinity({**result, "provenance": options.origin(model, loading, text)}))
     else:
-        console.write((outlier_tables.survey if sweep is None else outlier_tables.sweep)(result) + "\n")
+        console.write(table + "\n")
     if plot:  # last: what was measured is not to be lost with a disk that is full
-        _save(figure(), plot)
+        _save(drawn().file(f"Outliers of {model}", table), plot)
 
 
 def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +140,7 @@ def _made(engine: str, quantize: str) -> dict[str, str]:
 
 def _survey(
     model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float | None, fed: str
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], Callable[[], Drawing]]:
     """What was found, and what draws it."""
     from pronk.measure.outliers import outliers
     from pronk.measure.windows import begins_with, windows
@@ -158,19 +152,19 @@ def _survey(
     with progress.shown(unit=progress.of_tokens) as advance:
         found = outliers(llm, [window.ids for window in read], threshold, progress=advance)
 
-    def figure() -> Figure:
+    def drawn() -> Drawing:
         from pronk.measure.plots_outliers import heat_map
 
         what, of = ("hidden states", 2 * found.tokens) if fed == "hidden" else (f"inputs of {fed}", found.tokens)
         return heat_map(found.counts(fed), f"{llm.name}: {what} over {threshold:g}, of {of} a cell")
 
     head = {"model": llm.name, "engine": llm.backend.engine, "dtype": llm.backend.dtype, "text": how["text"]}
-    return {**head, "windows": len(read), "ctx": how["ctx"], **found.as_dict()}, figure
+    return {**head, "windows": len(read), "ctx": how["ctx"], **found.as_dict()}, drawn
 
 
 def _sweep(
     model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], thresholds: list[float], rounds: int
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], Callable[[], Drawing]]:
     import pronk
     from pronk.measure.sweep import sweep
 
@@ -189,7 +183,7 @@ def _sweep(
             progress=advance,
         )
 
-    def figure() -> Figure:
+    def drawn() -> Drawing:
         from pronk.measure import plots_outliers
 
         thresholds, klds, rates = (
@@ -198,25 +192,16 @@ def _sweep(
         # Of prefill: decoding reads all weights for each token, whatever is computed apart.
         return plots_outliers.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
 
-    return {"engine": loading["engine"], "text": how["text"], **found}, figure
+    return {"engine": loading["engine"], "text": how["text"], **found}, drawn
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Written beside, and renamed when it is whole."""
-    from pronk.measure.plot_style import svg
+def _save(picture: str, path: Path) -> None:
+    from pronk.measure.report import write
 
-    beside = path.with_name(f".{path.name}.part")
     try:
-        if path.suffix.lower() == ".svg":
-            beside.write_text(svg(figure), encoding="utf-8")
-        else:
-            figure.savefig(beside, format="png", dpi=150)
-        beside.replace(path)
+        write(path, picture)
     except OSError as error:
         raise PronkError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def _with_infinity(value: Any) -> Any:

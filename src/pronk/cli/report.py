@@ -1,4 +1,4 @@
-"""`pronk report`: what a comparison measured rendered again, after an upgrade or with plots."""
+"""`pronk report`: what a comparison measured rendered again, as after an upgrade."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pronk.cli import console, options
     epilog="""\b
 Examples:
   pronk report report/
-  pip install 'pronk[report]' && pronk report report/      the same, with plots
 
 Reads FOLDER/report.json, which `pronk compare` wrote, and training.json of `pronk compare --training`; measures
 nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.svg, beside it, and prints the tables that
@@ -20,8 +19,8 @@ nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.sv
 @click.argument("folder", type=options.NAME)
 def command(folder: str) -> None:
     """Render the report of a comparison again."""
-    from pronk.measure import plot_style, training_report
-    from pronk.measure.report import NAME, NO_PLOTS, render
+    from pronk.measure import training_report
+    from pronk.measure.report import NAME, render
     from pronk.paths import expanded
 
     given = expanded(folder)
@@ -33,5 +32,3 @@ def command(folder: str) -> None:
     if of_training:
         tables.append(training_report.render(place))
     console.write("\n\n".join(tables) + "\n")
-    if not plot_style.available():
-        console.note(NO_PLOTS)

@@ -1,4 +1,4 @@
-"""Plots of a report: plain values in, matplotlib Figures out (the extra `report`).
+"""Plots of a report: plain values in, drawings out.
 
 One name has one colour in all plots of a report (`plot_style.colours`). Where a value is uncertain its bar or point
 carries an error bar: minimum to maximum for times, two standard errors for quality. A value that is missing leaves a
@@ -8,67 +8,62 @@ gap, and a plot without any value is None.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
-from pronk.measure.plot_style import (
-    INK,
-    MARKERS,
-    ORIGINAL,
-    Value,
-    figure_of,
-    line,
-    logarithmic,
-    reach,
-    short,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from pronk import chart, svg
+from pronk.chart import Axis, Key, Panel
+from pronk.measure.plot_style import ORIGINAL, Value
+from pronk.svg import Drawing
 
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines
 Series = Mapping[str, Value | None]  # by the name of a variant, in the order of the report
+Points = Sequence[tuple[float, Value]]
 
 
-def bars(panels: Sequence[tuple[str, Series]], colour: Mapping[str, str]) -> Figure | None:
+def bars(panels: Sequence[tuple[str, Series]], colour: Mapping[str, str]) -> Drawing | None:
     """Horizontal bars, a panel for each (title with its unit, values): a bar a name, its value at its end."""
-    panels = [(title, series) for title, series in panels if any(series.values())]
-    if not panels:
-        return None
-    names = list(dict.fromkeys(name for _, series in panels for name in series))
-    with figure_of(9.0, 0.9 + 0.36 * len(names), 1, len(panels), sharey=True) as (figure, axes):
-        for axis, (title, series) in zip(axes, panels, strict=True):
-            for row, name in enumerate(names):
-                if value := series.get(name):
-                    _bar(axis, row, value, colour[name])
-            _finish_bars(axis, title, names, [v for v in series.values() if v])
-    return figure
+    return _bars([(title, (series,)) for title, series in panels], colour)
 
 
 def paired_bars(
     panels: Sequence[tuple[str, Series, Series]], colour: Mapping[str, str], words: tuple[str, str]
-) -> Figure | None:
+) -> Drawing | None:
     """Two bars a name: (title, the pale upper ones, the full lower ones); `words` say in a legend which is which."""
-    panels = [panel for panel in panels if any(panel[1].values()) or any(panel[2].values())]
+    keys = [Key(words[0], ORIGINAL, "pale"), Key(words[1], ORIGINAL)]
+    return _bars([(title, (pale, full)) for title, pale, full in panels], colour, keys)
+
+
+def _bars(
+    panels: Sequence[tuple[str, Sequence[Series]]], colour: Mapping[str, str], keys: Sequence[Key] = ()
+) -> Drawing | None:
+    """As many bars a name as a panel has series; all but the last are pale."""
+    panels = [panel for panel in panels if any(value for series in panel[1] for value in series.values())]
     if not panels:
         return None
-    names = list(dict.fromkeys(name for panel in panels for series in panel[1:] for name in series))
-    with figure_of(9.0, 1.25 + 0.52 * len(names), 1, len(panels), sharey=True) as (figure, axes):
-        for axis, (title, pale, full) in zip(axes, panels, strict=True):
-            for row, name in enumerate(names):
-                if value := pale.get(name):
-                    _bar(axis, row - 0.19, value, colour[name], height=0.32, pale=True)
-                if value := full.get(name):
-                    _bar(axis, row + 0.19, value, colour[name], height=0.32)
-            _finish_bars(axis, title, names, [v for series in (pale, full) for v in series.values() if v])
-        from matplotlib.patches import Patch
-
-        keys = [Patch(facecolor="none", edgecolor=ORIGINAL, hatch="/////"), Patch(facecolor=ORIGINAL)]
-        figure.legend(keys, words, loc="outside upper right", ncols=2)
-    return figure
+    names = list(dict.fromkeys(name for _, every in panels for series in every for name in series))
+    count = max(len(every) for _, every in panels)
+    rows = chart.named(names, downwards=True)
+    axes: list[tuple[str, Axis, Axis]] = []
+    for title, every in panels:
+        found = [value for series in every for value in series.values() if value]
+        tops, values = [value.top for value in found], [value.value for value in found]
+        across = chart.linear(tops, room=chart.beside(values), most=5)
+        axes.append((title, across, replace(rows, ticks={}) if axes else rows))
+    drawing, drawn = chart.chart(axes, (14 + 20 * count) * len(names), keys)
+    for panel, (_, every) in zip(drawn, panels, strict=True):
+        for row, name in enumerate(names):
+            for n, series in enumerate(every):
+                if value := series.get(name):
+                    at, half = row + (n - (count - 1) / 2) * 0.4, 0.32 / count
+                    panel.bar((0, value.value), (at - half, at + half), colour[name], pale=n < count - 1)
+                    if ends := value.ends:
+                        panel.error((ends[0], at), (ends[1], at))
+                    drawing.text(
+                        panel.x(value.top) + 7, panel.y(at) + 4.2, svg.number(value.value), "start", size=svg.SMALL
+                    )
+    return drawing
 
 
 def histogram(
@@ -77,31 +72,28 @@ def histogram(
     colour: Mapping[str, str],
     *,
     label: str,
-) -> Figure | None:
+) -> Drawing | None:
     """How often each value occurred, over a logarithmic axis: {name: (edges [N + 1], counts [N])}.
 
     Bins that touch zero or infinity have no place on the axis and are left out; shares are of all rows all the same.
     """
-    drawn = {name: _bins(*pair) for name, pair in counts.items()}
-    if not any(drawn.values()):
+    bins = {name: found for name, pair in counts.items() if (found := _bins(*pair))}
+    if not bins:
         return None
-    with figure_of(9.0, 3.4) as (figure, (axis,)):
-        for name, bins in drawn.items():
-            if bins is None:
-                continue
-            edges, shares = bins
-            axis.stairs(shares, edges, fill=True, color=colour[name], alpha=0.16)
-            axis.stairs(shares, edges, color=colour[name], linewidth=1.6, label=name)
-            if mean := means.get(name):
-                axis.axvline(mean, color=colour[name], linestyle=(0, (1, 2)), linewidth=1.4)
-        axis.set_xscale("log")
-        logarithmic(axis.xaxis)
-        axis.set_xlabel(f"{label}; dotted: the mean")
-        axis.set_ylabel("share of tokens (%)")
-        axis.set_ylim(bottom=0)
-        axis.grid(axis="y")
-        figure.legend(loc="outside upper left", ncols=8)
-    return figure
+    edges = [edge for found, _ in bins.values() for edge in found]
+    across = chart.logarithmic(min(edges), max(edges), f"{label}; dotted: the mean")
+    up = chart.linear((share for _, shares in bins.values() for share in shares), "share of tokens (%)")
+    drawing, (panel,) = chart.chart([("", across, up)], 240, [Key(name, colour[name], "line") for name in bins])
+    for name, (at, shares) in bins.items():
+        outline = [(at[0], 0.0)]
+        for left, right, share in zip(at[:-1], at[1:], shares, strict=True):
+            outline += [(left, share), (right, share)]
+        points = panel.at([*outline, (at[-1], 0.0)])
+        drawing.area(points, colour[name], 0.16)
+        drawing.line(points, colour[name], 1.8)
+        if mean := means.get(name):
+            panel.rule(x=mean, colour=colour[name], dash=svg.DOTTED)
+    return drawing
 
 
 def scatter(
@@ -112,146 +104,123 @@ def scatter(
     y: str,
     floor: float | None = None,
     floor_label: str = "",
-) -> Figure | None:
+) -> Drawing | None:
     """A labelled point for each name at (x, y), y logarithmic; `floor` is a line under which nothing can be told."""
     points = {name: point for name, point in points.items() if point[1].value > 0}
     if not points:
         return None
-    with figure_of(9.0, 3.6) as (figure, (axis,)):
-        for n, (name, (across, up)) in enumerate(points.items()):
-            axis.errorbar(
-                across, up.value, yerr=reach(up), fmt=MARKERS[n % len(MARKERS)], markersize=8, capsize=3,
-                color=colour[name],
-            )  # fmt: skip
-        axis.set_yscale("log")
-        logarithmic(axis.yaxis)
-        lowest, highest = min(up.value for _, up in points.values()), max(up.value for _, up in points.values())
-        if floor is not None and floor > 0:
-            axis.axhline(floor, color=ORIGINAL, linestyle=(0, (4, 3)), linewidth=1)
-            axis.annotate(
-                floor_label, (0, floor), (4, 4), xycoords=("axes fraction", "data"), textcoords="offset points",
-                fontsize=8.5,
-            )  # fmt: skip
-            lowest = min(lowest, floor)
-        axis.set_ylim(lowest / 2.5, highest * 3.5)
-        axis.set_xlim(0, max(across for across, _ in points.values()) * 1.15)
-        axis.set_xlabel(x)
-        axis.set_ylabel(y)
-        axis.grid()
-        _label_points(axis, {name: (across, up.value) for name, (across, up) in points.items()})
-    return figure
+    heights = [up.value for _, up in points.values()]
+    floor = floor if floor and floor > 0 else None
+    tops = [value.top for _, value in points.values()]
+    up = chart.logarithmic(min([*heights, floor or math.inf]) / 2.5, max(max(heights) * 3.5, max(tops) * 1.3), y)
+    across = chart.linear((across for across, _ in points.values()), x, room=0.15)
+    drawing, (panel,) = chart.chart([("", across, up)], 260)
+    if floor:
+        panel.rule(y=floor, colour=ORIGINAL)
+        drawing.text(panel.left + 6, panel.y(floor) - 6, floor_label, "start", size=svg.SMALL, fill=svg.SOFT)
+    for n, (name, (at, value)) in enumerate(points.items()):
+        if ends := value.ends:
+            panel.error((at, ends[0]), (at, ends[1]), colour[name], 4)
+        drawing.marker(panel.x(at), panel.y(value.value), colour[name], n, 6)
+    _label_points(panel, {name: (panel.x(at), panel.y(value.value)) for name, (at, value) in points.items()})
+    return drawing
 
 
-def lines(
-    panels: Sequence[tuple[str, str, Mapping[str, Sequence[tuple[float, Value]]]]],
-    colour: Mapping[str, str],
-) -> Figure | None:
+def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Mapping[str, str]) -> Drawing | None:
     """Values along an axis, one line a name: a panel for each (title, label of the axis, {name: [(x, value)]})."""
     panels = [panel for panel in panels if any(panel[2].values())]
     if not panels:
         return None
-    with figure_of(9.0, 3.4, 1, len(panels)) as (figure, axes):
-        for axis, (title, across, series) in zip(axes, panels, strict=True):
-            for n, (name, points) in enumerate(series.items()):
-                if name.endswith(THEORY):  # no point of it was measured, and its colour says whose it is
-                    across_, up = zip(*((x, value.value) for x, value in points), strict=True)
-                    axis.plot(across_, up, color=colour[name], linestyle=(0, (4, 3)), linewidth=1)
-                else:
-                    line(axis, name, points, colour[name], MARKERS[n % len(MARKERS)])
-            ticks = sorted({x for points in series.values() for x, _ in points})
-            if ticks and ticks[0] > 0:
-                axis.set_xscale("log", base=2)
-            ticks = ticks[:: -(-len(ticks) // _MOST_TICKS)] if ticks else []
-            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.margins(x=0.12)
-            axis.set_ylim(bottom=0)
-            axis.set_title(title)
-            axis.set_xlabel(across)
-            axis.grid(axis="y")
-        _legend(figure, axes)
-    return figure
+    axes = []
+    for title, label, series in panels:
+        up = chart.linear(value.top for points in series.values() for _, value in points)
+        axes.append((title, _lengths({x for points in series.values() for x, _ in points}, label), up))
+    names = list(dict.fromkeys(name for _, _, series in panels for name, points in series.items() if points))
+    keys = [Key(name, colour[name], "line", n) for n, name in enumerate(n for n in names if not n.endswith(THEORY))]
+    which = {key.name: key.marker for key in keys}
+    if len(keys) < len(names):
+        keys.append(Key("theory", svg.SOFT, "line", dash=svg.DASHED))
+    drawing, drawn = chart.chart(axes, 230, keys)
+    for panel, (_, _, series) in zip(drawn, panels, strict=True):
+        for name, points in series.items():
+            line(panel, points, colour[name], which.get(name))
+    return drawing
+
+
+def line(panel: Panel, points: Points, colour: str, marker: int | None) -> None:
+    """Points joined by a line, each with its error bar; without a marker it is dashed: nothing of it was measured."""
+    at = panel.at((x, value.value) for x, value in points)
+    panel.drawing.line(at, colour, 2 if marker is not None else 1.4, dash="" if marker is not None else svg.DASHED)
+    if marker is not None:
+        for (x, value), place in zip(points, at, strict=True):
+            if ends := value.ends:
+                panel.error((x, ends[0]), (x, ends[1]), colour)
+            panel.drawing.marker(*place, colour, marker)
 
 
 def grouped_bars(
     panels: Sequence[tuple[str, Mapping[str, Sequence[Value | None]]]],
     settings: Sequence[str],
     colour: Mapping[str, str],
-) -> Figure | None:
+) -> Drawing | None:
     """Upright bars, a group for each setting: a panel for each (title with its unit, {way: a value a setting})."""
     panels = [(title, ways) for title, ways in panels if any(value for values in ways.values() for value in values)]
     if not panels:
         return None
-    with figure_of(9.0, 3.3, 1, len(panels)) as (figure, axes):
-        for axis, (title, ways) in zip(axes, panels, strict=True):
-            width = 0.8 / len(ways)
-            for n, (way, values) in enumerate(ways.items()):
-                for place, value in enumerate(values):
-                    if value:
-                        axis.bar(
-                            place + (n - (len(ways) - 1) / 2) * width, value.value, width * 0.9, color=colour[way],
-                            yerr=reach(value), error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2}, label=way,
-                        )  # fmt: skip
-            axis.set_xticks(range(len(settings)), [_wrapped(s) for s in settings])
-            axis.set_title(title)
-            axis.set_xlim(-0.6, len(settings) - 0.4)
-            axis.grid(axis="y")
-        _legend(figure, axes)
-    return figure
+    room = (svg.WIDTH / len(panels) - 70) / len(settings)
+    across = chart.named([svg.wrapped(setting, room - 8) for setting in settings])
+    axes = [
+        (title, across, chart.linear(value.top for values in ways.values() for value in values if value))
+        for title, ways in panels
+    ]
+    keys = [Key(way, colour[way]) for way in dict.fromkeys(way for _, ways in panels for way in ways)]
+    drawing, drawn = chart.chart(axes, 220, keys)
+    for panel, (_, ways) in zip(drawn, panels, strict=True):
+        width = 0.8 / len(ways)
+        for n, (way, values) in enumerate(ways.items()):
+            for place, value in enumerate(values):
+                if value:
+                    at = place + (n - (len(ways) - 1) / 2) * width
+                    panel.bar((at - 0.45 * width, at + 0.45 * width), (0, value.value), colour[way])
+                    if ends := value.ends:
+                        panel.error((at, ends[0]), (at, ends[1]))
+    return drawing
 
 
 # Parts
 
 
-def _bar(axis: Axes, row: float, value: Value, colour: str, height: float = 0.62, pale: bool = False) -> None:
-    look: dict[str, Any] = {"facecolor": "none", "edgecolor": colour, "hatch": "/////"} if pale else {"color": colour}
-    axis.barh(
-        row, value.value, height, xerr=reach(value), error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2.5}, **look
-    )
-    end = max(value.value, value.high or 0)
-    axis.annotate(short(value.value), (end, row), (5, 0), textcoords="offset points", va="center", fontsize=8.5)
+def _lengths(lengths: set[float], label: str) -> Axis:
+    """Of lengths, which double more often than not: logarithmic, with a tick at each."""
+    at = sorted(lengths)
+    ticks = {tick: svg.number(tick) for tick in at[:: -(-len(at) // _MOST_TICKS)]}
+    low, high = at[0], at[-1]
+    if low > 0:
+        room = max(0.12 * (math.log(high) - math.log(low)), 0.1)
+        return Axis(low / math.exp(room), high * math.exp(room), ticks, label, log=True, grid=False)
+    room = 0.12 * (high - low) or 1.0
+    return Axis(low - room, high + room, ticks, label, grid=False)
 
 
-def _finish_bars(axis: Axes, title: str, names: Sequence[str], values: Sequence[Value]) -> None:
-    axis.set_title(title)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, max(max(v.value, v.high or 0) for v in values) * 1.16 or 1)
-    axis.locator_params(axis="x", nbins=5)
-    axis.grid(axis="x")
-    axis.spines["bottom"].set_visible(False)
-    axis.spines["left"].set_visible(True)
-
-
-def _label_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+def _label_points(panel: Panel, points: Mapping[str, tuple[float, float]]) -> None:
     """A name beside each point: right or left of it, above or below, where it meets no other name or point."""
-    x0, x1 = axis.get_xlim()
-    y0, y1 = (math.log(y) for y in axis.get_ylim())
-    place = {  # in points of type on axes of about 560 x 200
-        name: (560 * (x - x0) / (x1 - x0), 200 * (math.log(y) - y0) / (y1 - y0)) for name, (x, y) in points.items()
-    }
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in place.values()]
-    for name, (x, y) in place.items():
-        width = 6.6 * len(name)
-        boxes = [(dx, dy, side, x + dx - (width if dx < 0 else 0), y + dy)
-                 for dy in (3, -13) for dx, side in ((8, "left"), (-8, "right"))]  # fmt: skip
+    taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in points.values()]
+    for name, (x, y) in points.items():
+        said = svg.fitted(name, svg.WIDTH / 3, bold=True)
+        width = svg.width_of(said, bold=True)
+        boxes = [
+            (x + dx - (width if dx < 0 else 0), y + dy - 11, x + dx + (0 if dx < 0 else width), y + dy + 3)
+            for dy in (-5, 14) for dx in (10, -10)
+        ]  # fmt: skip
 
-        def collisions(left: float, bottom: float, width: float = width) -> int:
-            return sum(left < x1 and x0 < left + width and bottom < y1 and y0 < bottom + 11 for x0, y0, x1, y1 in taken)
+        def collisions(box: tuple[float, float, float, float]) -> int:
+            left, top, right, bottom = box
+            outside = left < panel.left or right > svg.WIDTH - 4
+            return 99 * outside + sum(left < x1 and x0 < right and top < y1 and y0 < bottom for x0, y0, x1, y1 in taken)
 
-        dx, dy, side, left, bottom = min(boxes, key=lambda box: collisions(*box[3:]))
-        taken.append((left, bottom, left + width, bottom + 11))
-        axis.annotate(
-            name, points[name], (dx, dy), textcoords="offset points", ha=side, fontweight="bold", annotation_clip=False
-        )
-
-
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One above all panels: each name once."""
-    named: dict[str, Any] = {}
-    for axis in axes:
-        handles, labels = axis.get_legend_handles_labels()
-        named |= dict(zip(labels, handles, strict=True))
-    figure.legend(list(named.values()), list(named), loc="outside upper right", ncols=8)
+        best = min(boxes, key=collisions)
+        taken.append(best)
+        panel.drawing.text(best[0], best[3] - 3, said, "start", bold=True)
 
 
 def _bins(edges: Sequence[float], counts: Sequence[float]) -> tuple[list[float], list[float]] | None:
@@ -264,7 +233,3 @@ def _bins(edges: Sequence[float], counts: Sequence[float]) -> tuple[list[float],
         return None
     first, last = kept[0], kept[-1] + 1
     return list(edges[first : last + 1]), [100 * count / total for count in counts[first:last]]
-
-
-def _wrapped(setting: str, width: int = 14) -> str:
-    return "\n".join(textwrap.wrap(setting, width)) or setting

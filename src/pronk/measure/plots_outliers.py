@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value, figure_of, line, logarithmic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from pronk import chart, svg
+from pronk.chart import Axis, Panel
+from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value
+from pronk.measure.plots import line
+from pronk.svg import Drawing
 
 _MOST_COLUMNS = 480  # that a picture has room for
+_LEVELS = 24
+_HEAT = ((0x9C, 0xC9, 0xE8), (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00))  # from few to most
 
 
-def heat_map(counts: Any, title: str) -> Figure:
+def heat_map(counts: Any, title: str) -> Drawing:
     """How often each column passed, a row a layer: counts [layers, columns], any array of numbers from 0 up.
 
     Colours are logarithmic, and zero has none. Where there are more columns than pixels, neighbours share a cell, which
@@ -27,30 +30,30 @@ def heat_map(counts: Any, title: str) -> Figure:
     counts = np.asarray(counts, np.float64)
     rows, columns = counts.shape
     together = -(-columns // _MOST_COLUMNS)
-    padded = np.pad(counts, ((0, 0), (0, -columns % together)))
-    pooled = padded.reshape(rows, -1, together).max(axis=2)
-    with figure_of(9.0, 1.7 + 0.115 * rows) as (figure, (axis,)):
-        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    pooled = np.pad(counts, ((0, 0), (0, -columns % together))).reshape(rows, -1, together).max(axis=2)
+    colours = chart.logarithmic(1, max(counts.max(initial=0), 2), "times passed")
+    levels = [[math.ceil(_LEVELS * max(colours.part(cell), 1e-9)) if cell > 0 else 0 for cell in row] for row in pooled]
 
-        axis.set_title(title, pad=22)
-        axis.set_ylabel("layer")
-        axis.set_xlabel("column" + (f" (a cell shows the largest of {together} neighbours)" if together > 1 else ""))
-        extent = (-0.5, pooled.shape[1] * together - 0.5, rows - 0.5, -0.5)
-        image = axis.imshow(
-            np.ma.masked_less_equal(pooled, 0), aspect="auto", interpolation="nearest", extent=extent,
-            cmap=LinearSegmentedColormap.from_list("passed", ["#9CC9E8", "#0072B2", "#D55E00"]),
-            norm=LogNorm(1, max(counts.max(initial=0), 2)),
-        )  # fmt: skip
-        axis.set_xlim(-0.5, columns - 0.5)
-        axis.set_yticks(range(0, rows, max(1, -(-rows // 12))))
-        _name_columns(axis, counts.sum(axis=0))
-        if counts.any():
-            bar = figure.colorbar(image, ax=axis, label="times passed", pad=0.01, aspect=16)
-            logarithmic(bar.ax.yaxis)
-            bar.outline.set_visible(False)
-        else:
-            axis.annotate("no column passed", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
-    return figure
+    label = "column" + (f" (a cell shows the largest of {together} neighbours)" if together > 1 else "")
+    across = Axis(-0.5, pooled.shape[1] * together - 0.5, chart.whole(0, columns - 1), label, grid=False)
+    every = max(1, -(-rows // 12))
+    up = Axis(rows - 0.5, -0.5, {row: str(row) for row in range(0, rows, every)}, "layer", grid=False)
+    drawing, (panel,) = chart.chart([("", across, up)], max(60, 9 * rows), above=38, right=90 * bool(counts.any()))
+    drawing.text(12, 24, svg.fitted(title, svg.WIDTH - 24, bold=True), "start", bold=True)
+    scale = (
+        f"translate({panel.left:.1f} {panel.top}) scale({panel.width / pooled.shape[1]:.6g} {panel.height / rows:.6g})"
+    )
+    drawing.parts.append(f'<g transform="{scale}" style="stroke-width: 1; shape-rendering: crispEdges">')
+    for level in range(1, _LEVELS + 1):
+        if runs := "".join(_runs(row, level, at) for at, row in enumerate(levels)):
+            drawing.parts.append(f'<path class="cells" d="{runs}" style="stroke: {_colour(level)}"/>')
+    drawing.parts.append("</g>")
+    _name_columns(panel, counts.sum(axis=0))
+    if counts.any():
+        _colour_bar(panel, colours)
+    else:
+        drawing.text(panel.left + panel.width / 2, panel.top + panel.height / 2 + 4, "no column passed")
+    return drawing
 
 
 def sweep(
@@ -60,48 +63,74 @@ def sweep(
     knee: float | None = None,
     *,
     speed: str = "Speed (tokens/s)",
-) -> Figure:
+) -> Drawing:
     """KLD above and speed below, over thresholds: evenly spaced whatever they are, for 0 and inf are among them.
 
     `tok_s` holds numbers or {"median", "min", "max"}, and `speed` says what of; `knee` is one of the thresholds.
     """
-    places = range(len(thresholds))
-    with figure_of(9.0, 4.6, 2, 1, sharex=True) as (figure, (above, below)):
-        points = [(float(n), Value(value)) for n, value in zip(places, kld, strict=True) if value]
-        line(above, "", points, PALETTE[0], "o")
-        if points:
-            above.set_yscale("log")
-            logarithmic(above.yaxis, between=(2, 5))
-            above.set_ylim(min(v.value for _, v in points) / 2, max(v.value for _, v in points) * 2)
-        above.set_title("Divergence from f32: mean KLD (nats)")
-        rates = [(float(n), value) for n, given in zip(places, tok_s, strict=True) if (value := as_value(given))]
-        line(below, "", rates, PALETTE[1], "s")
-        below.set_title(speed)
-        below.set_ylim(bottom=0)
-        below.set_xticks(list(places), ["∞" if math.isinf(t) else f"{t:g}" for t in thresholds])
-        below.set_xlabel("threshold: activations over it are computed in 32 bits")
-        for axis in (above, below):
-            axis.grid(axis="y")
-            if knee is not None and knee in thresholds:
-                axis.axvline(list(thresholds).index(knee), color=ORIGINAL, linestyle=(0, (4, 3)), linewidth=1)
-        if knee is not None and knee in thresholds:
-            above.annotate(
-                f"knee: {knee:g}", (list(thresholds).index(knee), 1), (6, -4), xycoords=("data", "axes fraction"),
-                textcoords="offset points", va="top", fontweight="bold",
-            )  # fmt: skip
-    return figure
+    klds = [(float(n), Value(value)) for n, value in enumerate(kld) if value and value > 0]
+    rates = [(float(n), value) for n, given in enumerate(tok_s) if (value := as_value(given))]
+    found = [value.value for _, value in klds]
+    above = chart.logarithmic(min(found) / 2, max(found) * 2) if found else Axis(0, 1)
+    below = chart.linear(value.top for _, value in rates)
+    names: dict[float, str] = {
+        n: "∞" if math.isinf(threshold) else f"{threshold:g}" for n, threshold in enumerate(thresholds)
+    }
+    across = Axis(
+        -0.3, len(thresholds) - 0.7, names, "threshold: activations over it are computed in 32 bits", grid=False
+    )
+    panels = [("Divergence from f32: mean KLD (nats)", replace(across, label=""), above), (speed, across, below)]
+    drawing, drawn = chart.chart(panels, 150, stacked=True)
+    if knee is not None and knee in thresholds:
+        at = list(thresholds).index(knee)
+        for panel in drawn:
+            panel.rule(x=at, colour=ORIGINAL)
+        width = svg.width_of(said := f"knee: {knee:g}", bold=True)
+        x = min(drawn[0].x(at) + 7, svg.WIDTH - 8 - width)
+        drawing.text(x, drawn[0].top + 12, said, "start", bold=True)
+    for panel, points, colour, marker in zip(drawn, (klds, rates), PALETTE, (0, 1), strict=False):
+        line(panel, points, colour, marker)
+    return drawing
 
 
-def _name_columns(axis: Axes, sums: Any, most: int = 6) -> None:
+def _runs(row: Sequence[int], level: int, at: int) -> str:
+    """The cells of one level in row `at`, as path data: a stroke for each run of neighbours."""
+    found, column = "", 0
+    while column < len(row):
+        start = column
+        while column < len(row) and row[column] == level:
+            column += 1
+        found += f"M{start} {at}.5h{column - start}" if column > start else ""
+        column += column == start
+    return found
+
+
+def _colour(level: int) -> str:
+    place = 2 * (level - 1) / (_LEVELS - 1)
+    low, high, part = (*_HEAT[:2], place) if place < 1 else (*_HEAT[1:], place - 1)
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
+
+
+def _colour_bar(panel: Panel, colours: Axis) -> None:
+    """Right of the map: which colour is how often."""
+    x, bar = panel.left + panel.width + 14, Panel(panel.drawing, 0, panel.top, 0, panel.height, colours, colours)
+    for level in range(_LEVELS):
+        height = panel.height / _LEVELS
+        panel.drawing.rect(
+            x, panel.top + panel.height - (level + 1) * height, 12, height + 0.6, _colour(level + 1), kind="key"
+        )
+    for tick, said in colours.ticks.items():
+        panel.drawing.text(x + 18, bar.y(tick) + 4.2, said, "start", size=svg.SMALL, fill=svg.SOFT)
+    panel.drawing.text(svg.WIDTH - 8, panel.top - 12, colours.label, "end", size=svg.SMALL, fill=svg.SOFT)
+
+
+def _name_columns(panel: Panel, sums: Any, most: int = 6) -> None:
     """The columns that passed most often, above the map; of those too near to each other the first."""
     named: list[int] = []
     for column in sums.argsort(kind="stable")[::-1]:
-        if sums[column] > 0 and all(abs(int(column) - other) > 0.045 * len(sums) for other in named):
+        if sums[column] > 0 and all(abs(int(column) - other) > 0.06 * len(sums) for other in named):
             named.append(int(column))
         if len(named) == most:
             break
     for column in named:
-        axis.annotate(
-            str(column), (column, 1), (0, 4), xycoords=("data", "axes fraction"), textcoords="offset points",
-            ha="center", fontsize=8,
-        )  # fmt: skip
+        panel.drawing.text(panel.x(column), panel.top - 6, str(column), size=svg.SMALL)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk.measure import plot_style
-from pronk.measure.plot_style import PALETTE
+from pronk import chart, svg
+from pronk.chart import Key
+from pronk.measure.plot_style import ORIGINAL, PALETTE
 from pronk.measure.report import markdown, reading, words, write
 from pronk.measure.schema import TRAINING
 
@@ -22,11 +24,11 @@ _STACKED = (("parameters", PALETTE[0]), ("optimizer", PALETTE[1]), ("gradients",
 
 
 def render(folder: Path) -> str:
-    """Write the page, and the plot where matplotlib is installed; gives the tables as text. Raises BadFile."""
+    """Write the page and the plot; gives the tables as text. Raises BadFile."""
     report = reading.read(folder / NAME, TRAINING, anew="pronk compare --training --overwrite measures anew")
     arrows, points = _arrows(report), _points(report)
     page = _page(report, arrows, points)
-    if plot_style.available() and (picture := plot(report)):
+    if picture := plot(report):
         write(folder / PLOT, picture)
         page += f"\n![Peak memory and time of a step in each setting]({PLOT})\n"
     write(folder / PAGE, page)
@@ -107,28 +109,30 @@ def plot(report: Mapping[str, Any]) -> str | None:
     points = [point for point in report["points"] if point.get("at_peak")]
     if not points:
         return None
-    with plot_style.figure_of(9.0, 1.3 + 0.3 * len(points), 1, 2, sharey=True) as (figure, (memory, time)):
-        rows = range(len(points))
-        left = [0.0] * len(points)
+    names = chart.named([words.plain(point["name"]) for point in points], downwards=True)
+    peaks = [point["peak_bytes"]["median"] / 1e9 for point in points]
+    sums = [sum(point["at_peak"][kind] for kind, _ in _STACKED) / 1e9 for point in points]
+    seconds = [1e3 * point["seconds"]["median"] / point["tokens"] for point in points]
+    keys = [Key("process, measured", svg.INK, "tick"), *(Key(kind, colour) for kind, colour in _STACKED)]
+    drawing, (memory, time) = chart.chart([
+        ("Memory of tensors at the peak, GB", chart.linear([*peaks, *sums], most=5), names),
+        ("Time, ms a token", chart.linear(seconds, room=chart.beside(seconds), most=5), replace(names, ticks={})),
+    ], 25 * len(points), keys)  # fmt: skip
+    for row, point in enumerate(points):
+        ys, left = (row - 0.31, row + 0.31), 0.0
         for kind, colour in _STACKED:
-            sizes = [point["at_peak"][kind] / 1e9 for point in points]
-            memory.barh(rows, sizes, left=left, color=colour, height=0.62, label=kind)
-            left = [at + size for at, size in zip(left, sizes, strict=True)]
-        peaks = [point["peak_bytes"]["median"] / 1e9 for point in points]
-        memory.plot(
-            peaks, rows, "|", color=plot_style.INK, markersize=11, markeredgewidth=1.6, label="process, measured"
-        )
-        memory.set_title("Memory of tensors at the peak, GB")
-        seconds = [1e3 * point["seconds"]["median"] / point["tokens"] for point in points]
-        time.barh(rows, seconds, color=plot_style.ORIGINAL, height=0.62)
-        for row, value in zip(rows, seconds, strict=True):
-            time.annotate(plot_style.short(value), (value, row), (4, 0), textcoords="offset points", va="center")
-        time.set_title("Time, ms a token")
-        time.margins(x=0.15)
-        memory.set_yticks(list(rows), [words.plain(point["name"]) for point in points])
-        memory.invert_yaxis()
-        figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    return plot_style.svg(figure)
+            right = left + point["at_peak"][kind] / 1e9
+            memory.bar((left, right), ys, colour)
+            left = right
+        drawing.line(memory.at([(peaks[row], ys[0]), (peaks[row], ys[1])]), svg.INK, 2, kind="peak")
+        time.bar((0, seconds[row]), ys, ORIGINAL)
+        at = time.x(seconds[row]) + 6, time.y(row) + 4.2
+        drawing.text(*at, svg.number(seconds[row]), "start", size=svg.SMALL)
+    said = "; ".join(
+        f"{words.plain(point['name'])}: {svg.number(peak)} GB, {svg.number(time)} ms a token"
+        for point, peak, time in zip(points, peaks, seconds, strict=True)
+    )
+    return drawing.file("Peak memory and time of a step in each setting", f"{said}.")
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:

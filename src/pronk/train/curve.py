@@ -2,55 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pronk import chart
+from pronk.chart import Axis, Key
+from pronk.svg import Drawing
 from pronk.train.folder import read_metrics
 
-CURVE = "loss.png"
+CURVE = "loss.svg"
 _STEPS = 10  # each is of few examples, and its loss says more of them than of the model
 _LEARNED, _HELD_OUT = "#0072B2", "#D55E00"  # Okabe and Ito's
 _PREFERENCES = {"loss": "loss", "rewards/margins": "margin of rewards", "rewards/accuracies": "accuracy of rewards"}
+Line = list[tuple[int, float]]
 
 
 def draw(folder: Path) -> Path | None:
-    """`loss.png` in the run's folder; None where matplotlib is not installed, or there is nothing to draw.
+    """`loss.svg` in the run's folder; None where there is nothing to draw.
 
     Raises OSError where it cannot be written; what was there stays.
     """
     metrics = read_metrics(folder)
     steps = [line for line in metrics if "loss" in line]
-    if not steps or find_spec("matplotlib") is None:
+    labels = _PREFERENCES if steps and "rewards/margins" in steps[0] else {"loss": "loss (nats a token)"}
+    lines = {name: (_line(metrics, name), _line(metrics, f"held_out_{name}")) for name in labels}
+    if not all(learned for learned, _ in lines.values()):
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels = _PREFERENCES if "rewards/margins" in steps[0] else {"loss": "loss (nats a token)"}
-    figure = Figure(figsize=(7, 4 if len(panels) == 1 else 2.5 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
-    every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axes, (name, label) in zip(every, panels.items(), strict=True):
-        _plot(axes, metrics, name)
-        axes.set(ylabel=label)
-    every[0].legend(frameon=False)
-    every[-1].set(xlabel="step")
+    said = [f"{label}: {each[0][1]:.4g} at first, {each[-1][1]:.4g} at last" + (
+        f"; held out {held[0][1]:.4g} and {held[-1][1]:.4g}" if held else "")
+        for label, (each, held) in zip(labels.values(), lines.values(), strict=True)]  # fmt: skip
     path, fresh = folder / CURVE, folder / f".{CURVE}.part"
     try:
-        figure.savefig(fresh, dpi=150, format="png")
+        picture = _drawing(labels, lines).file("Curves of a training run", ". ".join(said) + ".")
+        fresh.write_text(picture, encoding="utf-8", newline="\n")
         return fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def _plot(axes: Any, metrics: Sequence[Mapping[str, Any]], name: str) -> None:
-    steps = [(line["step"], line[name]) for line in metrics if name in line]
-    held_out = [(line["step"], line[f"held_out_{name}"]) for line in metrics if f"held_out_{name}" in line]
-    numbers, values = zip(*steps, strict=True)
-    means = [sum(values[max(0, at - _STEPS) : at]) / min(at, _STEPS) for at in range(1, len(values) + 1)]
-    axes.plot(numbers, values, color=_LEARNED, linewidth=1, alpha=0.35, label="training, each step")
-    axes.plot(numbers, means, color=_LEARNED, linewidth=2, label=f"training, mean of {_STEPS} steps")
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), "o-", color=_HELD_OUT, label="held out")
-    axes.grid(alpha=0.3)
+def _line(metrics: list[dict[str, Any]], name: str) -> Line:
+    return [(line["step"], line[name]) for line in metrics if math.isfinite(line.get(name, math.inf))]
+
+
+def _drawing(labels: Mapping[str, str], lines: Mapping[str, tuple[Line, Line]]) -> Drawing:
+    at = [step for both in lines.values() for line in both for step, _ in line]
+    low, high = min(at), max(at)
+    room = 0.03 * (high - low) or 1.0
+    across, panels = Axis(low - room, high + room, chart.whole(low, high)), []
+    for name, label in labels.items():
+        values = [value for line in lines[name] for _, value in line]
+        panels.append(
+            ("", replace(across, label="step" * (name == list(labels)[-1])), chart.linear(values, label, zero=False))
+        )
+    keys = [Key("training, each step", _LEARNED, "line", opacity=0.4),
+            Key(f"training, mean of {_STEPS} steps", _LEARNED, "line")]  # fmt: skip
+    if any(held_out for _, held_out in lines.values()):
+        keys.append(Key("held out", _HELD_OUT, "line", marker=0))
+    drawing, drawn = chart.chart(panels, 300 if len(panels) == 1 else 170, keys, stacked=True)
+    for panel, (learned, held_out) in zip(drawn, lines.values(), strict=True):
+        ends = range(1, len(learned) + 1)
+        values = [value for _, value in learned]
+        means = [sum(values[max(0, end - _STEPS) : end]) / min(end, _STEPS) for end in ends]
+        drawing.line(panel.at(learned), _LEARNED, 1.2, opacity=0.4)
+        drawing.line(panel.at((step, mean) for (step, _), mean in zip(learned, means, strict=True)), _LEARNED, 2.4)
+        if held_out:
+            drawing.line(panel.at(held_out), _HELD_OUT)
+        for point in panel.at(held_out):
+            drawing.marker(*point, _HELD_OUT)
+    return drawing

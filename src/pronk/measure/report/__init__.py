@@ -1,8 +1,7 @@
 """A comparison's report.json rendered: REPORT.md, report.html (one file that needs nothing else) and plots/*.svg.
 
 Reads the JSON and nothing else: of pronk it imports only what lies here, the plots, and the schema. An unfinished
-report renders as far as it goes and says what it lacks. Without matplotlib (the extra `report`) everything but plots is
-written.
+report renders as far as it goes and says what it lacks.
 """
 
 from __future__ import annotations
@@ -10,14 +9,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pronk.measure.report.pictures import Picture
 
 NAME = "report.json"
 _ANEW = "pronk compare MODEL --out FOLDER --overwrite measures anew"
-NO_PLOTS = "Plots are left out, for matplotlib is missing: pip install 'pronk[report]', then pronk report FOLDER."
 
 
 def render(folder: Path | str) -> str:
@@ -26,26 +20,19 @@ def render(folder: Path | str) -> str:
     `folder` may also be the report.json itself. The same JSON gives the same bytes. Raises BadFile for a report.json
     that is not as `schema` has it.
     """
-    from pronk.measure import plot_style
     from pronk.measure.report import html, markdown, reading, terminal
+    from pronk.measure.report.pictures import draw
     from pronk.measure.report.sections import document
     from pronk.measure.schema import REPORT
 
     given = Path(folder)
     folder = given.parent if given.name == NAME else given
     report = reading.read(folder / NAME, REPORT, anew=_ANEW)
-    drawn: dict[str, Picture] = {}
-    if plot_style.available():
-        from pronk.measure.report.pictures import draw
-
-        drawn = draw(report)
+    drawn = draw(report)
     page = document(report, {name: (caption, alt) for name, (_, caption, alt) in drawn.items()})
-    note = "" if plot_style.available() else NO_PLOTS
-    pictures = {name: plot_style.svg(figure) for name, (figure, _, _) in drawn.items()}
-    files = {f"plots/{name}.svg": picture for name, picture in pictures.items()}
-    inline = {name: plot_style.inline(pictures[name], name, alt) for name, (_, _, alt) in drawn.items()}
-    files["report.html"] = html.page(page, inline, note)
-    files["REPORT.md"] = markdown.page(page, note)
+    files = {f"plots/{name}.svg": drawing.file(caption, alt) for name, (drawing, caption, alt) in drawn.items()}
+    files["report.html"] = html.page(page, {name: drawing.element(alt) for name, (drawing, _, alt) in drawn.items()})
+    files["REPORT.md"] = markdown.page(page)
     for name, content in files.items():
         write(folder / name, content)
     return terminal.first_table(page)

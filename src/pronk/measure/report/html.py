@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def page(document: Document, pictures: Mapping[str, str], note: str) -> str:
+def page(document: Document, pictures: Mapping[str, str]) -> str:
     """`pictures`: <svg> elements by name. All other text is escaped by the template."""
     from markupsafe import Markup
 
     return _template().render(
         document=document,
-        note=note,
-        pictures={name: Markup(svg) for name, svg in pictures.items()},  # matplotlib escapes what it writes
+        pictures={name: Markup(svg) for name, svg in pictures.items()},  # which escape what they show
         colours=colours(document.names, document.original or None),
     )
 

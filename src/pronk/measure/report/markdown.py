@@ -9,9 +9,10 @@ from pronk.measure.report.document import Block, Cell, Document, Facts, Heading,
 PARTS_HERE = "‖"  # where a text parts from the original's
 
 
-def page(document: Document, note: str) -> str:
+def page(document: Document) -> str:
     lines = [f"# {escaped(document.title)}", escaped(document.subtitle)]
-    lines += [f"> {escaped(said)}" for said in (document.warning, note) if said]
+    if document.warning:
+        lines.append(f"> {escaped(document.warning)}")
     for section in document.sections:
         lines.append(f"## {escaped(section.title)}")
         if any(isinstance(block, Texts) for block in section.blocks):

@@ -1,22 +1,20 @@
-"""The pictures of a report: report.json -> {name: (Figure, caption, alternative text)}. Needs matplotlib."""
+"""The pictures of a report: report.json -> {name: (drawing, caption, alternative text)}."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk.measure import plots
 from pronk.measure.plot_style import Value, colours
 from pronk.measure.report import reading, verdict, words
 from pronk.measure.report.rows import name_of, original
 from pronk.measure.report.techniques import RATES, plot_name, title_of, ways_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pronk.svg import Drawing
 
 THEORY = {"seconds": "theory_s", "grew_by": "theory_kv_peak"}  # what stands beside a measured figure
-Picture = tuple["Figure", str, str]
+Picture = tuple[Drawing, str, str]
 Variants = Sequence[Mapping[str, Any]]
 
 
@@ -55,10 +53,10 @@ def _said(series: Mapping[str, Value | None], unit: str) -> str:
 
 def _latency(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
     each, first = _series(variants, "latency", "itl_ms", "p50"), _series(variants, "latency", "ttft_ms")
-    figure = plots.bars([("Each token: ITL p50 (ms)", each), ("First token: TTFT (ms)", first)], colour)
+    drawing = plots.bars([("Each token: ITL p50 (ms)", each), ("First token: TTFT (ms)", first)], colour)
     alt = f"Bars of latency. ITL p50: {_said(each, 'ms')}. TTFT: {_said(first, 'ms')}."
     caption = "Latency: shorter is better. Lines reach from the fastest round to the slowest."
-    return (figure, caption, alt) if figure else None
+    return (drawing, caption, alt) if drawing else None
 
 
 def _speed(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
@@ -77,12 +75,12 @@ def _speed(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
         ("Prefill (tokens/s)", "tokens in the prompt", prefill),
         ("Decode (tokens/s)", "tokens of context", decode),
     ]
-    figure = plots.lines(panels, colour)
+    drawing = plots.lines(panels, colour)
     alt = "Lines of speed. " + " ".join(
         f"{what}, {name}: " + ", ".join(f"{words.digits(y.value)} tokens/s at {x:g}" for x, y in found) + "."
         for what, series in (("Prefill", prefill), ("Decode", decode)) for name, found in series.items() if found
     )  # fmt: skip
-    return (figure, "Speed against length: higher is better.", alt) if figure else None
+    return (drawing, "Speed against length: higher is better.", alt) if drawing else None
 
 
 def _memory(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
@@ -94,9 +92,9 @@ def _memory(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
         (f"Weights ({unit})", found[0], found[1]),
         (f"Peak {'on the GPU' if on_gpu else 'of the process'} ({unit})", found[2], found[3]),
     ]
-    figure = plots.paired_bars(panels, colour, ("predicted", "measured"))
+    drawing = plots.paired_bars(panels, colour, ("predicted", "measured"))
     alt = f"Bars of memory. Weights: {_said(found[1], unit)}. Peak: {_said(found[3], unit)}."
-    return (figure, "Memory: predicted before loading, and measured.", alt) if figure else None
+    return (drawing, "Memory: predicted before loading, and measured.", alt) if drawing else None
 
 
 def _divergence(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
@@ -108,13 +106,13 @@ def _divergence(variants: Variants, colour: Mapping[str, str]) -> Picture | None
         if heights and mean:  # a mean of 0 is the reference itself
             counts[name_of(variant)] = ([10.0**e for e in edges], heights)
             means[name_of(variant)] = mean
-    figure = plots.histogram(counts, means, colour, label="KLD of one token (nats)")
+    drawing = plots.histogram(counts, means, colour, label="KLD of one token (nats)")
     alt = (
         "Histograms of KLD, token by token. Means: "
         + ", ".join(f"{n} {words.digits(m)}" for n, m in means.items())
         + "."
     )
-    return (figure, "How often each KLD occurs. Further left is closer to the reference.", alt) if figure else None
+    return (drawing, "How often each KLD occurs. Further left is closer to the reference.", alt) if drawing else None
 
 
 def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
@@ -126,7 +124,7 @@ def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
     }
     floors = [(f, name_of(v)) for v in variants if (f := reading.number(v, "quality", "noise_floor", "mean"))]
     floor, whose = min(floors, default=(None, ""))
-    figure = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=floor,
+    drawing = plots.scatter(points, colour, x=f"weights ({unit})", y="mean KLD (nats)", floor=floor,
                            floor_label=f"noise floor ({whose}'s)")  # fmt: skip
     alt = "Quality against size. " + ", ".join(
         f"{name}: {words.digits(x)} {unit}, KLD {words.digits(y.value)}" for name, (x, y) in points.items()
@@ -135,7 +133,7 @@ def _size(variants: Variants, colour: Mapping[str, str]) -> Picture | None:
     caption = "Quality against size: nearer to the lower left corner is better."
     if absent:
         caption += f" {words.listed(absent)}, at 0, is not on a logarithmic axis."
-    return (figure, caption, alt) if figure else None
+    return (drawing, caption, alt) if drawing else None
 
 
 def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Picture | None:
@@ -166,20 +164,19 @@ def _technique(technique: Mapping[str, Any], known: Mapping[str, str]) -> Pictur
         if any(value for series in values.values() for value in series):
             panels.append((title, values))
     panels = panels[:2]  # tokens/s says what the time says; it is drawn where time or memory is missing
-    figure: Figure | None
     if lined:
         drawn = [(title, _unit_of(settings[0]), {
             name: [(x, v) for x, v in zip(lengths, series, strict=True) if x is not None and v]
             for name, series in ways_values.items()}) for title, ways_values in panels]  # fmt: skip
-        figure = plots.lines(drawn, colour)
+        drawing = plots.lines(drawn, colour)
     else:
-        figure = plots.grouped_bars(panels, settings, colour)
+        drawing = plots.grouped_bars(panels, settings, colour)
     alt = f"{title_of(technique)}. " + " ".join(
         f"{title}, {name}: {_said(dict(zip(settings, series, strict=True)), '')}."
         for title, values in panels
         for name, series in values.items()
     )
-    return (figure, f"{title_of(technique)}.", alt) if figure else None
+    return (drawing, f"{title_of(technique)}.", alt) if drawing else None
 
 
 def _last_number(setting: str) -> float | None:
