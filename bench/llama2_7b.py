@@ -18,11 +18,13 @@ from typing import Any
 import bandwidth
 import harness
 import models
+import table
 import tasks
 from sides.pipe import Side
 
 PEER = "llama.cpp"
 PROMPT, NEW, NEW_UNCACHED = 256, 32, 2
+MOST_UNCACHED = 8  # texts at once: more would take minutes a token
 _ROUNDS = itertools.count()
 
 
@@ -57,6 +59,8 @@ def measure(name: str, options: argparse.Namespace, ceiling: Any) -> dict[str, A
             theirs = sides[PEER].load(path=str(path), threads=options.threads)
             found[PEER] = {"load_s": theirs["load_s"], "cached": {}, "uncached": {}}
         for count, cache in itertools.product(options.batches, (True, False)):
+            if not cache and count > MOST_UNCACHED:
+                continue
             having = sides if cache else {"pronk": sides["pronk"]}  # llama.cpp has no other way
             taken: dict[str, list[dict[str, float]]] = {side: [] for side in having}
             for side in having.values():
@@ -74,38 +78,6 @@ def measure(name: str, options: argparse.Namespace, ceiling: Any) -> dict[str, A
     measured["sides"] = found
     measured["read_ceiling_gb_s"] = {"before": before, "after": bandwidth.reading(ceiling, quick=True)}
     return measured
-
-
-def report(results: dict[str, Any]) -> str:
-    rows = []
-    batches = [str(count) for count in results["settings"]["batches"]]
-    for name, measured in results["measured"].items():
-        for side, found in measured["sides"].items():
-
-            def rate(how: str, count: str, what: str, found: dict[str, Any] = found) -> str:
-                taken = found[how].get(count)
-                return f"{taken[what]['median']:.3g}" if taken else ""
-
-            rows.append(
-                [
-                    f"{side}, {name if side == 'pronk' else 'Q4_0'}",
-                    f"{found['load_s']:.1f}",
-                    f"{found['memory_mb']['peak'] / 1e3:.1f}",
-                    " / ".join(rate("cached", count, "prefill") for count in batches),
-                    " / ".join(rate("cached", count, "decode") for count in batches),
-                    " / ".join(rate("uncached", count, "decode") for count in batches),
-                ]
-            )
-    counts = ", ".join(batches)
-    header = (
-        "",
-        "load, s",
-        "peak, GB",
-        f"prefill {PROMPT}: {counts} at once",
-        f"decode {NEW}",
-        "decode without a cache",
-    )
-    return harness.table(header, rows)
 
 
 def main() -> None:
@@ -126,7 +98,7 @@ def main() -> None:
     for name in options.formats:
         results["measured"][name] = measure(name, options, ceiling)
         harness.save("llama2_7b", results)
-    print(report(results))
+    print(table.llama2_7b(results))
 
 
 if __name__ == "__main__":

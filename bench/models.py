@@ -20,14 +20,15 @@ import random_model
 from sides.pipe import Side
 
 from pronk import checkpoint, tokenizer
-from pronk.checkpoint import hub, write
+from pronk.checkpoint import hub, rotation, write
 
 FOLDER = Path(os.environ.get("PRONK_BENCH_MODELS") or harness.ROOT / "build" / "bench")
 PEERS_PYTHON = os.environ.get("PRONK_BENCH_PYTHON") or str(harness.ROOT / "build" / "bench" / "env" / "bin" / "python")
 
 SMOLLM2, RANDOM, RANDOM_7B = "smollm2-135m", "random-1.1b", "random-7b"
+TWIN = "smollm2-135m-rotated"  # the same function of weights that no grid of 4 bits fits
 # What the others are quantized from: the default model's 4-bit blocks as plain numbers; bf16 as generated.
-ORIGIN = {SMOLLM2: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
+ORIGIN = {SMOLLM2: "F32", TWIN: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
 _SHAPES = {RANDOM: random_model.TINYLLAMA, RANDOM_7B: random_model.LLAMA2_7B}
 
 
@@ -47,6 +48,7 @@ def gguf(model: str, dtype: str, threads: int = 2) -> Path:
             opened = checkpoint.open(hub.resolve(hub.DEFAULT_MODEL))
             assert opened.tokenizer
             vocabulary = tokenizer.load(opened.tokenizer).vocabulary()
+            opened = rotation.rotated(opened, seed=0) if model == TWIN else opened
             write.save(opened, partial, to="gguf", dtype="f32", vocabulary=vocabulary)
     return path
 

@@ -3,9 +3,10 @@
     python bench/quality.py [--windows 20] [--ours q8 int8 q4 bf16] [--theirs Q8_0 Q4_0 BF16] [--reference torch]
 
 WikiText-2's test split, in windows of 512 tokens spread evenly over it, without a BOS token; the second half of each
-counts, so that every prediction has 256 tokens to go by. The reference is pronk's torch engine in f32 (or, with
-`--reference llama.cpp`, llama.cpp on the F32 file: its KV is f16). All sides read the same token ids, window by window,
-and pronk the files that vs_llama_cpp.py times.
+counts, so that every prediction has 256 tokens to go by. Formats of 4 bits are made of the model's rotated twin: its
+own weights come from a file in Q4_1, whose grid they would fall on. The reference is pronk's torch engine in f32 (or,
+with `--reference llama.cpp`, llama.cpp on the F32 file: its KV is f16). All sides read the same token ids, window by
+window, and pronk the files that vs_llama_cpp.py times, but for the twin's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pronk.measure.windows import standard_error
 WINDOW = 512
 TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 MODEL = models.SMOLLM2
+FOUR_BITS = ("Q4_0", "Q4_K_M")
 Floats = NDArray[np.float64]
 
 
@@ -95,7 +97,7 @@ def measure(reference: Side, sides: dict[str, Side], texts: list[list[int]]) -> 
 
 
 def load(stack: contextlib.ExitStack, kind: str, dtype: str, engine: str, quantize: str, threads: int) -> Side:
-    path = str(models.gguf(MODEL, dtype))
+    path = str(models.gguf(models.TWIN if dtype in FOUR_BITS else MODEL, dtype))
     if kind == "pronk":
         side = stack.enter_context(Side("pronk_side"))
         side.load(path=path, engine=engine, quantize=quantize, threads=threads)
@@ -109,6 +111,10 @@ def load(stack: contextlib.ExitStack, kind: str, dtype: str, engine: str, quanti
 def _file(name: str) -> str | None:
     """The type of the file that vs_llama_cpp.py loads for a format; None: the origin."""
     return FORMATS[name].ours if name in FORMATS else None
+
+
+def _twin(dtype: str | None) -> str:
+    return ", of the rotated twin" if dtype in FOUR_BITS else ""
 
 
 def main() -> None:
@@ -130,11 +136,14 @@ def main() -> None:
             stack, "pronk" if options.reference == "torch" else "llama.cpp", origin, "torch", "f32", options.threads
         )
         sides = {
-            f"pronk {name}": load(stack, "pronk", _file(name) or origin, options.engine, name, options.threads)
+            f"pronk {name}{_twin(_file(name))}": load(
+                stack, "pronk", _file(name) or origin, options.engine, name, options.threads
+            )
             for name in options.ours
         }
         sides |= {
-            f"llama.cpp {dtype}": load(stack, "llama.cpp", dtype, "", "", options.threads) for dtype in options.theirs
+            f"llama.cpp {dtype}{_twin(dtype)}": load(stack, "llama.cpp", dtype, "", "", options.threads)
+            for dtype in options.theirs
         }
         with Side("pronk_side") as tokenizing:
             ids = tokenizing.encode(path=str(models.gguf(MODEL, origin)), text=options.text.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ NAMES = {
     "ctranslate2": "CTranslate2",
     "openvino": "OpenVINO GenAI",
 }
-PAGES = ("README.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
+PAGES = ("README.md", "REPORT.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
@@ -107,9 +107,40 @@ def quality(results: dict[str, Any]) -> str:
     return _divergences(results["measured"])
 
 
+def llama2_7b(results: dict[str, Any]) -> str:
+    """A model of Llama-2-7B's shape: what loading takes, and rates of as many texts at once as stand in the head."""
+    batches = [str(count) for count in results["settings"]["batches"]]
+
+    def rates(found: dict[str, Any], what: str) -> str:
+        return " / ".join(f"{found[count][what]['median']:.3g}" for count in batches if count in found)
+
+    rows = [
+        [
+            f"pronk, {name}" if side == "pronk" else f"{side}, Q4_0",
+            f"{found['load_s']:.1f}",
+            f"{found['memory_mb']['peak'] / 1e3:.1f}",
+            rates(found["cached"], "prefill"),
+            rates(found["cached"], "decode"),
+            rates(found["uncached"], "decode"),
+        ]
+        for name, measured in results["measured"].items()
+        for side, found in measured["sides"].items()
+    ]
+    prompt, new = results["settings"]["prompt"], results["settings"]["new"]
+    counts = " / ".join(batches)
+    header = (
+        "tokens/s",
+        "load, s",
+        "peak memory, GB",
+        f"prefill {prompt}, {counts} at once",
+        f"decode {new}, {counts}",
+    )
+    return harness.table((*header, "decode without a cache"), rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     function.__name__: function
-    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, start, quality)
+    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, start, quality, llama2_7b)
 }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from scripts import script
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -72,3 +74,13 @@ def test_the_tree_names_what_exists() -> None:
         names = re.split(r"\s{4,}", line.strip())[0].split()
         for name in names:
             assert (inside / name).exists(), name
+
+
+def test_the_report_is_what_the_script_makes_of_its_figures(tmp_path: Path) -> None:
+    made = script(ROOT / "docs" / "make_report.py")
+    shutil.copy(ROOT / "docs" / "report" / "report.json", tmp_path)
+    without_tables = re.compile(r"(<!-- table: \w+ -->\n).*?(<!-- end of table -->)", re.DOTALL)
+    page = made.page(tmp_path)
+    assert page == without_tables.sub(r"\1\2", (ROOT / "REPORT.md").read_text(encoding="utf-8"))
+    for picture in (tmp_path / "plots").iterdir():
+        assert picture.read_bytes() == (ROOT / "docs" / "report" / "plots" / picture.name).read_bytes()

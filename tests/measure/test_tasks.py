@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import script
 from tiny_folder import save_tiny_chat_model
 
 from pronk.errors import BadRequest
@@ -26,18 +25,9 @@ def questions(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tasks.FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="needs WikiText-2's test split")
 def test_the_questions_are_the_scripts() -> None:
-    made = script("make_benchmarks")
+    made = script(ROOT / "bench" / "make_benchmarks.py")
     articles = made.articles(WIKITEXT.read_text(encoding="utf-8"))
     assert made.last_words(articles, random.Random("pronk last_word")) == questions("last_word")
     assert made.endings(articles, random.Random("pronk endings")) == questions("endings")
