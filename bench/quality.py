@@ -113,8 +113,8 @@ def _file(name: str) -> str | None:
     return FORMATS[name].ours if name in FORMATS else None
 
 
-def _twin(dtype: str | None) -> str:
-    return ", of the rotated twin" if dtype in FOUR_BITS else ""
+def _twin(dtype: str | None, *, named: bool = False) -> str:
+    return f",{f' {dtype}' if named else ''} of the rotated twin" if dtype in FOUR_BITS else ""
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
             stack, "pronk" if options.reference == "torch" else "llama.cpp", origin, "torch", "f32", options.threads
         )
         sides = {
-            f"pronk {name}{_twin(_file(name))}": load(
+            f"pronk {name}{_twin(_file(name), named=True)}": load(
                 stack, "pronk", _file(name) or origin, options.engine, name, options.threads
             )
             for name in options.ours
