@@ -293,6 +293,20 @@ def test_a_disk_without_room_is_noticed_before_anything_is_measured(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_disk_filled_by_the_recording_that_is_gone_on_with_is_no_obstacle(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: --resume asked for the room of the reference's logits anew, while they lay there already."""
+    comparison, _ = compare.begin(request_, tmp_path)
+    kept = tmp_path / ".reference.logits"
+    kept.write_bytes(bytes(comparison.kept_bytes))
+    monkeypatch.setattr(compare.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    compare.begin(request_, tmp_path)
+    kept.write_bytes(bytes(comparison.kept_bytes // 2))
+    with pytest.raises(PronkError, match="of disk while variants are measured"):
+        compare.begin(request_, tmp_path)
+
+
 def test_without_room_for_f32_the_original_is_the_reference(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     def predicted(checkpoint: Any, engine: str, options: Any) -> Any:
         size = 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000

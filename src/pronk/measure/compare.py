@@ -30,6 +30,7 @@ from pronk.measure.worker import Worker
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
 
+_KEPT = ".reference.logits"  # what the reference predicts, while quality is measured
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 
 
@@ -158,7 +159,7 @@ def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace:
     """
     kinds = ["divergence", "perplexity", "noise", *(["texts"] if comparison.new_tokens else [])]
     todo = [v for v in comparison.variants if any(step(kind, v) not in journal.steps for kind in kinds)]
-    kept = journal.path.with_name(".reference.logits")
+    kept = journal.path.with_name(_KEPT)
     text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
     if any(step("divergence", variant) not in journal.steps for variant in todo) and not (
         REFERENCE in journal.steps and replay.is_recorded(kept)
@@ -222,6 +223,8 @@ def _asked(saved: Mapping[str, Any], folder: Path) -> Request:
 def _check_disk(comparison: Comparison, folder: Path) -> None:
     """Raises PronkError where what the reference predicts has no room."""
     need = comparison.kept_bytes if comparison.reference else 0
+    kept = folder / _KEPT  # of a comparison that was interrupted: it is reused or replaced
+    need -= min(need, kept.stat().st_size) if kept.is_file() else 0
     there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     if need > (free := shutil.disk_usage(there).free):
         raise PronkError(
