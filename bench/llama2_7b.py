@@ -37,7 +37,7 @@ def prompts(count: int, vocab_size: int) -> list[list[int]]:
 def rates(side: Side, asked: list[list[int]], cache: bool) -> dict[str, float]:
     """Tokens a second, all sequences together. Without a cache reading and writing are the same work."""
     new = NEW if cache else NEW_UNCACHED
-    taken = side.batch(prompts=asked, new=new, cache=cache)
+    taken = side.time_batch(prompts=asked, new=new, cache=cache)
     if not cache:
         return {"decode": len(asked) * new / taken["all_s"]}
     return {

@@ -110,10 +110,10 @@ class LlamaCpp:
 
     def decode_batch(self, prompts: list[list[int]], new: int) -> float:
         """Seconds from the first tokens to the last, when every sequence has `new` of them."""
-        taken = self.batch(prompts, new, cache=True)
+        taken = self.time_batch(prompts, new, cache=True)
         return taken["all_s"] - taken["first_s"]
 
-    def batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
+    def time_batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
         """Seconds until every sequence has its first token, and until it has all `new` of them."""
         assert cache, "llama.cpp has no other way"
         self._forget()

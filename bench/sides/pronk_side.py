@@ -62,7 +62,7 @@ class Pronk:
         ends = [s.ttft_s + (s.new_tokens - 1) / s.decode_tok_s for s in stats]
         return max(ends) - min(s.ttft_s for s in stats)
 
-    def batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
+    def time_batch(self, prompts: list[list[int]], new: int, cache: bool) -> dict[str, float]:
         """Seconds until every sequence has its first token, and until it has all `new` of them, from the call on."""
         done = self.llm.generate(prompts, max_new_tokens=new, ignore_eos=True, cache=cache)
         assert all(len(one.tokens) == new for one in done)
