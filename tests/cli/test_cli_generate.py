@@ -319,3 +319,15 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(
     assert (found["prompt"], found["tokens"]) == ([5], [0])
     assert run("generate", "--prompt-ids", "5,x").exit_code == 2
     assert run("generate", "--prompt-ids", "5", "and text").exit_code == 2
+
+
+@pytest.mark.parametrize("more", [[], ["Once"], ["-p", "Once"]])
+def test_a_model_in_the_place_of_a_prompt_is_noticed(
+    run: Run, loaded: list[FakeLLM], tmp_path: Path, more: list[str]
+) -> None:
+    """Its path was taken for a prompt, and the default model went on with it."""
+    (tmp_path / "model.bin").touch()
+    result = run("generate", str(tmp_path / "model.bin"), *more)
+    assert result.exit_code == 2
+    assert "a model goes with -m" in result.stderr
+    assert not loaded

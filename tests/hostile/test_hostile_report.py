@@ -29,7 +29,7 @@ from pronk.measure import report, training_report
 from pronk.measure.report import reading
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "1600"))
+CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "4500"))
 BATCHES = 8
 SECONDS = 1.0  # of the processor; sane ones take 0.05
 MEGABYTES = 500

@@ -40,7 +40,7 @@ from pronk.train.schedule import Schedule
 
 resource = pytest.importorskip("resource")
 
-CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "1500"))  # of all kinds together
+CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "3000"))  # of all kinds together
 SECONDS, MEGABYTES = 2.0, 300
 SETTINGS = {"rate": 1e-3, "lora": {"rank": 2}}
 CONFIG = tiny_config(

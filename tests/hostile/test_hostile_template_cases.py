@@ -19,7 +19,7 @@ from pronk.tokenizer import renderer
 from pronk.tokenizer.chat import ChatTemplate
 from pronk.tokenizer.sandbox import ChatEnvironment
 
-CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "1000"))
+CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "2500"))
 SECONDS = 0.05  # for each, so that many can be tried; what the real limit is the other tests say
 
 KINDS: dict[type, list[str]] = {

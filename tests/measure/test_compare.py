@@ -392,6 +392,7 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
     kept.write()
     for changes, says in (
         ({"rounds": 4}, "--rounds is 4 now, but the report was begun with 3"),
+        ({"tasks": ("mine",)}, "--tasks is mine now, but the report was begun with none"),
         ({"to": ("q4",)}, "--to is q4 now, but the report was begun with q8"),
         ({"loading": {"threads": 2}}, "--threads is 2 now"),
         ({"loading": {"kv_dtype": "int8"}}, "--kv-dtype is int8 now, but the report was begun with the default"),

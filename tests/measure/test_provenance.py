@@ -123,6 +123,8 @@ def test_values_by_window_and_by_token(model: str, text: str, tmp_path: Path) ->
 
 
 def test_a_folder_that_is_none_is_refused_before_anything_is_measured(model: str) -> None:
+    result = CliRunner().invoke(group, ["perplexity", model, "--per-window", "--json"])
+    assert "name a file that ends in .csv, not --json" in result.stderr, "an option that forgot its file took the next"
     result = CliRunner().invoke(group, ["perplexity", model, "--per-window", "/nowhere/at/all.csv"])
     assert result.exit_code == 1
     assert "/nowhere/at: there is no such folder" in result.stderr

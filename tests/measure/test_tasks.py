@@ -165,5 +165,8 @@ def test_a_task_that_there_is_not(harness: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         (tasks.FOLDER / "pronk_endings.yaml").read_text().replace("pronk_endings", "other")
     )
-    with pytest.raises(BadRequest, match="there is no task 'mine'"):
-        tasks.check([str(tmp_path / "mine.yaml")])
+    tasks.check([str(tmp_path / "mine.yaml")])  # by the name that it has inside
+    for broken in ("", "metadata: {version: 1}\n", ": : {\n"):
+        (tmp_path / "mine.yaml").write_text(broken)
+        with pytest.raises(BadRequest, match="no task file of lm-evaluation-harness"):
+            tasks.check([str(tmp_path / "mine.yaml")])

@@ -14,6 +14,7 @@ from pronk.config import ModelConfig
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
+from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.causal_lm import CausalLM, CausalLMOutput
 
 # A logit is about 4 and a sum in float32 off by some parts in 2^24 of it, over two blocks (test_torch_model's bound).
@@ -148,3 +149,12 @@ def test_it_is_an_ordinary_module() -> None:
 def test_other_shapes_are_refused(given: dict[str, Tensor], problem: str) -> None:
     with pytest.raises(BadRequest, match=problem):
         both(tiny_config())[0](**given)
+
+
+@pytest.mark.parametrize("labels", [[[0, 1, 10**6]], [[0, 1, -5]], [[0.0, 1.0, 2.0]]])
+def test_labels_that_are_no_tokens_are_refused(labels: list[list[float]]) -> None:
+    """torch's own words for them name neither the labels nor the way out."""
+    config = tiny_config()
+    module = CausalLM(load_module(in_memory(config, random_weights(config))))
+    with pytest.raises(BadRequest, match="labels must be tokens from 0 to 95, or -100"):
+        module(torch.tensor([[1, 2, 3]]), labels=torch.tensor(labels))

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,9 +128,14 @@ def command(
     _note_cut(llm, several)
 
 
+_OF_MODELS = (".gguf", ".safetensors", ".bin", ".pth", ".pt")
+
+
 def _prompts(
     arguments: Sequence[str], given: Sequence[str], file: str | None, each_line: bool, ids: list[int] | None
 ) -> list[Prompt]:
+    if arguments and arguments[0].endswith(_OF_MODELS) and Path(arguments[0]).is_file():
+        raise click.UsageError(f"{arguments[0]} is a file, and stands where a prompt does; a model goes with -m")
     if sum((bool(arguments), bool(given), file is not None, ids is not None)) > 1:
         raise click.UsageError("give prompts in one way: PROMPT, -p, -f or --prompt-ids")
     if each_line and (arguments or given or ids is not None):

@@ -100,10 +100,12 @@ def command(
 
 
 def check_folder(file: str | None) -> None:
-    """Raises BadRequest where the file's folder is none: nobody is to measure for minutes and learn that then."""
+    """Raises BadRequest where no table can be written there: nobody is to measure for minutes and learn that then."""
     from pronk.errors import BadRequest
     from pronk.paths import expanded
 
+    if file is not None and not file.endswith(".csv"):
+        raise BadRequest(f"--per-window writes a table: name a file that ends in .csv, not {file}")
     if file is not None and not (folder := expanded(file).parent).is_dir():
         raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
 

@@ -54,9 +54,8 @@ class Request:
 
 def _differs(name: str, now: object, then: object) -> str:
     option = "--" + name.replace("_", "-") if name != "model" else "the model"
-    return (
-        f"{option} is {_shown(now)} now, but the report was begun with {_shown(then)}; leave it out to go on with that"
-    )
+    before = "none" if name == "tasks" and then is None else _shown(then)
+    return f"{option} is {_shown(now)} now, but the report was begun with {before}; leave it out to go on with that"
 
 
 def _shown(value: object) -> str:

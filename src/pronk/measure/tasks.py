@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -104,9 +105,10 @@ def _found(names: Sequence[str]) -> tuple[Any, list[str]]:
     files = [Path(name) for name in names if name.endswith((".yaml", ".yml"))]
     if missing := [file for file in files if not file.is_file()]:
         raise BadRequest(f"no task file at {missing[0]}")
-    tasks = [Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in names]
+    held = {str(file): _task_of(file) for file in files}
+    tasks = [held.get(str(Path(name)), name) for name in names]
     folders = dict.fromkeys([str(FOLDER), *(str(file.parent) for file in files)])
-    others = set(tasks) - {*OWN, *(file.stem for file in files)}  # to look through all of the harness's takes seconds
+    others = set(tasks) - {*OWN, *held.values()}  # to look through all of the harness's takes seconds
     manager = import_module("lm_eval.tasks").TaskManager(include_path=list(folders), include_defaults=bool(others))
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
         raise BadRequest(
@@ -114,6 +116,14 @@ def _found(names: Sequence[str]) -> tuple[Any, list[str]]:
             f"{', '.join(OWN)}"
         )
     return manager, list(dict.fromkeys(tasks))
+
+
+def _task_of(file: Path) -> str:
+    """What a task file calls its task. Raises BadRequest."""
+    found = re.search(r"^task: *[\"']?([\w.-]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    if not found:
+        raise BadRequest(f"{file}: no task file of lm-evaluation-harness, for it has no line `task: NAME`")
+    return found[1]
 
 
 def _writes(manager: Any, name: str) -> bool:

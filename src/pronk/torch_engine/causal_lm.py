@@ -54,7 +54,11 @@ class CausalLM(Llama):
         for name, tensor in (("input_ids", input_ids), ("attention_mask", attention_mask), ("labels", labels)):
             if tensor is not None and (tensor.ndim != 2 or tensor.shape != input_ids.shape or not tensor.numel()):
                 shape = list(tensor.shape)
-                raise BadRequest(f"{name} must be [texts, tokens], and as large as input_ids; these are {shape}")
+                raise BadRequest(
+                    f"{name} must be [texts, tokens], of one at least and as large as input_ids; not {shape}"
+                )
+        if labels is not None and not _are_labels(labels, self.config.vocab_size):
+            raise BadRequest(f"labels must be tokens from 0 to {self.config.vocab_size - 1}, or {IGNORED} for none")
         there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         place = there.to(input_ids.device, torch.bool).nonzero(as_tuple=True)  # texts and columns of R tokens
         if not len(place[0]):
@@ -70,6 +74,12 @@ class CausalLM(Llama):
             return spread
         states = (*inside.states, inside.spread(last)) if output_hidden_states else None
         return CausalLMOutput(loss, spread, states, tuple(inside.weights) if output_attentions else None)
+
+
+def _are_labels(labels: Tensor, vocab_size: int) -> bool:
+    if labels.is_floating_point():
+        return False
+    return bool(((labels == IGNORED) | ((labels >= 0) & (labels < vocab_size))).all())
 
 
 def _batch(ids: Tensor, place: tuple[Tensor, ...]) -> TorchBatch:

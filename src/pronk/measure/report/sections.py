@@ -89,10 +89,12 @@ def _benchmarks(variants: Sequence[Variant]) -> list[Block]:
         return []
     asked = {words.plain(task): of["questions"] for v in variants for task, of in (v.get("tasks") or {}).items()}
     about = "; ".join(f"{task}: {words.count(count)} questions" for task, count in asked.items())
+    twins = words.listed([name_of(v) for v in variants if v.get("twin")])
+    of_twins = f" The scores of {twins} are a rotated twin's." if twins else ""
     return [
         Table("Scores ± standard error, and the difference from the original's on the same questions", "Task",
               _names(variants), rows),
-        Paragraph(f"{about}. Asked and counted by lm-evaluation-harness."),
+        Paragraph(f"{about}. Asked and counted by lm-evaluation-harness.{of_twins}"),
     ]  # fmt: skip
 
 
