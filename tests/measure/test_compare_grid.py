@@ -17,6 +17,8 @@ from pronk.measure import compare, journal, report, tasks
 from pronk.measure.comparison import ROTATION
 from pronk.measure.composition import _tasks_of
 from pronk.measure.divergence import divergence
+from pronk.measure.report.document import Table
+from pronk.measure.report.techniques import techniques
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.settling import settle
@@ -117,3 +119,23 @@ def test_tasks_are_run_on_every_variant(on_a_grid: Path, tmp_path: Path, monkeyp
     with pytest.raises(pronk.errors.BadRequest, match="there is no task 'nothing'"):
         settle(asked(on_a_grid, tasks=("nothing",)))
     assert tasks.OWN == ("pronk_endings", "pronk_instructions", "pronk_last_word")
+
+
+def test_techniques_tell_no_quality_of_a_format_that_shares_the_grid() -> None:
+    """There, q4 stood nearer to f32 than q8."""
+    seconds = {"median": 1.0, "min": 1.0, "max": 1.0, "rounds": [1.0]}
+    ways = {name: {"seconds": seconds, "kld": kld, "kld_error": 1e-4, "same_texts": 3, "texts": 5}
+            for name, kld in (("f32", 0.0), ("q8", 0.0029), ("q4", 0.0018))}  # fmt: skip
+    technique = {
+        "name": "quantization",
+        "title": "Quantization",
+        "what": "",
+        "points": [{"setting": "a", "ways": ways}],
+    }
+    shown = []
+    for formats in (["q4"], []):
+        blocks = techniques({"model": {"grid": {"formats": formats}}, "techniques": [technique]}, {})
+        (table,) = (block for block in blocks if isinstance(block, Table))
+        (kld,) = (cells for label, cells in table.rows if "KLD" in label)
+        shown.append([cell.value for cell in kld])
+    assert shown == [["0", "0.00290", "—"], ["0", "0.00290", "0.00180"]]

@@ -37,6 +37,9 @@ def ways_of(technique: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for way in ways for name in way))
 
 
+_ON_ITS_GRID = Cell(words.NONE, ("not told: the file lies on its grid",))
+
+
 def plot_name(place: int) -> str:
     return f"technique-{place + 1}"
 
@@ -47,6 +50,7 @@ def title_of(technique: Mapping[str, Any]) -> str:
 
 def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[Block]:
     blocks: list[Block] = []
+    formats = reading.at(report, "model", "grid", "formats") or []
     for place, technique in enumerate(reading.entries(report, "techniques")):
         ways, points = ways_of(technique), reading.entries(technique, "points")
         blocks.append(Heading(title_of(technique)))
@@ -59,7 +63,11 @@ def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[
             found = point["ways"]
             rows.append((words.plain(reading.text(point, "setting")), []))
             for key, label in COLUMNS.items():
-                cells = [_cell(found.get(way), found.get(ways[0]), key) for way in ways]
+                cells = [
+                    _ON_ITS_GRID if way in formats and key in ("kld", "same_texts")
+                    else _cell(found.get(way), found.get(ways[0]), key)
+                    for way in ways
+                ]  # fmt: skip
                 if any(cell.value != words.NONE for cell in cells):
                     rows.append((label, cells))
             notes = [words.plain(reading.text(found.get(way), "note"), 160) for way in ways]
