@@ -54,9 +54,7 @@ class CausalLM(Llama):
         for name, tensor in (("input_ids", input_ids), ("attention_mask", attention_mask), ("labels", labels)):
             if tensor is not None and (tensor.ndim != 2 or tensor.shape != input_ids.shape or not tensor.numel()):
                 shape = list(tensor.shape)
-                raise BadRequest(
-                    f"{name} must be [texts, tokens], of one at least and as large as input_ids; not {shape}"
-                )
+                raise BadRequest(f"{name} must be [texts, tokens], as large as input_ids, not empty; these are {shape}")
         if labels is not None and not _are_labels(labels, self.config.vocab_size):
             raise BadRequest(f"labels must be tokens from 0 to {self.config.vocab_size - 1}, or {IGNORED} for none")
         there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
