@@ -66,7 +66,9 @@ def imports(path: Path, *, at_module_level: bool = False) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            # A folder that modules are imported from is not used itself.
+            found |= names if names <= {f"pronk.{name}" for name in modules()} else {node.module, *names}
     return found
 
 
