@@ -48,7 +48,7 @@ def test_the_first_transcript_is_one(smollm2: Path) -> None:
 def test_the_first_two_commands_are_the_ones_that_ci_and_newcomers_run() -> None:
     first, second = (block.strip() for block in blocks("bash")[:2])
     assert first == 'pip install . && pronk generate "Three good reasons to plant a tree:"'
-    assert second == 'pip install -e ".[test]" && pytest'
+    assert second == 'pip install -e ".[test]" && pytest -n 2'
     assert "sed -n" in (ROOT / ".ci" / "run").read_text()  # CI takes the second out of this file
 
 
