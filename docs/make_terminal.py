@@ -14,7 +14,7 @@ from pathlib import Path
 PICTURE = Path(__file__).with_name("terminal.svg")
 COMMANDS = (
     """pronk generate --echo --stop $'\\n' "Bread is made from\"""",
-    """echo "Why do llamas spit?" | pronk chat -n 60""",
+    """echo "What is the capital of Peru?" | pronk chat""",
 )
 COLUMNS, LINE, CHARACTER, MARGIN = 96, 20, 8.43, 18
 PAPER, INK, DIM, PROMPT = "#14171d", "#e6e8ed", "#a0a7b4", "#56d4a0"  # dark on every page, as terminals are

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ from scripts import script
 from tiny_folder import save_tiny_chat_model
 
 from pronk.cli import group
+from pronk.measure.windows import evaluation_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = script(ROOT / "docs" / "make_site.py")
 MODEL = "smollm2:135m"
-BLOCK = re.compile(r"^```(?:bash|sh|text)?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # What takes minutes on any model, made short; every option that a page shows is still given.
 SHORT = {
     "compare": ["--rounds", "1", "--prefill", "8", "--decode-tokens", "2", "--windows", "1"],
@@ -37,8 +37,8 @@ NOT_RUN = {
 def commands(page: str) -> list[str]:
     """Command lines of pronk's in a page's fences, with what is typed before a pipe."""
     found = []
-    for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
-        for line in block.replace("\\\n", " ").splitlines():
+    for language, block in FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
+        for line in (block if language in ("", "bash") else "").replace("\\\n", " ").splitlines():
             line = line.removeprefix("$ ").strip()
             if re.match(r"(printf .* \| |echo .* \| )?pronk [a-z]", line):
                 found.append(line)
@@ -49,23 +49,22 @@ PAGES = sorted(page for page in SITE.pages() if page not in NOT_RUN and commands
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages name."""
-    folder = tmp_path_factory.mktemp("pages")
-    save_tiny_chat_model(folder / "tiny")
-    return folder
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_chat_model(tmp_path_factory.mktemp("pages") / "tiny")
 
 
 @pytest.fixture
-def there(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages name."""
     from pronk.checkpoint.hub import resolve
 
     real = resolve.resolve
 
     def instead(name: str | Path, **options: Any) -> Path:
-        return place / "tiny" if str(name) in (MODEL, "MODEL") else real(name, **options)
+        return tmp_path / "tiny" if str(name) == MODEL else real(name, **options)
 
-    monkeypatch.setattr(resolve, "resolve", instead)
+    monkeypatch.setattr(resolve, "resolve", instead)  # for commands that name no model
+    shutil.copytree(tiny, tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRONK_HOME", str(tmp_path / "home"))
     records = [{"prompt": f"Say {n}.", "completion": f"{n}!"} for n in range(6)]
@@ -77,8 +76,8 @@ def there(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     )
     for name in ("stories.txt", "wikitext-2/test.txt"):
         Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text("Once upon a time a llama stood on a hill. " * 200)
-    yield tmp_path
+        Path(name).write_text(evaluation_text(), encoding="utf-8")
+    return tmp_path
 
 
 def typed(line: str) -> tuple[list[str], str | None]:
@@ -99,12 +98,12 @@ def test_commands_run(page: str, there: Path) -> None:
         arguments, said = typed(line)
         if "--resume" in arguments and arguments[0] != "compare":
             continue  # the run is over by then: SHORT ended it
+        arguments = [str(there / "tiny") if word in ("MODEL", MODEL) else word for word in arguments]
         arguments[1:1] = SHORT.get(arguments[0], [])
         ran = CliRunner().invoke(group, arguments, input=said, prog_name="pronk")
         assert ran.exit_code == 0, f"{page}: {line}: {ran.stderr[-400:]}"
 
 
-def test_a_command_that_fails_is_found(there: Path) -> None:
+def test_a_command_that_fails_is_found() -> None:
     assert typed("printf 'a\\nb\\n' | pronk chat -n 2") == (["chat", "-n", "2"], "a\nb\n")
     assert CliRunner().invoke(group, ["generate", "--no-such-option"]).exit_code == 2
-    assert os.fspath(there)
