@@ -26,12 +26,12 @@ NAMES = {
 }
 PAGES = ("README.md", "REPORT.md", "docs/benchmarks.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
 HEADLINE = (
-    ("smollm2-135m", "q4", "prefill", "135 million parameters, 4 bits: read a prompt of 512"),
-    ("smollm2-135m", "q4", "decode", "135 million parameters, 4 bits: write 128"),
-    ("smollm2-135m", "q8", "decode", "135 million parameters, 8 bits: write 128"),
-    ("random-1.1b", "q4", "prefill", "1.1 billion parameters, 4 bits: read a prompt of 512"),
-    ("random-1.1b", "q4", "decode", "1.1 billion parameters, 4 bits: write 128"),
-    ("random-1.1b", "bf16", "decode", "1.1 billion parameters, 16 bits: write 128"),
+    ("smollm2-135m", "q4", "prefill", "135M, q4: prefill 512"),
+    ("smollm2-135m", "q4", "decode", "135M, q4: decode 128"),
+    ("smollm2-135m", "q8", "decode", "135M, q8: decode 128"),
+    ("random-1.1b", "q4", "prefill", "1.1B, q4: prefill 512"),
+    ("random-1.1b", "q4", "decode", "1.1B, q4: decode 128"),
+    ("random-1.1b", "bf16", "decode", "1.1B, bf16: decode 128"),
 )
 SOURCES = {"headline": "vs_llama_cpp"}  # of tables that have no results of their own
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
