@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.measure import machine as own_machine
+from pronk.system import processors
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -63,9 +64,7 @@ def warn_if_busy() -> None:
     """Others at work take turns with both sides, and not fairly."""
     busy = own_machine.load() or 0.0
     if busy > 0.5:
-        say(
-            f"this machine is busy (load {busy:.1f} on {own_machine.cores()} cores): the numbers will not be worth much"
-        )
+        say(f"this machine is busy (load {busy:.1f} on {processors()} cores): the numbers will not be worth much")
 
 
 def commit() -> str:

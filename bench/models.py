@@ -20,7 +20,9 @@ import random_model
 from sides.pipe import Side
 
 from pronk import checkpoint, tokenizer
-from pronk.checkpoint import hub, rotation, write
+from pronk.checkpoint import rotation
+from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.writers import write
 
 FOLDER = Path(os.environ.get("PRONK_BENCH_MODELS") or harness.ROOT / "build" / "bench")
 PEERS_PYTHON = os.environ.get("PRONK_BENCH_PYTHON") or str(harness.ROOT / "build" / "bench" / "env" / "bin" / "python")

@@ -18,10 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint import write
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.checkpoint.writers import write
 from pronk.config import ModelConfig
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 TINYLLAMA = ModelConfig(
     vocab_size=32000,

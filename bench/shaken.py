@@ -28,16 +28,18 @@ from torch import Tensor
 
 import pronk
 from pronk import checkpoint
-from pronk.checkpoint import gguf_blocks, hub, write
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.checkpoint.writers import write
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.measure.divergence import divergence
 from pronk.measure.windows import evaluation_text
 from pronk.tokenizer.export import huggingface_files
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.model import Llama
-from pronk.train.batches import Batches, MicroBatch
-from pronk.train.examples import Example
+from pronk.train.data.batches import Batches, MicroBatch
+from pronk.train.data.examples import Example
 from pronk.train.loop import Loop
 from pronk.train.optimizers import make
 from pronk.train.run import trained

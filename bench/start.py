@@ -22,7 +22,7 @@ from typing import Any
 import harness
 
 from pronk import checkpoint
-from pronk.checkpoint import hub
+from pronk.checkpoint.hub import resolve as hub
 from pronk.cpu_engine.plan import plan
 
 PROMPT = "Three good reasons to plant a tree:"

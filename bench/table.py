@@ -24,7 +24,16 @@ NAMES = {
     "ctranslate2": "CTranslate2",
     "openvino": "OpenVINO GenAI",
 }
-PAGES = ("README.md", "REPORT.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
+PAGES = ("README.md", "REPORT.md", "docs/benchmarks.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
+HEADLINE = (
+    ("smollm2-135m", "q4", "prefill", "135M, q4: prefill 512"),
+    ("smollm2-135m", "q4", "decode", "135M, q4: decode 128"),
+    ("smollm2-135m", "q8", "decode", "135M, q8: decode 128"),
+    ("random-1.1b", "q4", "prefill", "1.1B, q4: prefill 512"),
+    ("random-1.1b", "q4", "decode", "1.1B, q4: decode 128"),
+    ("random-1.1b", "bf16", "decode", "1.1B, bf16: decode 128"),
+)
+SOURCES = {"headline": "vs_llama_cpp"}  # of tables that have no results of their own
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
@@ -54,6 +63,17 @@ def vs_llama_cpp(results: dict[str, Any]) -> str:
                 rows.append([what, *_beside(taken, "llama.cpp"), shares])
     header = ("tokens/s (medians)", "pronk", "llama.cpp", "ratio", "goal", "peak memory, MB", "of the read ceiling")
     return harness.table(header, rows)
+
+
+def headline(results: dict[str, Any]) -> str:
+    """What README shows of vs_llama_cpp."""
+    rows = []
+    for model, name, task, said in HEADLINE:
+        measured = results["measured"][model][name]
+        rates = measured["tasks"][task]["tok_s"]
+        cells = (_rate(rates["pronk"]), _rate(rates["llama.cpp"]), _ratio(measured["tasks"][task]["ratio"]))
+        rows.append([said, *cells])
+    return harness.table(("tokens a second", "pronk", "llama.cpp", "ratio"), rows)
 
 
 def vs_ctranslate2(results: dict[str, Any]) -> str:
@@ -142,7 +162,17 @@ def llama2_7b(results: dict[str, Any]) -> str:
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     function.__name__: function
-    for function in (vs_transformers, vs_llama_cpp, vs_ctranslate2, vs_bitsandbytes, vs_peft, start, quality, llama2_7b)
+    for function in (
+        headline,
+        vs_transformers,
+        vs_llama_cpp,
+        vs_ctranslate2,
+        vs_bitsandbytes,
+        vs_peft,
+        start,
+        quality,
+        llama2_7b,
+    )
 }
 
 
@@ -154,7 +184,7 @@ def fill(text: str, results: Path) -> tuple[str, list[str]]:
         name = match["name"]
         if name not in TABLES:
             raise SystemExit(f"there is no table named {name!r}; there are {', '.join(TABLES)}")
-        path = results / f"{name}.json"
+        path = results / f"{SOURCES.get(name, name)}.json"
         table = TABLES[name](json.loads(path.read_text(encoding="utf-8"))) + "\n" if path.exists() else ""
         new = match["begin"] + table + match["end"]
         if new != match[0]:

@@ -60,7 +60,7 @@ CASES = {
 
 
 def measure(case: Case, examples: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    from pronk.train.batches import Batches
+    from pronk.train.data.batches import Batches
 
     lengths = [len(ids) for ids in examples["ids"]]
     accumulate = STEP // case.batch_size
@@ -124,8 +124,8 @@ def _rate_of(side: Side, tokens: list[int], steps: int, found: list[dict[str, An
 def encoded(path: Path) -> dict[str, Any]:
     """The examples as both sides get them: tokens, and which are learned."""
     from pronk import checkpoint, tokenizer
-    from pronk.train import records
-    from pronk.train.examples import Encoder, Example
+    from pronk.train.data import records
+    from pronk.train.data.examples import Encoder, Example
 
     source = checkpoint.open(models.huggingface(MODEL)).tokenizer
     assert source

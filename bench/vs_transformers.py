@@ -25,9 +25,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import pronk
-from pronk import checkpoint
-from pronk.checkpoint import hub
-from pronk.generation import peak_rss_mb
+from pronk import checkpoint, system
+from pronk.checkpoint.hub import resolve as hub
 from pronk.torch_engine.backend import DTYPES, to_torch
 
 PREFILL, PROMPT, NEW = 512, 32, 128
@@ -155,7 +154,7 @@ def peak_memory(side: str, model: str, dtype: str, threads: int) -> float:
 def use_memory(side: str, model: str, dtype: str, threads: int) -> None:
     way = Pronk(model, dtype, threads).stream if side == "pronk" else Transformers(model, dtype, threads).loop
     way([1 + i % 100 for i in range(PREFILL)], NEW)
-    print(peak_rss_mb())
+    print((system.peak_memory() or 0) / 1e6)
 
 
 def report(results: dict[str, Any]) -> str:

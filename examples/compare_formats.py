@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pronk
-from pronk.checkpoint import write
+from pronk.checkpoint.writers import write
 from pronk.errors import Unsupported
 from pronk.measure.verify import compare
 

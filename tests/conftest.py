@@ -24,7 +24,7 @@ def data() -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The default model's GGUF, through pronk's own download and cache."""
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
     from pronk.errors import DownloadFailed
 
     try:

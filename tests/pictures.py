@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from pronk.svg import WIDTH, width_of
+from pronk.drawing.svg import WIDTH, width_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 _ABOUT = 1.0  # pixels

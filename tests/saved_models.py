@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 LLAMA2C_ENDS = (2, 1)  # what a llama2.c file always says

@@ -21,7 +21,7 @@ from pronk import checkpoint, tokenizer
 from pronk.checkpoint import grid
 from pronk.config import ModelConfig
 from pronk.torch_engine.backend import load_model
-from pronk.train.examples import Example
+from pronk.train.data.examples import Example
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import contained
 
-from pronk import chart, svg
-from pronk.chart import Axis, Key
+from pronk.drawing import chart, svg
+from pronk.drawing.chart import Axis, Key
 
 VALUES = st.floats(-1e15, 1e15, allow_subnormal=False) | st.floats(-1e-3, 1e-3)
 POSITIVE = st.floats(1e-280, 1e280)

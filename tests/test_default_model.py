@@ -11,7 +11,7 @@ import torch
 from peers import hugging_face
 
 import pronk
-from pronk.generation import Generation
+from pronk.engine.generation import Generation
 from pronk.llm import LLM
 from pronk.measure.verify import TEXT, verify
 

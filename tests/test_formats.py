@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
-from pronk.checkpoint import write
+from pronk.checkpoint.writers import write
 from pronk.config import ModelConfig, RopeScaling
 
 # llama2.c has room for one base, one epsilon and no scaling; this model can be said in every format.

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 
 from pronk import _native
 from pronk.errors import BadRequest
-from pronk.int8 import SCHEMES, Outliers, activation_codes, int8_linear, weight_codes
-from pronk.quantize import INT8_THRESHOLD, quantize
+from pronk.formats.int8 import SCHEMES, Outliers, activation_codes, int8_linear, weight_codes
+from pronk.formats.quantize import INT8_THRESHOLD, quantize
 
 matrices = hnp.arrays(
     np.float32,

@@ -12,7 +12,7 @@ import pytest
 from run_c import run_c
 
 import pronk
-from pronk.generation import Generation
+from pronk.engine.generation import Generation
 from pronk.llm import LLM
 
 GOLDENS = Path(__file__).parent / "goldens" / "llama2c"

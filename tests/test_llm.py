@@ -12,8 +12,8 @@ from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk.tokenizer
+from pronk.engine.generation import Generation
 from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
-from pronk.generation import Generation
 from pronk.llm import LLM
 from pronk.tokenizer.hf import HfTokenizer
 from pronk.torch_engine.backend import TorchBackend

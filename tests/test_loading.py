@@ -12,7 +12,7 @@ from tiny import byte_tokenizer
 from tiny_folder import save_tiny_chat_model
 
 import pronk
-from pronk.checkpoint import hub
+from pronk.checkpoint.hub import resolve as hub
 from pronk.errors import BadRequest, ModelNotFound
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pronk.checkpoint.gguf_blocks import decode, encode_q8_0
+from pronk.checkpoint.containers.gguf_blocks import decode, encode_q8_0
 from pronk.errors import BadRequest
-from pronk.quantize import GROUP, QuantizedTensor, quantize
+from pronk.formats.quantize import GROUP, QuantizedTensor, quantize
 
 FORMATS = ("int8", "q8", "q4")
 weights = hnp.arrays(

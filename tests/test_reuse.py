@@ -13,8 +13,8 @@ from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 import pronk
 import pronk.tokenizer
 from pronk.engine.batch import Batch
+from pronk.engine.generation import Generation
 from pronk.errors import BadRequest
-from pronk.generation import Generation
 from pronk.llm import LLM
 from pronk.measure.verify import verify
 from pronk.torch_engine.backend import TorchBackend

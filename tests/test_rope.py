@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pronk.config import ModelConfig, RopeScaling
-from pronk.rope import cos_sin, inverse_frequencies
+from pronk.config.rope import cos_sin, inverse_frequencies
 
 SCALINGS = {
     "default": None,

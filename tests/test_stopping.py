@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pronk.stopping import StopStrings
+from pronk.engine.stopping import StopStrings
 
 # Two letters, so that stop strings overlap themselves and each other all the time.
 letters = st.text("ab", max_size=12)

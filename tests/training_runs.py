@@ -34,7 +34,7 @@ def write_sums(path: Path, answers: Callable[[int, int], dict[str, str]]) -> Pat
 
 def run_of(chosen: Settings, folder: Path, **options: Any) -> Run:
     from pronk import checkpoint, tokenizer
-    from pronk.train.data import prepare
+    from pronk.train.data.sources import prepare
     from pronk.train.run import Run
 
     opened = checkpoint.open(chosen.model)

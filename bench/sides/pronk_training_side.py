@@ -14,8 +14,8 @@ import pronk
 from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.train import adapter
-from pronk.train.data import Data
-from pronk.train.examples import Example
+from pronk.train.data.examples import Example
+from pronk.train.data.sources import Data
 from pronk.train.run import Run
 from pronk.train.settings import Settings
 

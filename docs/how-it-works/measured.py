@@ -22,12 +22,12 @@ from torch import Tensor
 
 import pronk
 from pronk.config import ModelConfig
+from pronk.config.rope import frequency_factors, inverse_frequencies
+from pronk.config.rope_scaling import RopeScaling
 from pronk.engine.batch import Batch, Run
 from pronk.measure.machine import machine
 from pronk.measure.perplexity import log_likelihoods
 from pronk.measure.windows import evaluation_text
-from pronk.rope import frequency_factors, inverse_frequencies
-from pronk.rope_scaling import RopeScaling
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.functions import rotate
 

@@ -36,7 +36,7 @@ private:
 };
 
 // Columns [at, at + count) of a row as floats; `at` is a multiple of kChunk, `count` at most kChunk and whole blocks.
-// Sums and products are those of checkpoint/gguf_blocks.py.
+// Sums and products are those of checkpoint/containers/gguf_blocks.py.
 void read_floats(Source source, const uint8_t* row, int at, int count, float* out);
 
 }  // namespace pronk

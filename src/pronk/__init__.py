@@ -17,7 +17,7 @@ __all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "load"]
 _HOMES = {
     "LLM": "pronk.llm",
     "load": "pronk.loading",
-    "ModelConfig": "pronk.config",
+    "ModelConfig": "pronk.config.model_config",
     "SamplingParams": "pronk.engine.params",
 }
 

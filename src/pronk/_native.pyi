@@ -36,7 +36,7 @@ class Model:
         int8_threshold: float = 6.0,
         int8_outliers: int = 6,
     ) -> None:
-        """`int8_threshold`, `int8_outliers`: see pronk.int8.Outliers."""
+        """`int8_threshold`, `int8_outliers`: see pronk.formats.int8.Outliers."""
 
     @property
     def isa(self) -> str: ...

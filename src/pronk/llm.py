@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import engines
+from pronk import engines, system
 from pronk import prompts as given
-from pronk.checkpoint import known
+from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
-from pronk.cpu_engine import memory
 from pronk.engine.batch import Batch, Run
 from pronk.engine.beam import beam_search
 from pronk.engine.events import Event, Failure
+from pronk.engine.generation import Chunk, Generation, Stopwatch, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
+from pronk.engine.streaming import TextStream
+from pronk.engine.watched import READING, WatchedBackend, beam_progress
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer
-from pronk.generation import Chunk, Generation, Stopwatch, joined
 from pronk.prompts import Message, Prompt, Truncate
-from pronk.streaming import TextStream
-from pronk.watched import READING, WatchedBackend, beam_progress
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
@@ -158,7 +157,7 @@ class LLM:
         if type(step) is not int or step < 1:
             raise BadRequest(f"chunk must be a whole number from 1 on, not {chunk!r}")
         what = f"logits of {len(ids)} tokens"
-        memory.check(4 * len(ids) * self.config.vocab_size, what, "give fewer tokens")
+        system.check_memory(4 * len(ids) * self.config.vocab_size, what, "give fewer tokens")
         try:
             logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         except MemoryError:

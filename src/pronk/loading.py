@@ -12,13 +12,13 @@ from pronk import checkpoint as checkpoints
 from pronk import engines
 from pronk import tokenizer as tokenizers
 from pronk.checkpoint import adapter as adapters
-from pronk.checkpoint import hub
+from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
-from pronk.paths import expanded
 from pronk.spellings import named as names_ours
-from pronk.vocabulary import TokenizerSource
+from pronk.system import expanded
+from pronk.tokenizer.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
     from pronk.cpu_engine.formats import Quantize
@@ -58,7 +58,7 @@ def load(
     `quantize`: what weight matrices are made. Both engines have int8 and llm-int8; the CPU engine also f32, f16, bf16,
     q8, q4, "auto" (as the file has them: its default) and a mapping from the beginnings of tensor names to formats,
     the longest of which decides ("" is for all others); the torch engine also absmax, absmax-row and zeropoint, for
-    comparison (pronk.int8 has their formulas). Of llm-int8's activations, those over `int8_threshold` (6.0, or
+    comparison (pronk.formats.int8 has their formulas). Of llm-int8's activations, those over `int8_threshold` (6.0, or
     what the checkpoint says) are computed apart in 32 bits, and of each token at least the `int8_outliers` largest
     (6; 0 leaves the threshold alone, as in the paper).
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,

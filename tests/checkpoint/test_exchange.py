@@ -14,7 +14,7 @@ from tiny import in_memory, random_weights, tiny_config
 
 import pronk
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint.write import save
+from pronk.checkpoint.writers.write import save
 from pronk.llm import LLM
 
 PROMPTS = ["The capital of France is", "def fibonacci(n):\n    ", "1, 1, 2, 3, 5, 8,"]

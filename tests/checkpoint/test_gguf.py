@@ -26,7 +26,8 @@ from gguf_files import (
 )
 from tiny import random_weights, tiny_config
 
-from pronk.checkpoint import gguf, gguf_blocks
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.readers import gguf
 from pronk.config import RopeScaling
 from pronk.errors import Unsupported
 

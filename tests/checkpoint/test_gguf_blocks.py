@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from pronk.checkpoint import gguf_blocks
-from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, decode, encode_q8_0, to_little_endian
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES, decode, encode_q8_0, to_little_endian
 
 
 def oracle(dtype: str, blocks: np.ndarray) -> np.ndarray:

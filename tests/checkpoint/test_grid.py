@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk import checkpoint
-from pronk.checkpoint import gguf_blocks, grid, rotation
+from pronk.checkpoint import grid, rotation
+from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.quantize import quantize
+from pronk.formats.quantize import quantize
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
 PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}

@@ -20,9 +20,10 @@ from hub_server import TOKEN, Hub, Repo, serve
 from tiny import random_weights, tiny_config
 
 from pronk import checkpoint
-from pronk.checkpoint import download, hub
-from pronk.checkpoint import known as names
-from pronk.checkpoint.repository import Repository
+from pronk.checkpoint.hub import download
+from pronk.checkpoint.hub import known as names
+from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.hub.repository import Repository
 from pronk.errors import BadRequest, DownloadFailed, ModelNotFound
 
 CONFIG = tiny_config()
@@ -85,7 +86,7 @@ except PronkError as error:
 
 @dataclasses.dataclass
 class Client:
-    """Calls pronk.checkpoint.hub in a new process, with a Hugging Face cache of its own."""
+    """Calls pronk.checkpoint.hub.resolve in a new process, with a Hugging Face cache of its own."""
 
     folder: Path
     url: str
@@ -179,7 +180,7 @@ def test_a_path_is_not_pulled(tmp_path: Path) -> None:
 
 
 def test_importing_it_is_light() -> None:
-    code = "import sys, pronk.checkpoint.hub; print(*sys.modules)"
+    code = "import sys, pronk.checkpoint.hub.resolve; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"huggingface_hub", "tqdm", "filelock", "platformdirs", "torch"} & set(modules)
 

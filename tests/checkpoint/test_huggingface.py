@@ -18,8 +18,8 @@ from tiny import random_weights, tiny_config
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from pronk import tokenizer
-from pronk.checkpoint import huggingface
-from pronk.checkpoint.mapped import MappedFile
+from pronk.checkpoint.containers.mapped import MappedFile
+from pronk.checkpoint.readers import huggingface
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.config import ModelConfig, RopeScaling
 from pronk.errors import BadFile, Unsupported

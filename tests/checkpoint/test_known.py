@@ -13,8 +13,8 @@ from test_hub import Client
 from tiny import byte_tokenizer, random_weights, tiny_config
 
 import pronk
-from pronk.checkpoint import known, pinned
-from pronk.checkpoint.pinned import PinnedModel
+from pronk.checkpoint.hub import known, pinned
+from pronk.checkpoint.hub.pinned import PinnedModel
 from pronk.errors import NoTokenizer
 
 STORIES = known.MODELS["stories260K"]

@@ -12,7 +12,7 @@ import pytest
 from llama2c_files import quantize, save_llama2c
 from tiny import random_weights, tiny_config
 
-from pronk.checkpoint import llama2c
+from pronk.checkpoint.readers import llama2c
 from pronk.errors import BadFile, Unsupported
 
 

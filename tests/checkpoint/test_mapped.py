@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronk.checkpoint import mapped
+from pronk.checkpoint.containers import mapped
 from pronk.errors import BadFile
 
 

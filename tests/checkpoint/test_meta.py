@@ -16,7 +16,7 @@ from formats import save_huggingface, save_meta
 from numpy.typing import NDArray
 from tiny import random_weights, tiny_config
 
-from pronk.checkpoint import huggingface, meta
+from pronk.checkpoint.readers import huggingface, meta
 from pronk.config import RopeScaling
 from pronk.errors import BadFile, Unsupported
 

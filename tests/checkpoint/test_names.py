@@ -9,7 +9,7 @@ import pytest
 from formats import interleave, meta_name
 from tiny import tiny_config
 
-from pronk.checkpoint import names
+from pronk.checkpoint.readers import names
 from pronk.errors import Unsupported
 
 CONFIG = tiny_config(num_hidden_layers=12, attention_bias=True, mlp_bias=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiny import random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import int8_rows
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, PronkError, Unsupported
 
@@ -395,6 +395,6 @@ def test_nothing_is_read_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def read(self: LazyTensor) -> None:
         raise AssertionError("read")
 
-    monkeypatch.setattr("pronk.checkpoint.safetensors._read", read)
+    monkeypatch.setattr("pronk.checkpoint.containers.safetensors._read", read)
     plan = checkpoints.open(folder).plan()
     assert plan.stored == sum(array.nbytes for array in stored.values())

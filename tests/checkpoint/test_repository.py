@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pronk.checkpoint.repository import Model, Repository, choose, has_all_pieces, models_in
+from pronk.checkpoint.hub.repository import Model, Repository, choose, has_all_pieces, models_in
 from pronk.errors import ModelNotFound
 
 LLAMA = """.gitattributes LICENSE README.md USE_POLICY.md config.json generation_config.json original/params.json

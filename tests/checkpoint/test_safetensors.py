@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pronk.checkpoint import safetensors as ours
+from pronk.checkpoint.containers import safetensors as ours
 from pronk.errors import BadFile, Unsupported
 
 

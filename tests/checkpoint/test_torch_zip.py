@@ -15,9 +15,9 @@ import pytest
 import torch
 from formats import as_torch
 
-from pronk.checkpoint import torch_zip, unpickle
 from pronk.checkpoint.budget import Budget
-from pronk.checkpoint.mapped import MappedFile
+from pronk.checkpoint.containers import torch_zip, unpickle
+from pronk.checkpoint.containers.mapped import MappedFile
 from pronk.errors import BadFile, Unsupported
 
 

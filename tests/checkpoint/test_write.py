@@ -15,9 +15,10 @@ from saved_models import LLAMA2C_ENDS, NUMPY, assert_same, numbers
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import gguf, writing
+from pronk.checkpoint.readers import gguf
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.checkpoint.write import save
+from pronk.checkpoint.writers import tensor_stream as writing
+from pronk.checkpoint.writers.write import save
 from pronk.errors import BadRequest, PronkError, Unsupported
 
 

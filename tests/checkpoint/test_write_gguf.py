@@ -15,12 +15,12 @@ from gguf_files import interleaved, save_gguf
 from saved_models import assert_same, bpe, numbers, spm
 from tiny import in_memory, random_weights, tiny_config
 
-from pronk.checkpoint import gguf
-from pronk.checkpoint.write import save
+from pronk.checkpoint.readers import gguf
+from pronk.checkpoint.writers.write import save
 from pronk.config import RopeScaling
+from pronk.config.rope import inverse_frequencies
 from pronk.errors import BadRequest, Unsupported
-from pronk.rope import inverse_frequencies
-from pronk.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])

@@ -11,13 +11,14 @@ from llama2c_files import save_llama2c
 from saved_models import bpe, spm
 from tiny import in_memory, random_weights, tiny_config
 
-from pronk import tokenizer_files
-from pronk.checkpoint import llama2c, write
-from pronk.checkpoint.write import save
+from pronk.checkpoint.readers import llama2c
+from pronk.checkpoint.writers import write
+from pronk.checkpoint.writers.write import save
 from pronk.config import RopeScaling
+from pronk.config.rope import inverse_frequencies
 from pronk.errors import BadRequest, Unsupported
-from pronk.rope import inverse_frequencies
-from pronk.vocabulary import TokenizerSource, TokenType, Vocabulary
+from pronk.tokenizer import files as tokenizer_files
+from pronk.tokenizer.vocabulary import TokenizerSource, TokenType, Vocabulary
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import write_gguf, write_int8, writing
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.checkpoint.write import save
+from pronk.checkpoint.writers import gguf as write_gguf
+from pronk.checkpoint.writers import int8 as write_int8
+from pronk.checkpoint.writers import tensor_stream as writing
+from pronk.checkpoint.writers.write import save
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.quantize import quantize
+from pronk.formats.quantize import quantize
 
 CONTAINERS: dict[str, Any] = {"int8": "safetensors", "llm-int8": "safetensors", "q8": "gguf", "q4": "gguf"}
 IDS = [1, 5, 9, 30, 40, 7, 3, 88, 61, 12]

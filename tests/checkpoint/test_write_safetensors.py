@@ -13,10 +13,10 @@ from saved_models import assert_same, spm
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import write
-from pronk.checkpoint.write import save
+from pronk.checkpoint.writers import write
+from pronk.checkpoint.writers.write import save
 from pronk.config import ModelConfig
-from pronk.vocabulary import TokenizerSource
+from pronk.tokenizer.vocabulary import TokenizerSource
 
 
 def test_safetensors_loads_elsewhere(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from pronk.engine.generation import Chunk, Generation, Stats, TokenLogprob
 from pronk.errors import BadFile, BadRequest, ContextOverflow
-from pronk.generation import Chunk, Generation, Stats, TokenLogprob
 
 SEED = 1234
 CTX_SIZE = 64

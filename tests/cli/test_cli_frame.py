@@ -50,7 +50,16 @@ def test_help_loads_nothing_heavy() -> None:
     ).stdout
     loaded = set(shown.splitlines()[-1].split())
     assert {"click", "pronk.cli.generate"} <= loaded
-    heavy = {"numpy", "torch", "tqdm", "tokenizers", "jinja2", "huggingface_hub", "pronk.llm", "pronk.config"}
+    heavy = {
+        "numpy",
+        "torch",
+        "tqdm",
+        "tokenizers",
+        "jinja2",
+        "huggingface_hub",
+        "pronk.llm",
+        "pronk.config.model_config",
+    }
     assert not heavy & loaded
 
 
@@ -77,7 +86,7 @@ def test_version(run: Run) -> None:
 
 
 def test_defaults_are_those_of_the_library(run: Run, loaded: list[FakeLLM]) -> None:
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
     from pronk.engine.params import SamplingParams
 
     run("generate", "x")

@@ -102,7 +102,7 @@ def test_a_merge_that_went_wrong_is_seen(
     run: Run, model: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inverse: half of the adapter written, which --max-kld is there to find."""
-    from pronk.checkpoint import write
+    from pronk.checkpoint.writers import write
 
     save = write.save
 

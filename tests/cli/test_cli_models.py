@@ -18,8 +18,8 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk.errors import BadFile
+from pronk.formats.quantize import quantize
 from pronk.llm import LLM
-from pronk.quantize import quantize
 
 Run = Callable[..., Result]
 PRONK = [sys.executable, "-m", "pronk"]
@@ -435,7 +435,7 @@ def test_a_prompt_that_is_no_text(run: Run, model: str) -> None:
 
 
 def test_pull_prints_where(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
 
     asked = []
 
@@ -450,7 +450,7 @@ def test_pull_prints_where(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_list(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
 
     models = [hub.CachedModel("smollm2:135m", None, 98_362_432), hub.CachedModel("owner/name", tmp_path, 1_500_000_000)]
     monkeypatch.setattr(hub, "cached", lambda: models)

@@ -11,7 +11,7 @@ from click.testing import Result
 from pictures import SVG, contained
 from tiny_folder import save_tiny_chat_model
 
-from pronk.cpu_engine import memory
+from pronk import system
 from pronk.measure import report, sweep
 
 Run = Callable[..., Result]
@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(run: Run, tmp_p
 def test_where_memory_is_short_the_way_out_is_one_that_there_is(
     run: Run, model: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(system, "free_memory", lambda: 1000)
     for arguments, way_out in (
         ((), "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"),
         (("--quantize", "auto"), "choose a smaller model"),

@@ -184,7 +184,7 @@ def test_folders_that_cannot_be(pretrain: Run, run: Run, text: str, tmp_path: Pa
 def test_memory_that_does_not_suffice(pretrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before a weight is drawn."""
     monkeypatch.setattr("pronk.train.pretrain._drawn", lambda *_: 1 / 0)
-    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 8 << 20)
+    monkeypatch.setattr("pronk.system.free_memory", lambda: 8 << 20)
     result = pretrain("--hidden", "2048", "--layers", "16")
     assert result.exit_code == 1
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("pronk:"))

@@ -15,10 +15,10 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk.checkpoint import grid
+from pronk.formats.quantize import quantize
 from pronk.measure.divergence import divergence, noise_floor
 from pronk.measure.perplexity import perplexity
 from pronk.measure.windows import evaluation_text
-from pronk.quantize import quantize
 
 Run = Callable[..., Result]
 TEXT = "The text is read in windows, and the second half of each of them counts. " * 4  # 292 bytes, a token each

@@ -239,7 +239,7 @@ def test_a_disk_that_is_full(model: str, tmp_path: Path) -> None:
 
 
 def test_interrupted(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.checkpoint import write_gguf
+    from pronk.checkpoint.writers import gguf as write_gguf
 
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt

@@ -111,8 +111,8 @@ def test_nothing_else_writes() -> None:
     known = {
         "cli/console.py",
         "cli/training.py",  # from a signal handler, bytes of its own
-        "checkpoint/local.py",  # shown
-        "checkpoint/wheel.py",  # a name from a table of pronk's
+        "checkpoint/hub/local.py",  # shown
+        "checkpoint/hub/wheel.py",  # a name from a table of pronk's
     }
     found = set()
     for path in SRC.rglob("*.py"):

@@ -7,8 +7,8 @@ import oracle
 import pytest
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
+from pronk import system
 from pronk.config import ModelConfig
-from pronk.cpu_engine import memory
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import PronkError
@@ -77,6 +77,6 @@ def test_a_pass_is_the_same_with_and_without() -> None:
 
 def test_what_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = backend(tiny_config())
-    monkeypatch.setattr(memory, "free_bytes", lambda: 10_000)
+    monkeypatch.setattr(system, "free_memory", lambda: 10_000)
     with pytest.raises(PronkError, match=r"activations of 20 tokens needs .*; take fewer at a time"):
         engine.activations(Batch.of([Run(list(range(20)))]), None)

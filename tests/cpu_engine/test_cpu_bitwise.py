@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk import _native
-from pronk.checkpoint import gguf_blocks
+from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run

@@ -16,7 +16,7 @@ from pronk.config import ModelConfig
 from pronk.cpu_engine import formats
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadFile, BadRequest
-from pronk.quantize import quantize
+from pronk.formats.quantize import quantize
 
 CONFIG = tiny_config(hidden_size=256, intermediate_size=512, num_attention_heads=4, head_dim=64, num_key_value_heads=2)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny import in_memory, random_weights, tiny_config
 
-from pronk.cpu_engine import memory
+from pronk import system
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.cpu_engine.kv import BLOCK_SIZE
 from pronk.errors import PronkError
@@ -14,7 +14,7 @@ from pronk.errors import PronkError
 def test_a_cache_that_the_system_refuses_is_a_clean_error(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config()
     backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), threads=1)
-    monkeypatch.setattr(memory, "free_bytes", lambda: None)
+    monkeypatch.setattr(system, "free_memory", lambda: None)
     kv = backend.new_kv(1, BLOCK_SIZE)
     huge = (1 << 31) - 1
     for ask in (lambda: backend.new_kv(huge, BLOCK_SIZE), lambda: kv.resize(huge)):

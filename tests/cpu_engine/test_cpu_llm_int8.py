@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk import _native
-from pronk.checkpoint import int8_rows
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.cpu_engine.plan import plan
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
-from pronk.int8 import Outliers, activation_codes, int8_linear, weight_codes
-from pronk.quantize import quantize
+from pronk.formats.int8 import Outliers, activation_codes, int8_linear, weight_codes
+from pronk.formats.quantize import quantize
 
 EPS = 2.0**-24
 CONFIG = tiny_config(vocab_size=80, num_attention_heads=6, num_key_value_heads=2)

@@ -27,8 +27,9 @@ from gguf_files import (
 from mutations import modestly, survives
 from tiny import random_weights, tiny_config
 
-from pronk.checkpoint import gguf, gguf_blocks
-from pronk.checkpoint.gguf_file import TENSOR_TYPES
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.containers.gguf_file import TENSOR_TYPES
+from pronk.checkpoint.readers import gguf
 from pronk.errors import BadFile, PronkError, Unsupported
 
 EXAMPLES = 1000

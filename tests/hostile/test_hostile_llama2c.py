@@ -12,7 +12,7 @@ from mutations import modestly, survives
 from tiny import random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
-from pronk.checkpoint import llama2c
+from pronk.checkpoint.readers import llama2c
 from pronk.errors import BadFile, PronkError, Unsupported
 
 EXAMPLES = 1000

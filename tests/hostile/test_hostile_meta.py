@@ -23,7 +23,7 @@ from mutations import outcome, survives
 from tiny import random_weights, tiny_config
 
 from pronk import checkpoint
-from pronk.checkpoint import torch_zip
+from pronk.checkpoint.containers import torch_zip
 from pronk.errors import BadFile
 
 CONFIG = tiny_config(

@@ -18,8 +18,8 @@ from mutations import modestly, survives
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk import checkpoint
-from pronk.checkpoint import quantization
-from pronk.checkpoint.write import save
+from pronk.checkpoint.readers import quantization
+from pronk.checkpoint.writers.write import save
 from pronk.errors import BadFile, PronkError
 
 CONFIG = tiny_config(
@@ -149,7 +149,7 @@ def test_patterns_that_take_for_ever_are_not_run() -> None:
 
 
 def quantization_of(format: str) -> dict[str, Any]:
-    from pronk.checkpoint.write_int8 import quantization_config
+    from pronk.checkpoint.writers.int8 import quantization_config
 
     return quantization_config(format, None)
 

@@ -28,13 +28,13 @@ from mutations import EXTREMES, soon
 from tiny import in_memory, random_weights, tiny_config
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
-from pronk.checkpoint import unpickle
 from pronk.checkpoint.adapter import LoraConfig
+from pronk.checkpoint.containers import unpickle
 from pronk.errors import PronkError
 from pronk.torch_engine.backend import load_model
 from pronk.train import frozen, lora, optimizers, state
-from pronk.train.batches import Batches
-from pronk.train.examples import Example
+from pronk.train.data.batches import Batches
+from pronk.train.data.examples import Example
 from pronk.train.loop import Loop
 from pronk.train.schedule import Schedule
 

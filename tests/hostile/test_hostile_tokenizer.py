@@ -28,8 +28,8 @@ from pronk import checkpoint
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, ModelNotFound, PronkError
 from pronk.tokenizer import chat, spm
-from pronk.tokenizer_files import identify, vocabulary_size
-from pronk.vocabulary import MAX_VOCABULARY, TokenizerKind, TokenizerSource, TokenType
+from pronk.tokenizer.files import identify, vocabulary_size
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenizerKind, TokenizerSource, TokenType
 
 EXAMPLES = 1000
 HUGE = (1 << 63) - 1

@@ -22,11 +22,11 @@ import pronk
 from pronk import checkpoint, strict_json
 from pronk import tokenizer as tokenizers
 from pronk.checkpoint import adapter
-from pronk.checkpoint.safetensors import read as tensors_of
+from pronk.checkpoint.containers.safetensors import read as tensors_of
 from pronk.cli.conversation import Conversation
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.tokenizer import export
-from pronk.train import records
+from pronk.train.data import records
 
 HALF = "a\ud800"
 ESCAPED = json.dumps(HALF)

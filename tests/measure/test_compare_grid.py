@@ -11,8 +11,9 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
-from pronk.checkpoint import grid, write
+from pronk.checkpoint import grid
 from pronk.checkpoint.rotation import rotated
+from pronk.checkpoint.writers import write
 from pronk.measure import compare, journal, report, tasks
 from pronk.measure.comparison import ROTATION
 from pronk.measure.composition import _tasks_of

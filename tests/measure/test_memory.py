@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from tiny import in_memory, random_weights, tiny_config
 
+from pronk import system
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.cpu_engine.kv import CpuKV
 from pronk.engine.backend import KVStorage
 from pronk.engine.params import SamplingParams
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest
-from pronk.measure import memory
 from pronk.measure.memory import Prediction, kv_blocks, predict
 from pronk.torch_engine.backend import TorchBackend
 
@@ -101,21 +101,21 @@ def test_weights_are_counted_and_not_what_a_process_grew_by(scheme: str) -> None
 
 
 def test_what_is_held_is_seen() -> None:
-    if not memory.reset_peak():
+    if not system.reset_peak_memory():
         pytest.skip("the system does not let a process reset its peak")
-    before, begun = memory.held(), memory.peak()
+    before, begun = system.held_memory(), system.peak_memory()
     assert before is not None
     assert begun is not None
     block = np.ones(40_000_000, np.uint8)
-    held = memory.held()
+    held = system.held_memory()
     assert held is not None
     assert held - before > 0.9 * block.nbytes
     del block
-    memory.give_back()
-    after, peak = memory.held(), memory.peak()
+    system.collect_memory()
+    after, peak = system.held_memory(), system.peak_memory()
     assert after is not None
     assert peak is not None
     assert held - after > 0.9 * 40_000_000
     assert peak >= held - 1_000_000  # which stays, until it is reset
-    memory.reset_peak()
-    assert (memory.peak() or 0) < held - 20_000_000
+    system.reset_peak_memory()
+    assert (system.peak_memory() or 0) < held - 20_000_000

@@ -17,13 +17,13 @@ import pronk
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
+from pronk.formats.quantize import quantize
 from pronk.llm import LLM
 from pronk.measure import replay
 from pronk.measure.divergence import divergence
 from pronk.measure.mixed import Divergence, Measures, Whole, choose, chosen_by, split
 from pronk.measure.parts import Formats, Part, after, in_order, parts_of, sixteen_bits
 from pronk.measure.replay import Replay, Yardstick
-from pronk.quantize import quantize
 
 CONFIG = tiny_config(num_hidden_layers=3, vocab_size=128)
 WEIGHTS = random_weights(CONFIG)

@@ -12,13 +12,13 @@ from tiny import in_memory, random_weights, tiny_config
 import pronk
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
+from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import outliers as module
 from pronk.measure.outliers import ColumnTally, Survey, outliers
 from pronk.measure.windows import evaluation_text
 from pronk.torch_engine.backend import TorchBackend
-from pronk.watched import WatchedBackend
 
 CONFIG = tiny_config(num_hidden_layers=3)
 THRESHOLD = 1.5

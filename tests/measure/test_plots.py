@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from pictures import SVG, box, contained, drawn
 
+from pronk.drawing.svg import Drawing
 from pronk.measure import plot_style, plots, plots_outliers
 from pronk.measure.plot_style import Value
-from pronk.svg import Drawing
 
 NAMES = ["bf16", "llm-int8", "q8", "q4"]
 COLOUR = plot_style.colours(NAMES, "bf16")

@@ -300,7 +300,7 @@ def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise", "pronk.measure.schema")
-ROOM += ("pronk.chart", "pronk.svg")
+ROOM += ("pronk.drawing.chart", "pronk.drawing.svg")
 
 
 def test_rendering_imports_nothing_of_pronk_but_itself() -> None:

@@ -11,7 +11,7 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadRequest
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
 from pronk.llm import LLM
 from pronk.measure.outliers import activations
 from pronk.measure.sweep import THRESHOLDS, knee, sweep

@@ -16,7 +16,6 @@ from pronk.cpu_engine.kv import CpuKV
 from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
 from pronk.measure.comparison import Comparison
-from pronk.measure.machine import cores
 from pronk.measure.memory import kv_blocks
 from pronk.measure.points import Point, points
 from pronk.measure.report import markdown, reading
@@ -25,6 +24,7 @@ from pronk.measure.report.sections import document
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.settling import settle
+from pronk.system import processors
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_ways_of_one_setting_differ_in_one_thing(settled: Comparison) -> None:
         assert list(before[shared:]) != prompt[shared:]
         assert len(before) == len(prompt)
     threads = {p.options["threads"] for p in every.values() if p.technique == "threads"}
-    assert {1, cores()} <= threads
+    assert {1, processors()} <= threads
 
 
 def test_without_torch_its_points_are_named_as_missing(settled: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:

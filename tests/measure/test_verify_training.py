@@ -21,7 +21,8 @@ from pronk.llm import LLM
 from pronk.measure.verify_training import verify_training
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import Rows, TorchBatch
-from pronk.train import adapter, lora, objective, passes
+from pronk.train import adapter, lora, passes
+from pronk.train.objectives import objective
 
 FLOATS = {"cpu": {"quantize": "f32", "threads": 1}, "torch": {"dtype": "f32", "device": "cpu"}}
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pronk import _native
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
 
 FORMATS = ("f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0")
 EPS = 2.0**-24

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pronk import _native
-from pronk.checkpoint.gguf_blocks import BLOCK_TYPES, decode
+from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES, decode
 from pronk.errors import BadRequest
-from pronk.quantize import quantize
+from pronk.formats.quantize import quantize
 
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}

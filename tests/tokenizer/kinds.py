@@ -11,9 +11,9 @@ from typing import Any
 
 from pronk import tokenizer as tokenizers
 from pronk.tokenizer import Tokenizer
+from pronk.tokenizer.files import llama2c_records
 from pronk.tokenizer.hf import visible
-from pronk.tokenizer_files import llama2c_records
-from pronk.vocabulary import TokenizerSource, TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenizerSource, TokenType, Vocabulary
 
 KINDS = ("spm", "llama2c", "gguf-spm", "tiktoken", "llama2c-llama3", "gguf-bpe", "json-bpe", "json-spm", "json-llama3")
 

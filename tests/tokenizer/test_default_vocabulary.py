@@ -21,7 +21,7 @@ from pronk import checkpoint
 from pronk import tokenizer as tokenizers
 from pronk.errors import Unsupported
 from pronk.tokenizer import Tokenizer
-from pronk.vocabulary import TokenizerSource
+from pronk.tokenizer.vocabulary import TokenizerSource
 
 
 @pytest.fixture(scope="module")

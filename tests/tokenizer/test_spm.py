@@ -18,7 +18,7 @@ from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.spm_file import parse
-from pronk.vocabulary import TokenType
+from pronk.tokenizer.vocabulary import TokenType
 
 
 @pytest.fixture(scope="module")

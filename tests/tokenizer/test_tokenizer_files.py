@@ -8,7 +8,7 @@ import pytest
 from kinds import GPT2_WORDS, bpe_json, llama2c_file, small_bpe, small_spm_records, tiktoken_lines, write_json
 
 from pronk.errors import BadFile
-from pronk.tokenizer_files import identify, vocabulary_size
+from pronk.tokenizer.files import identify, vocabulary_size
 
 LETTERS = [bytes((b,)) for b in range(256)]
 

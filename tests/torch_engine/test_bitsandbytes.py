@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
 from pronk.torch_engine.quantized import Int8Linear, activation_codes, find_outliers, int_product, weight_codes
 
 THRESHOLD = 6.0

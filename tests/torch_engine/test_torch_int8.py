@@ -1,4 +1,4 @@
-"""The torch engine in 8 bits: codes, sums and results are those of pronk.int8, and a model holds nothing wider."""
+"""The torch engine in 8 bits: codes, sums and results are those of formats.int8, and a model holds nothing wider."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from tiny import in_memory, random_weights, tiny_config
 from torch import Tensor, nn
 
-from pronk import int8
-from pronk.checkpoint import int8_rows
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
-from pronk.int8 import SCHEMES, Outliers, Scheme
+from pronk.formats import int8
+from pronk.formats.int8 import SCHEMES, Outliers, Scheme
 from pronk.llm import LLM
 from pronk.torch_engine import quantized
 from pronk.torch_engine.backend import TorchBackend

@@ -11,9 +11,9 @@ from tiny import random_weights, tiny_config
 
 from pronk.errors import BadRequest
 from pronk.torch_engine.model import Llama
-from pronk.train.batches import Batches, MicroBatch, filled
-from pronk.train.examples import Example
-from pronk.train.loss import IGNORED
+from pronk.train.data.batches import Batches, MicroBatch, filled
+from pronk.train.data.examples import Example
+from pronk.train.objectives.loss import IGNORED
 from pronk.train.schedule import Schedule
 
 CPU = torch.device("cpu")

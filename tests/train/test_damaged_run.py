@@ -15,7 +15,7 @@ from pronk.checkpoint.adapter import LoraConfig
 from pronk.cli import training_report
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
-from pronk.train.data import prepare
+from pronk.train.data.sources import prepare
 from pronk.train.folder import CHECKPOINTS, METRICS
 from pronk.train.run import Run
 from pronk.train.settings import Settings
@@ -77,7 +77,7 @@ def test_records_that_cannot_be_encoded_are_bad_ones(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A template may refuse what a record's form allows; what is too long is another option's."""
-    monkeypatch.setattr("pronk.train.containers.half_character", lambda *_: None)  # which would refuse it sooner
+    monkeypatch.setattr("pronk.train.data.containers.half_character", lambda *_: None)  # which would refuse it sooner
     with data.open("a") as file:
         file.write(json.dumps({"prompt": "", "completion": "\ud800"}) + "\n")
     with pytest.raises(BadFile, match=r"data.jsonl: line 11: .*lone surrogate"):

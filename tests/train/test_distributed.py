@@ -26,7 +26,7 @@ from tiny_folder import save_tiny_chat_model
 from two_processes import perform
 
 from pronk import checkpoint
-from pronk.checkpoint import safetensors
+from pronk.checkpoint.containers import safetensors
 from pronk.train.distributed import Group
 
 pytestmark = pytest.mark.timeout(900)  # two processes that wait for each other are slow on a busy machine

@@ -11,7 +11,7 @@ import pytest
 
 from pronk.errors import BadFile, ModelNotFound, PronkError
 from pronk.tokenizer.spm import SpmTokenizer
-from pronk.train import documents, vocabulary
+from pronk.train.data import documents, vocabulary
 
 TALES = "one one\ntwo\n<|endoftext|>\n\nthree <|endoftext|> three\n<|endoftext|>  \n<|endoftext|>\nfour"
 
@@ -64,7 +64,7 @@ def test_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(BadFile, match="cannot be read: Is a directory"):
         documents.read(str(tmp_path))
     path = written(tmp_path, "a" * 1000)
-    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 1000)
+    monkeypatch.setattr("pronk.system.free_memory", lambda: 1000)
     with pytest.raises(PronkError, match=r"training on it needs .* are free; take a part of the text"):
         documents.read(path)
 

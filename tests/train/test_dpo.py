@@ -22,12 +22,12 @@ from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
 from pronk.train import lora, optimizers
-from pronk.train.batches import Batches
-from pronk.train.containers import BadRecord
-from pronk.train.dpo import Preferences, losses
-from pronk.train.examples import Encoder, Example, Pair
+from pronk.train.data.batches import Batches
+from pronk.train.data.containers import BadRecord
+from pronk.train.data.examples import Encoder, Example, Pair
+from pronk.train.data.records import parse
 from pronk.train.loop import Loop
-from pronk.train.records import parse
+from pronk.train.objectives.dpo import Preferences, losses
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Preference, Settings
 
@@ -200,7 +200,7 @@ def test_the_reference_is_a_second_copy_of_the_model(folder: Path, pairs: list[P
 def test_an_adapter_left_on_would_be_seen(folder: Path, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """The inverse."""
     expected = Preferences(Preference()).reference.of(load(folder, LORA), pairs)
-    monkeypatch.setattr("pronk.train.dpo.lora.disabled", lambda model: torch.no_grad())
+    monkeypatch.setattr("pronk.train.objectives.dpo.lora.disabled", lambda model: torch.no_grad())
     left_on = Preferences(Preference()).reference.of(load(folder, LORA).eval(), pairs)
     assert float((left_on - expected).abs().max()) > 1e-2
 

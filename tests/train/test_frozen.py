@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import pronk.checkpoint as checkpoints
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.checkpoint.write import save
+from pronk.checkpoint.writers.write import save
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
-from pronk.quantize import quantize
+from pronk.formats.quantize import quantize
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
@@ -276,7 +276,7 @@ _PEAK = """
 import sys, torch
 from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
-from pronk.generation import peak_rss_mb
+from pronk.system import peak_memory
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.model import Llama
 from pronk.train import frozen, lora
@@ -284,14 +284,14 @@ torch.set_num_threads(1)
 opened, cpu = checkpoint.open(sys.argv[1]), torch.device("cpu")
 with torch.device("meta"):
     Llama(opened.config)  # what torch imports for it is none of the weights' memory
-before = peak_rss_mb()
+before = peak_memory()
 model = load_model(opened, cpu, torch.float32, linear=frozen.linear(opened, sys.argv[2], cpu))
 lora.add(model, LoraConfig(rank=2))
 x = torch.randn(4, opened.config.hidden_size, requires_grad=True)
 for layer in model.model.layers:
     x = x + layer.mlp(x)
 x.sum().backward()
-print(int((peak_rss_mb() - before) * 1e6))
+print(peak_memory() - before)
 """
 
 

@@ -18,8 +18,8 @@ from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.model import Llama
 from pronk.train import lora, optimizers, state
-from pronk.train.batches import Batches
-from pronk.train.examples import Example
+from pronk.train.data.batches import Batches
+from pronk.train.data.examples import Example
 from pronk.train.loop import Broken, Loop
 from pronk.train.schedule import Schedule
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.train.loss import IGNORED, cross_entropy, log_likelihoods
+from pronk.train.objectives.loss import IGNORED, cross_entropy, log_likelihoods
 
 ROWS, WIDTH, VOCABULARY = 37, 24, 101
 

@@ -17,9 +17,9 @@ from tiny import random_weights
 
 import pronk
 from pronk import checkpoint, tokenizer
-from pronk.checkpoint import write
+from pronk.checkpoint.writers import write
+from pronk.engine.generation import Generation
 from pronk.errors import BadFile, BadRequest
-from pronk.generation import Generation
 from pronk.tokenizer.export import huggingface_files
 from pronk.train import pretrain
 from pronk.train.folder import CHECKPOINTS, MODEL, read_metrics

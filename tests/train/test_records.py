@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pronk.errors import BadFile, ModelNotFound, PronkError
-from pronk.train import records
+from pronk.train.data import records
 
 ALPACA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "alpaca" / "alpaca_data_200.json"
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]

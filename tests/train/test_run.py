@@ -26,9 +26,9 @@ from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
 from pronk.train import state
-from pronk.train.batches import MicroBatch
-from pronk.train.data import shown
-from pronk.train.examples import Example
+from pronk.train.data.batches import MicroBatch
+from pronk.train.data.examples import Example
+from pronk.train.data.sources import shown
 from pronk.train.folder import CHECKPOINTS, METRICS, MODEL, claimed, read_metrics
 from pronk.train.recompute import recompute
 from pronk.train.run import Run
@@ -420,8 +420,8 @@ def test_threads_that_torch_would_die_of(model: Path, data: Path, tmp_path: Path
 def test_memory_that_is_not_there_is_asked_for_before_anything_is_read(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("pronk.system.free_memory", lambda: 1 << 20)
     with pytest.raises(PronkError, match=r"training it needs .* of memory, and 1 MB are free; choose .* --recompute 1"):
         make(settings(model, data), tmp_path / "run")
-    monkeypatch.setattr("pronk.cpu_engine.memory.free_bytes", lambda: 1 << 27)
+    monkeypatch.setattr("pronk.system.free_memory", lambda: 1 << 27)
     make(settings(model, data), tmp_path / "run")

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from pronk.errors import BadFile
 from pronk.torch_engine.backend import load_module
 from pronk.train import optimizers, state
-from pronk.train.batches import Batches
-from pronk.train.examples import Example
+from pronk.train.data.batches import Batches
+from pronk.train.data.examples import Example
 from pronk.train.folder import read_metrics
 from pronk.train.loop import Loop, Precision
 from pronk.train.schedule import Schedule

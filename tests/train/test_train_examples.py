@@ -14,9 +14,9 @@ from tiny_folder import save_tiny_chat_model
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer import Tokenizer
-from pronk.train.data import Data, prepare
-from pronk.train.examples import Encoder, Example, Pair, alpaca_prompt
-from pronk.train.records import Record, parse
+from pronk.train.data.examples import Encoder, Example, Pair, alpaca_prompt
+from pronk.train.data.records import Record, parse
+from pronk.train.data.sources import Data, prepare
 from pronk.train.settings import Settings
 
 TALK = [

@@ -18,9 +18,9 @@ from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.measure.worker import Worker
 from pronk.train import memory
-from pronk.train.batches import Batches
-from pronk.train.data import Data
-from pronk.train.examples import Example
+from pronk.train.data.batches import Batches
+from pronk.train.data.examples import Example
+from pronk.train.data.sources import Data
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.run import Run
 from pronk.train.settings import Settings

@@ -10,8 +10,8 @@ import pytest
 import pronk
 from pronk.errors import BadRequest
 from pronk.tokenizer.spm import SpmTokenizer
-from pronk.train import vocabulary
-from pronk.vocabulary import TokenType
+from pronk.tokenizer.vocabulary import TokenType
+from pronk.train.data import vocabulary
 
 sys.path.append(str(Path(__file__).parents[1] / "tokenizer"))
 import awkward

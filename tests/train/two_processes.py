@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import PronkError
-from pronk.train.data import prepare
+from pronk.train.data.sources import prepare
 from pronk.train.distributed import Group, joined
 from pronk.train.run import Run
 from pronk.train.settings import Preference, Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, LoadPlan
 from pronk.errors import BadFile, ModelNotFound, short
-from pronk.paths import expanded
+from pronk.system import expanded
 
 __all__ = ["Checkpoint", "LazyTensor", "LoadPlan", "open"]
 
@@ -31,7 +31,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    from pronk.checkpoint import gguf, huggingface, llama2c, meta, weight_file
+    from pronk.checkpoint.containers import weight_file
+    from pronk.checkpoint.readers import gguf, huggingface, llama2c, meta
 
     if not path.is_file():
         raise BadFile(path, "is neither a file nor a folder")
@@ -49,7 +50,7 @@ def _open_file(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from pronk.checkpoint import gguf, huggingface, llama2c, meta
+    from pronk.checkpoint.readers import gguf, huggingface, llama2c, meta
 
     files = sorted(file for file in folder.iterdir() if file.is_file())
     parts = {_GGUF_PART.sub(r"\1\2", file.name): file for file in reversed(files) if gguf.detect(file)}
@@ -76,7 +77,8 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _of_training(folder: Path) -> str | None:
     """What a folder is that training made, for one who takes it for a model; and where the model is."""
-    from pronk.checkpoint import adapter, huggingface
+    from pronk.checkpoint import adapter
+    from pronk.checkpoint.readers import huggingface
 
     if (folder / adapter.CONFIG).is_file():
         _, base = adapter.read_config(folder)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import strict_json
-from pronk.checkpoint import safetensors
+from pronk.checkpoint.containers import safetensors
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_finite
 from pronk.errors import BadFile, BadRequest, ModelNotFound, Unsupported, short
 

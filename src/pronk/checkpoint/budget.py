@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pronk.errors import BadFile
-from pronk.vocabulary import MAX_VOCABULARY
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY
 
 Item = Literal[
     "files", "tensors", "zip entries", "bytes of headers", "bytes of JSON headers", "pickle instructions",

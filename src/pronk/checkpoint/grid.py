@@ -26,9 +26,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint import gguf_blocks, int8_rows
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor
-from pronk.quantize import GROUP, Format, quantize
+from pronk.formats.quantize import GROUP, Format, quantize
 
 Floats = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported
-from pronk.vocabulary import TokenizerSource
+from pronk.tokenizer.vocabulary import TokenizerSource
 
 # Types that hold one number an element, and numpy's name for each. Everything else is a block type (Q4_K, ...).
 PLAIN_DTYPES: dict[str, np.dtype[Any]] = {

@@ -15,10 +15,10 @@ import click
 from pronk.cli import console, options, progress
 from pronk.cli.conversation import Conversation
 from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
-from pronk.paths import expanded
+from pronk.system import expanded
 
 if TYPE_CHECKING:
-    from pronk.generation import Chunk
+    from pronk.engine.generation import Chunk
     from pronk.llm import LLM
 
 HELP = """\
@@ -230,7 +230,7 @@ def _line_history() -> Iterator[None]:
 def _history() -> Path:
     """What people typed is no cache, to be thrown away: it is in the user's directory for state, or in PRONK_HOME."""
     if os.environ.get("PRONK_HOME"):
-        from pronk.checkpoint.local import home
+        from pronk.checkpoint.hub.local import home
 
         return home() / "chat_history"
     import platformdirs

@@ -116,7 +116,7 @@ def command(
         raise click.UsageError("--data and --tokens are for --training; give that, or leave them out")
     from pronk.measure import compare, report
     from pronk.measure.request import Request
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     if resume and overwrite:
         raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")

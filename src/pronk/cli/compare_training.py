@@ -23,7 +23,7 @@ def perform(
     from pronk import engines
     from pronk.measure import compare, training, training_report
     from pronk.measure.training_grid import Request
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     engines.import_torch()
     folder, command = expanded(out), shlex.join(["pronk", *sys.argv[1:]])

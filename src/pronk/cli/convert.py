@@ -13,7 +13,7 @@ from pronk.errors import PronkError, Unsupported
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
-    from pronk.vocabulary import Vocabulary
+    from pronk.tokenizer.vocabulary import Vocabulary
 
 # What both models read for the receipt: prose, numbers, code, accents and an emoji.
 TEXT = """In 1843 the mail coach from Bristol took 14 hours; by rail it took 4. "Progress," said Zoë, "is arriving
@@ -78,7 +78,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Write SRC to DST in another format; end with a receipt."""
-    from pronk.checkpoint import rotation, write
+    from pronk.checkpoint import rotation
+    from pronk.checkpoint.writers import write
 
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
@@ -124,7 +125,7 @@ def save(
     **how: Any,
 ) -> None:
     """Write it to `dst`, with the tokenizer as `tokenizer_for` gives it; `how`: more of write.save's arguments."""
-    from pronk.checkpoint import write
+    from pronk.checkpoint.writers import write
 
     with progress.shown("writing") as advance:
         write.save(checkpoint, Path(dst), to=to, vocabulary=vocabulary, tokenizer_files=files, progress=advance, **how)
@@ -135,7 +136,7 @@ def save(
 def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
     """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
     from pronk import checkpoint
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
     from pronk.loading import find_tokenizer
 
     opened = checkpoint.open(hub.resolve(src, revision=revision))
@@ -145,7 +146,7 @@ def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkp
 def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:
     """The tokenizer in the form that the format wants it in: a vocabulary to embed, or files to put beside."""
     from pronk import tokenizer
-    from pronk.checkpoint.write import needs_tokenizer_files
+    from pronk.checkpoint.writers.write import needs_tokenizer_files
     from pronk.tokenizer.export import huggingface_files
 
     if checkpoint.tokenizer is None or (to == "safetensors" and not needs_tokenizer_files(checkpoint)):
@@ -160,7 +161,7 @@ def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, d
 
 def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
     """Nothing is lost, unless a version was asked for that has 8 bits only."""
-    from pronk.checkpoint.write import DTYPES
+    from pronk.checkpoint.writers.write import DTYPES
 
     if to == "llama2c" and version == 2:
         return "int8"

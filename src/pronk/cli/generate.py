@@ -15,8 +15,8 @@ from pronk.cli import console, options, progress
 from pronk.cli.generated_json import as_json as json_of
 
 if TYPE_CHECKING:
+    from pronk.engine.generation import Chunk, Generation, Stats, TokenLogprob
     from pronk.engine.params import SamplingParams
-    from pronk.generation import Chunk, Generation, Stats, TokenLogprob
     from pronk.llm import LLM
     from pronk.prompts import Prompt
 
@@ -158,7 +158,7 @@ def _prompts(
 
 
 def _stream(prompt: Prompt, shown: str, how: dict[str, Any], llm: LLM) -> None:
-    from pronk.generation import TokenLogprob
+    from pronk.engine.generation import TokenLogprob
 
     params, logprobs = how["params"], []
     chunk = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pronk.generation import Generation
+    from pronk.engine.generation import Generation
     from pronk.llm import LLM
     from pronk.prompts import Prompt
 

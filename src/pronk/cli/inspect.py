@@ -27,7 +27,7 @@ Examples:
 def command(model: str, revision: str | None, as_json: bool) -> None:
     """Show format, config, tokenizer, load plan and every tensor."""
     from pronk import checkpoint
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
 
     opened = checkpoint.open(hub.resolve(model, revision=revision))
     if as_json:

@@ -14,7 +14,7 @@ from pronk.cli import console
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
-    from pronk.train.data import Data
+    from pronk.train.data.sources import Data
     from pronk.train.settings import Settings
 
 _SHOWN = 2  # micro-batches
@@ -22,7 +22,7 @@ _SHOWN = 2  # micro-batches
 
 def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
     """The first micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
-    from pronk.train.data import batches_of, shown
+    from pronk.train.data.sources import batches_of, shown
 
     chosen = batches_of(data, settings).epoch(0)[:_SHOWN]
     on_terminal = sys.stdout.isatty()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pronk.checkpoint.tensors import Checkpoint
-    from pronk.checkpoint.write import Format
+    from pronk.checkpoint.writers.write import Format
     from pronk.llm import LLM
 
 
@@ -71,10 +71,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Write BASE with ADAPTER in its weights to DST; end with a receipt."""
-    from pronk.checkpoint import write
     from pronk.checkpoint.adapter import applied
+    from pronk.checkpoint.writers import write
     from pronk.cli.perplexity import read_text
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     destination = expanded(dst)
     to: Format = "gguf" if destination.suffix.lower() == ".gguf" else "safetensors"

@@ -15,8 +15,8 @@ from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
 if TYPE_CHECKING:
+    from pronk.engine.generation import Chunk, Generation
     from pronk.engine.params import SamplingParams
-    from pronk.generation import Chunk, Generation
     from pronk.llm import LLM
 
 DEFAULT_MODEL = "smollm2:135m"
@@ -241,7 +241,7 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
 def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, Any]:
     """pronk.measure.machine.provenance of figures of a model that nobody holds any more."""
     from pronk import checkpoint
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
     from pronk.cli import console
     from pronk.measure.machine import provenance
 

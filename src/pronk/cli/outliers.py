@@ -16,8 +16,8 @@ from pronk.cli.perplexity import read_text, text_options
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
+    from pronk.drawing.svg import Drawing
     from pronk.llm import LLM
-    from pronk.svg import Drawing
 
 _LESS = "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"
 
@@ -142,9 +142,9 @@ def _survey(
     model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float | None, fed: str
 ) -> tuple[dict[str, Any], Callable[[], Drawing]]:
     """What was found, and what draws it."""
+    from pronk.formats.quantize import INT8_THRESHOLD
     from pronk.measure.outliers import outliers
     from pronk.measure.windows import begins_with, windows
-    from pronk.quantize import INT8_THRESHOLD
 
     threshold = INT8_THRESHOLD if threshold is None else threshold
     llm = options.load_model(model, dict.fromkeys(options.LOADING) | loading)

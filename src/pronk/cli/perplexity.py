@@ -102,7 +102,7 @@ def command(
 def check_folder(file: str | None) -> None:
     """Raises BadRequest where no table can be written there: nobody is to measure for minutes and learn that then."""
     from pronk.errors import BadRequest
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     if file is not None and not file.endswith(".csv"):
         raise BadRequest(f"--per-window writes a table: name a file that ends in .csv, not {file}")
@@ -116,7 +116,7 @@ def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) ->
     import io
 
     from pronk.measure.report import write
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")

@@ -19,6 +19,6 @@ huggingface_hub, which also obeys HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT."""
 @options.revision_option
 def command(model: str, revision: str | None) -> None:
     """Download a model, and print where it is."""
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
 
     console.write(f"{hub.pull(model, revision=revision)}\n")

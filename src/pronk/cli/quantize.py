@@ -16,7 +16,7 @@ from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
-    from pronk.checkpoint.write import Format
+    from pronk.checkpoint.writers.write import Format
     from pronk.llm import LLM
 
 # How each format is saved; None is either, as DST is named.
@@ -82,7 +82,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write SRC to DST in fewer bits; end with a receipt."""
-    from pronk.checkpoint import write
+    from pronk.checkpoint.writers import write
     from pronk.cli.perplexity import read_text
 
     if (to is None) == (max_kld is None):
@@ -167,7 +167,7 @@ def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> lis
 
 def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
     """Say which matrices could not be given 8 or 4 bits, whatever was asked for or chosen."""
-    from pronk.quantize import GROUP
+    from pronk.formats.quantize import GROUP
 
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     uneven = sum(tensor.shape[1] % GROUP > 0 for tensor in matrices)

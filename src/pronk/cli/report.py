@@ -21,7 +21,7 @@ def command(folder: str) -> None:
     """Render the report of a comparison again."""
     from pronk.measure import training_report
     from pronk.measure.report import NAME, render
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     given = expanded(folder)
     place = given.parent if given.name == training_report.NAME else given

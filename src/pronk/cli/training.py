@@ -22,9 +22,9 @@ from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer import Tokenizer
-    from pronk.train.data import Data
+    from pronk.train.data.examples import Example
+    from pronk.train.data.sources import Data
     from pronk.train.distributed import Group
-    from pronk.train.examples import Example
     from pronk.train.run import Run
     from pronk.train.settings import Settings
 
@@ -91,7 +91,7 @@ def perform(
 
 
 def _prepared(settings: Settings, codec: Tokenizer, checkpoint: Checkpoint) -> Data:
-    from pronk.train.data import prepare
+    from pronk.train.data.sources import prepare
 
     with progress.shown("reading", _of_records) as advance:
         return prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
@@ -105,7 +105,7 @@ def folder_of(out: str | None) -> Path:
     """Wrong usage where there is none."""
     if out is None:
         raise click.UsageError("name a folder for what comes out: --out FOLDER")
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     return expanded(out)
 
@@ -185,7 +185,7 @@ def _note_losses(data: Data) -> None:
 
 def note_step(data: Data, settings: Settings) -> None:
     """Said where a step holds more than all there is: it takes longer, and learns nothing more."""
-    from pronk.train.data import batches_of
+    from pronk.train.data.sources import batches_of
 
     there = len(batches_of(data, settings).epoch(0))
     if settings.accumulate > there:

@@ -12,7 +12,7 @@ from pronk.cli.console import size
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
-    from pronk.train.data import Data
+    from pronk.train.data.sources import Data
     from pronk.train.memory import Plan
     from pronk.train.settings import Settings
 

@@ -55,11 +55,11 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
 
 def peak_bytes(run: Run) -> int:
     """The most that was in use so far: of the GPU's memory, or else of the process's."""
-    from pronk.generation import peak_rss_mb
+    from pronk.system import peak_memory
     from pronk.torch_engine import device_memory
 
     on_gpu = device_memory.peak(str(run.loop.device))
-    return int((peak_rss_mb() or 0) * 1e6) if on_gpu is None else on_gpu
+    return peak_memory() or 0 if on_gpu is None else on_gpu
 
 
 def _words(seen: Mapping[str, float]) -> str:

@@ -122,7 +122,7 @@ def _training(
             raise click.UsageError(f"--training compares float32 with float32; leave {option} {loading[name]} out")
     from pronk import engines
     from pronk.measure.verify_training import verify_training
-    from pronk.paths import expanded
+    from pronk.system import expanded
 
     engines.import_torch()
     # Which engine it is settles what float32 is called: to the CPU engine a format, to torch a type.

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk import system
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
-from pronk.cpu_engine import formats, memory, weights
+from pronk.cpu_engine import formats, weights
 from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.cpu_engine.rope import Rope
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch, Int32
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
 
 if TYPE_CHECKING:
     from pronk import _native
@@ -62,7 +63,7 @@ class CpuBackend:
     ) -> CpuBackend:
         """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has, and a mapping says it
         of tensors whose names begin with its keys. `int8_threshold` (None: what the checkpoint says, or 6.0) and
-        `int8_outliers` (None: 6) are llm-int8's: see pronk.int8.Outliers. `kv_dtype` None or "auto": f32 where most
+        `int8_outliers` (None: 6) are llm-int8's: see formats.int8.Outliers. `kv_dtype` None or "auto": f32 where most
         weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
         PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
@@ -81,7 +82,9 @@ class CpuBackend:
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
         way_out = _smaller("q4" if quantize == "q4" else dtype, ctx_size is not None and cache > packed)
-        memory.check(packed + cache + pass_bytes(checkpoint.config, slots), f"{checkpoint.path}: running it", way_out)
+        system.check_memory(
+            packed + cache + pass_bytes(checkpoint.config, slots), f"{checkpoint.path}: running it", way_out
+        )
         try:
             weights.pack(model, checkpoint, slots, progress)
         except MemoryError:
@@ -139,7 +142,7 @@ class CpuBackend:
         q = config.num_attention_heads * config.head_dim
         widths = {"qkv": config.hidden_size, "o": q, "gate_up": config.hidden_size, "down": config.intermediate_size}
         need = 4 * tokens * (config.num_hidden_layers * sum(widths.values()) + config.hidden_size)
-        memory.check(need, f"keeping the activations of {tokens} tokens", "take fewer at a time")
+        system.check_memory(need, f"keeping the activations of {tokens} tokens", "take fewer at a time")
         self._check_memory(batch, kv, need)
         try:
             taps: dict[str, Any] = {
@@ -162,7 +165,7 @@ class CpuBackend:
         if tokens > _PASS:
             cache = 0 if kv else self._forgetful_kv(0).block_bytes * int((-(-batch.lengths // BLOCK_SIZE)).sum())
             need = result + cache + self._token_bytes * max(0, tokens - self._longest)
-            memory.check(need, f"a pass over {tokens} tokens", _FEWER_TOKENS)
+            system.check_memory(need, f"a pass over {tokens} tokens", _FEWER_TOKENS)
 
     def _arguments(self, batch: Batch, kv: KVStorage | None) -> dict[str, Any]:
         """Of a pass, as the native model takes them."""

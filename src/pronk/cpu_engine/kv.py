@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pronk.cpu_engine import memory
+from pronk import system
 from pronk.errors import NotEnoughMemory, PronkError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
     way_out = (
         "shorten the text, lower the context size (-c), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)"
     )
-    memory.check(num_blocks * block_bytes, what, way_out)
+    system.check_memory(num_blocks * block_bytes, what, way_out)
     try:
         yield
     except MemoryError:

@@ -6,7 +6,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from pronk.config import ModelConfig
-from pronk.rope import cos_sin, inverse_frequencies
+from pronk.config.rope import cos_sin, inverse_frequencies
 
 if TYPE_CHECKING:
     from pronk import _native

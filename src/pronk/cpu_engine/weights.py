@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint import gguf_blocks, int8_rows, mapped
+from pronk.checkpoint.containers import gguf_blocks, mapped
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress
 from pronk.cpu_engine.formats import Slot
 from pronk.errors import BadFile

@@ -20,12 +20,13 @@ from pronk.measure import replay, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
-from pronk.measure.machine import cores, load, machine, provenance
+from pronk.measure.machine import load, machine, provenance
 from pronk.measure.pace import Pace
 from pronk.measure.request import Request, as_json
 from pronk.measure.settling import settle
 from pronk.measure.steps import REFERENCE, costs, step
 from pronk.measure.worker import Worker
+from pronk.system import processors
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -110,7 +111,7 @@ def warnings() -> list[str]:
     busy = load()
     if busy is None or busy <= 0.5:
         return []
-    return [f"others are at work on this machine (load {busy:.1f} on {cores()} cores): its times will say little"]
+    return [f"others are at work on this machine (load {busy:.1f} on {processors()} cores): its times will say little"]
 
 
 # -- latency and memory --

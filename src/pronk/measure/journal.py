@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.measure import schema
+from pronk.system import replacing
 
 NAME = "report.json"
 ANEW = "begin anew (--overwrite), or elsewhere (--out)"
@@ -62,14 +61,11 @@ class Journal:
         if (found := _digest(self.path)) and found != self._left:
             self.steps.clear()  # none of them is kept
             raise PronkError(f"{self.path}: another process writes here, too; give each a folder of its own (--out)")
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(data)
-            beside.replace(self.path)
+            with replacing(self.path) as fresh:
+                fresh.write_bytes(data)
         except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             raise PronkError(f"{self.path}: cannot be written: {os_problem(error)}") from None
         self._left = hashlib.sha256(data).digest()
         return report

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pronk.engine.generation import Generation
 from pronk.errors import BadRequest, PronkError
-from pronk.generation import Generation
 from pronk.measure.scoring import Score, Scorer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk import __version__
+from pronk import __version__, system
 from pronk.errors import BadFile, os_problem
 
 if TYPE_CHECKING:
@@ -96,16 +96,12 @@ def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory in bytes, system, Python, and the load when it was asked."""
     return {
         "cpu": _value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": cores(),
+        "cores": system.processors(),
         "memory_bytes": _memory(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "load": load(),
     }
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load() -> float | None:

@@ -1,17 +1,12 @@
-"""Memory: what a variant will take, known before anything is loaded, and what its process is seen to hold. Bytes."""
+"""Memory: what a variant will take, known before anything is loaded. Bytes."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk import heap
-from pronk.cpu_engine.memory import held as held
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.generation import peak_rss_mb
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -74,24 +69,3 @@ def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Predic
     # On a CPU, pages of the file that have been read stay mapped until the model is loaded.
     file = sum(tensor.nbytes for tensor in checkpoint.tensors.values()) if on_cpu else 0
     return Prediction(loaded, kv, file + _PASS * widest * width)
-
-
-def peak() -> int | None:
-    """The most that it has held since its start, or since `reset_peak`."""
-    megabytes = peak_rss_mb()
-    return None if megabytes is None else round(megabytes * 1e6)
-
-
-def reset_peak() -> bool:
-    """Let the peak begin anew from what is held; False where the system does not let us (proc(5), clear_refs)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def give_back() -> None:
-    """Collect garbage, and let the C library return what it keeps for later: else it would hide what comes next."""
-    gc.collect()
-    heap.trim()

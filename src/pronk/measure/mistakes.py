@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run
+from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.measure.verify import sample_ids
-from pronk.watched import WatchedBackend
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
+from pronk.formats.quantize import INT8_THRESHOLD
 from pronk.measure.windows import check_context
-from pronk.quantize import INT8_THRESHOLD
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress

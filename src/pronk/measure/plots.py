@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pronk import chart, svg
-from pronk.chart import Axis, Key, Panel
+from pronk.drawing import chart, svg
+from pronk.drawing.chart import Axis, Key, Panel
+from pronk.drawing.svg import Drawing
 from pronk.measure.plot_style import ORIGINAL, Value
-from pronk.svg import Drawing
 
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines

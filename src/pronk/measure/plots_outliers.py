@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pronk import chart, svg
-from pronk.chart import Axis, Panel
+from pronk.drawing import chart, svg
+from pronk.drawing.chart import Axis, Panel
+from pronk.drawing.svg import Drawing
 from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value
 from pronk.measure.plots import line
-from pronk.svg import Drawing
 
 _MOST_COLUMNS = 480  # that a picture has room for
 _LEVELS = 24

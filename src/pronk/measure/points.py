@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.measure.machine import cores
 from pronk.measure.settling import options_of, schemes
+from pronk.system import processors
 
 if TYPE_CHECKING:
     from pronk.measure.comparison import Comparison
@@ -188,7 +188,7 @@ def _speculative(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[P
 def _threads(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     read, new = _room(comparison, 512, 1)
     context, more = _room(comparison, 64, 64)
-    counts = sorted({1, *(2**n for n in range(1, 10) if 2**n <= cores()), cores()})
+    counts = sorted({1, *(2**n for n in range(1, 10) if 2**n <= processors()), processors()})
     for setting, tokens, count in ((f"prefill {read}", read, new), (f"decode {more} after {context}", context, more)):
         for threads in counts:
             options = {**plain["options"], "threads": threads}

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pronk import checkpoint as checkpoints
-from pronk import engines, loading
-from pronk.checkpoint import grid, hub
-from pronk.cpu_engine import memory as system
+from pronk import engines, loading, system
+from pronk.checkpoint import grid
+from pronk.checkpoint.hub import resolve as hub
 from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
-from pronk.int8 import SCHEMES as INT8_SCHEMES
+from pronk.formats.int8 import SCHEMES as INT8_SCHEMES
 from pronk.measure import memory, tasks, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.parts import sixteen_bits
@@ -248,7 +248,7 @@ def _new_tokens(codec: Tokenizer, ctx: int, missing: list[str]) -> int:
 
 def _baseline() -> int:
     """What a process with everything but a model holds, about: this one does."""
-    return memory.held() or 150_000_000
+    return system.held_memory() or 150_000_000
 
 
 def _free(engine: Engine, request: Request) -> int | None:
@@ -258,4 +258,4 @@ def _free(engine: Engine, request: Request) -> int | None:
         from pronk.torch_engine import device_memory
 
         return device_memory.free(device)
-    return system.free_bytes()
+    return system.free_memory()

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk.measure import latency, memory
+from pronk import system
+from pronk.measure import latency
 
 if TYPE_CHECKING:
     from pronk.checkpoint import Checkpoint
@@ -41,11 +42,12 @@ class Subject:
         """
         import pronk
         from pronk import checkpoint
-        from pronk.checkpoint import hub, mapped
+        from pronk.checkpoint.containers import mapped
+        from pronk.checkpoint.hub import resolve as hub
         from pronk.checkpoint.rotation import rotated
 
         kept = _before_the_weights(model, engine, options)
-        baseline = memory.held()
+        baseline = system.held_memory()
         del kept
         options = {**options, "engine": engine, "prefix_cache": prefix_cache}
         source: str | Checkpoint = model
@@ -53,13 +55,13 @@ class Subject:
             source = rotated(checkpoint.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
         llm = self._models[name] = pronk.load(source, **options, progress=self.progress)
         mapped.let_go()  # what was read of the file is no part of the model
-        return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": memory.held(), **_what(llm)}
+        return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": system.held_memory(), **_what(llm)}
 
     def latency(self, name: str, prompts: list[list[int]], new: int) -> dict[str, Any]:
         """latency.one_round, and the peaks of memory since the process began."""
         llm = self._models[name]
         measured = latency.one_round(llm, prompts, new)
-        return {**measured, "peak_rss": memory.peak(), "peak_device": _on_device(llm, "peak")}
+        return {**measured, "peak_rss": system.peak_memory(), "peak_device": _on_device(llm, "peak")}
 
     def divergences(
         self, reference: str, names: list[str], ids: list[int], ctx: int, count: int
@@ -120,9 +122,9 @@ class Subject:
         stats: list[Any] = []
         outputs: list[list[str]] = []
         llm.generate([1] * 8, max_new_tokens=2, ignore_eos=True)  # what is cold at first is not to be timed
-        memory.give_back()
-        begins_anew = memory.reset_peak()
-        held = memory.held()
+        system.collect_memory()
+        begins_anew = system.reset_peak_memory()
+        held = system.held_memory()
         _on_device(llm, "reset_peak")
         for number, prompts in enumerate(texts):
             if taken and sum(taken) + taken[-1] > seconds:
@@ -144,13 +146,13 @@ class Subject:
             "accepted": sum(one.accepted_tokens for one in stats),
             "cached": stats[-1].cached_tokens,
             "held": _on_device(llm, "held") or held,  # before the first run
-            "peak_bytes": _on_device(llm, "peak") or (memory.peak() if begins_anew else None),
+            "peak_bytes": _on_device(llm, "peak") or (system.peak_memory() if begins_anew else None),
         }
 
 
 def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any:
     from pronk import checkpoint, engines, loading, tokenizer
-    from pronk.checkpoint import hub
+    from pronk.checkpoint.hub import resolve as hub
 
     if engine == "torch":
         engines.import_torch()

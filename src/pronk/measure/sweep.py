@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pronk.errors import BadRequest
-from pronk.int8 import Outliers
+from pronk.formats.int8 import Outliers
 from pronk.measure import latency
 from pronk.measure.outliers import activations
 from pronk.measure.replay import Yardstick

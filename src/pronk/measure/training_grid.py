@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pronk import checkpoint
-from pronk.checkpoint import hub
+from pronk.checkpoint.hub import resolve as hub
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.loading import tokenizer_of
 from pronk.measure.windows import evaluation_text
@@ -123,8 +123,8 @@ def _of_text(codec: Tokenizer, length: int) -> Examples:
 
 def _of_records(codec: Tokenizer, data: str, length: int, most: int) -> Examples:
     """The first records, as pronk finetune reads them, cut where they are longer. `most`: tokens of the context."""
-    from pronk.train.data import prepare
-    from pronk.train.examples import Example
+    from pronk.train.data.examples import Example
+    from pronk.train.data.sources import prepare
     from pronk.train.settings import Settings
 
     settings = Settings("", data, eval_share=0.0, max_length=length, too_long="cut")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk import chart, svg
-from pronk.chart import Key
+from pronk.drawing import chart, svg
+from pronk.drawing.chart import Key
 from pronk.measure.plot_style import ORIGINAL, PALETTE
 from pronk.measure.report import markdown, reading, words, write
 from pronk.measure.schema import TRAINING

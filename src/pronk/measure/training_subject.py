@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pronk import system
 from pronk.errors import out_of_memory
-from pronk.measure import memory
 from pronk.measure.worker import serve
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class TrainingSubject:
         import numpy as np
 
         from pronk import checkpoint
-        from pronk.checkpoint import hub
         from pronk.checkpoint.adapter import LoraConfig
+        from pronk.checkpoint.hub import resolve as hub
         from pronk.torch_engine.backend import pick_device
-        from pronk.train.data import Data
-        from pronk.train.examples import Example, Pair
+        from pronk.train.data.examples import Example, Pair
+        from pronk.train.data.sources import Data
         from pronk.train.memory import plan
         from pronk.train.settings import Settings
 
@@ -118,7 +118,7 @@ class TrainingSubject:
         from pronk.torch_engine import device_memory
 
         on_gpu = device_memory.peak(str(self._run.loop.device))
-        return memory.peak() if on_gpu is None else on_gpu
+        return system.peak_memory() if on_gpu is None else on_gpu
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
-from pronk.watched import WatchedBackend
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress

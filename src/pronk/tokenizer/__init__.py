@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pronk import heap, tokenizer_source
+from pronk import system
 from pronk.errors import BadFile, ModelNotFound
+from pronk.tokenizer import source as tokenizer_source
 from pronk.tokenizer.base import Tokenizer
-from pronk.vocabulary import TokenizerSource
+from pronk.tokenizer.vocabulary import TokenizerSource
 
 __all__ = ["Tokenizer", "find", "load"]
 
@@ -22,7 +23,7 @@ def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tok
     being refused. Raises BadFile (broken) or Unsupported (sound, but not one pronk can run).
     """
     tokenizer = _load(source, model_vocab_size)
-    heap.trim()
+    system.trim_memory()
     return tokenizer
 
 

@@ -10,7 +10,7 @@ from operator import index
 
 from pronk.errors import BadRequest
 from pronk.tokenizer.stream import StreamDecoder
-from pronk.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import Vocabulary
 
 # Tokens that end an answer beside the declared end of text: chat models are often published with only one of the two.
 _END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>")

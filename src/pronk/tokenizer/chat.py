@@ -9,7 +9,7 @@ from typing import Any
 from pronk.errors import BadFile, BadRequest, Unsupported, short
 from pronk.tokenizer import renderer
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer_files import read_whole
+from pronk.tokenizer.files import read_whole
 
 # As Meta's own code writes it: the system message lies inside the first question, and every answer is closed.
 _LLAMA2 = """\

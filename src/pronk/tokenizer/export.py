@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pronk.tokenizer.base import Tokenizer
-from pronk.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import Vocabulary
 
 
 def huggingface_files(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import Tokenizer
-from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary, gguf_token_id
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary, gguf_token_id
 
 _MODELS = {"llama": "spm", "gpt2": "bpe"}
 _TYPES = {int(t): t for t in TokenType}

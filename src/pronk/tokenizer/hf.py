@@ -16,7 +16,7 @@ from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.tokenizer import patterns, pre_tokenizers
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
 from pronk.tokenizer.hf_checks import check_added
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -9,15 +9,15 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from pronk import tokenizer_json
 from pronk.errors import BadFile, Unsupported
+from pronk.tokenizer import counted_json as tokenizer_json
 from pronk.tokenizer import hf_checks, pre_tokenizers
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, end_ids
+from pronk.tokenizer.files import read_whole
 from pronk.tokenizer.hf import HfTokenizer, panics_as, unvisible
 from pronk.tokenizer.spm import SPACE
-from pronk.tokenizer_files import read_whole
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 # Where tokenizer_config.json does not name them.
 _USUAL = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer.base import Tokenizer
+from pronk.tokenizer.files import TIKTOKEN_SPECIAL_TOKENS, llama2c_records, read_whole
 from pronk.tokenizer.spm import SPACE, SpmTokenizer, guess_types
 from pronk.tokenizer.tiktoken_bpe import BEGIN, TiktokenTokenizer
-from pronk.tokenizer_files import TIKTOKEN_SPECIAL_TOKENS, llama2c_records, read_whole
-from pronk.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import Vocabulary
 
 # How its exporter spells the two; nothing in a text may look like them.
 _SPELLED = {"\n<s>\n": "<s>", "\n</s>\n": "</s>"}

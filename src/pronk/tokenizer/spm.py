@@ -12,7 +12,7 @@ import sentencepiece
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
 from pronk.tokenizer.special_split import SpecialSplit
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 SPACE = "\u2581"
 BPE = 2  # TrainerSpec.model_type; 1 is unigram

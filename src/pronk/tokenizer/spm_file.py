@@ -12,9 +12,9 @@ from typing import Any
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.charsmap import check_charsmap
+from pronk.tokenizer.files import protobuf_fields, read_whole, sentencepiece_fields
 from pronk.tokenizer.spm import SPACE, SpmRules, SpmTokenizer
-from pronk.tokenizer_files import protobuf_fields, read_whole, sentencepiece_fields
-from pronk.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 _TYPES: dict[int | bytes, TokenType] = {int(t): t for t in TokenType}
 _PIECE_FIELDS = 4  # text, score, type, and one to spare

@@ -20,11 +20,11 @@ from tokenizers.pre_tokenizers import Split
 from pronk.errors import BadFile, PronkError
 from pronk.tokenizer import settings as named
 from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.files import TIKTOKEN_SPECIAL_TOKENS, read_whole
 from pronk.tokenizer.hf import panics_as, visible
 from pronk.tokenizer.pre_tokenizers import LLAMA3
 from pronk.tokenizer.special_split import SpecialSplit
-from pronk.tokenizer_files import TIKTOKEN_SPECIAL_TOKENS, read_whole
-from pronk.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
 
 BEGIN = "<|begin_of_text|>"
 _END = "<|end_of_text|>"

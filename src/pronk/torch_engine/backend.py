@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint import int8_rows, mapped
+from pronk.checkpoint.containers import mapped
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
-from pronk.int8 import LONGEST_ROW, PER_BATCH, SCHEMES, Outliers, Scheme
+from pronk.formats.int8 import LONGEST_ROW, PER_BATCH, SCHEMES, Outliers, Scheme
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
@@ -60,8 +61,8 @@ class TorchBackend:
     ) -> TorchBackend:
         """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU.
 
-        `quantize`: a scheme of pronk.int8 for every Linear but lm_head; None: none, and stored codes become floats.
-        `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's (pronk.int8.Outliers).
+        `quantize`: a scheme of formats.int8 for every Linear but lm_head; None: none, and stored codes become floats.
+        `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's (pronk.formats.int8.Outliers).
         `threads` is torch's, and holds for the whole process.
         """
         _check(dtype, attn, threads, ctx_size)

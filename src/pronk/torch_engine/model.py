@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pronk.config import ModelConfig
-from pronk.rope import cos_sin, inverse_frequencies
+from pronk.config.rope import cos_sin, inverse_frequencies
 from pronk.torch_engine.attention import attention
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.functions import linear, rms_norm, rotate, swiglu
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """`ctx_size` matters to dynamic RoPE scaling only: see pronk.rope."""
+    """`ctx_size` matters to dynamic RoPE scaling only: see pronk.config.rope."""
 
     def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
         super().__init__()

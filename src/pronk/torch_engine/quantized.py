@@ -1,6 +1,6 @@
-"""Linear layers in 8 bits, by the schemes of pronk.int8: weights held as codes, activations made into codes on the way.
+"""Linear layers in 8 bits, by the schemes of formats.int8: weights are codes, activations made into codes on the way.
 
-The codes are those of pronk.int8, bit for bit, and sums of their products are exact; scales, the part that LLM.int8()
+The codes are those of formats.int8, bit for bit, and sums of their products are exact; scales, the part that LLM.int8()
 computes apart, and biases are float32, whatever type the rest of the model has.
 """
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.int8 import Outliers, Scheme
+from pronk.formats.int8 import Outliers, Scheme
 
 _EXACT = 1024  # columns: 128 * 127 * 1024 < 2^24, so that float32 holds every sum over them
 
@@ -81,7 +81,7 @@ class Apart:
 
 
 def find_outliers(x: Tensor, rule: Outliers) -> Apart:
-    """See pronk.int8.Outliers."""
+    """See pronk.formats.int8.Outliers."""
     magnitude = x.abs()
     mask = magnitude > rule.threshold
     if rule.least:
@@ -91,7 +91,7 @@ def find_outliers(x: Tensor, rule: Outliers) -> Apart:
 
 
 def weight_codes(w: Tensor, scheme: Scheme) -> Int8Codes:
-    """Of w [N, K], float32; see pronk.int8.weight_codes."""
+    """Of w [N, K], float32; see pronk.formats.int8.weight_codes."""
     if scheme == "zeropoint":
         return _zeropoint(w)
     # amax(|w|) without |w|, which would be another tensor of this size
@@ -103,7 +103,7 @@ def weight_codes(w: Tensor, scheme: Scheme) -> Int8Codes:
 
 
 def activation_codes(x: Tensor, scheme: Scheme) -> Int8Codes:
-    """Of x [T, K], without its outliers; see pronk.int8.activation_codes. NaN and infinity make the scale so."""
+    """Of x [T, K], without its outliers; see formats.int8.activation_codes. NaN and infinity make the scale so."""
     if scheme == "zeropoint":
         return _zeropoint(x)
     largest = x.abs().amax().view(1, 1) if scheme == "absmax" else x.abs().amax(1, keepdim=True)

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from pronk.checkpoint import safetensors
 from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, read_config
+from pronk.checkpoint.containers import safetensors
 from pronk.train import lora
 from pronk.train.distributed import Whole
 

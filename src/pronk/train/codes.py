@@ -1,4 +1,4 @@
-"""Matrices as codes of 8 or 4 bits in torch: those of pronk.quantize, or those that the file has, and no others."""
+"""Matrices as codes of 8 or 4 bits in torch: those of formats.quantize, or those that the file has, and no others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint import gguf_blocks, int8_rows
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.errors import BadFile, BadRequest
-from pronk.quantize import GROUP, Format, quantize
+from pronk.formats.quantize import GROUP, Format, quantize
 from pronk.torch_engine.backend import to_torch
 
 Wish = Literal["auto", "f32", "int8", "llm-int8", "q8", "q4"]
@@ -41,7 +42,7 @@ class Codes:
     origin: int = 0
 
     def floats(self, rows: slice) -> Tensor:
-        """[rows, K] float32, to the bit what pronk.quantize and gguf_blocks make of the same codes."""
+        """[rows, K] float32, to the bit what pronk.formats.quantize and gguf_blocks make of the same codes."""
         q = self.q[rows]
         if q.dtype == torch.uint8:
             q = torch.cat((q & 15, q >> 4), dim=-1)
@@ -139,7 +140,7 @@ def _halves(pairs: Bytes) -> Tensor:
 
 
 def _made(checkpoint: Checkpoint, tensor: LazyTensor, format: Format) -> Codes:
-    """By pronk.quantize, a few rows at a time."""
+    """By pronk.formats.quantize, a few rows at a time."""
     parts = []
     try:
         for rows in _rows(tensor):

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pronk import chart
-from pronk.chart import Axis, Key
-from pronk.svg import Drawing
+from pronk import system
+from pronk.drawing import chart
+from pronk.drawing.chart import Axis, Key
+from pronk.drawing.svg import Drawing
 from pronk.train.folder import read_metrics
 
 CURVE = "loss.svg"
@@ -34,13 +35,11 @@ def draw(folder: Path) -> Path | None:
     said = [f"{label}: {each[0][1]:.4g} at first, {each[-1][1]:.4g} at last" + (
         f"; held out {held[0][1]:.4g} and {held[-1][1]:.4g}" if held else "")
         for label, (each, held) in zip(labels.values(), lines.values(), strict=True)]  # fmt: skip
-    path, fresh = folder / CURVE, folder / f".{CURVE}.part"
-    try:
+    path = folder / CURVE
+    with system.replacing(path) as fresh:
         picture = _drawing(labels, lines).file("Curves of a training run", ". ".join(said) + ".")
         fresh.write_text(picture, encoding="utf-8", newline="\n")
-        return fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    return path
 
 
 def _line(metrics: list[dict[str, Any]], name: str) -> Line:

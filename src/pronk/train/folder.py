@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from pronk.errors import BadRequest, PronkError, os_problem, short
 from pronk.strict_json import finite
+from pronk.system import replacing
 from pronk.train import state
 
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
@@ -122,10 +123,8 @@ def _is_metric(value: Any) -> bool:
 def forget_metrics(folder: Path, after: int) -> None:
     """Take away those of the steps after a checkpoint, which will come again."""
     kept = [line for line in read_metrics(folder) if line["step"] <= after]
-    fresh = folder / f".{METRICS}.part"
     try:
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        fresh.replace(folder / METRICS)
+        with replacing(folder / METRICS) as fresh:
+            fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise PronkError(f"{folder / METRICS}: cannot be written: {error.strerror or error}") from None

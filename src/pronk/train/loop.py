@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
 from pronk.train import lora
-from pronk.train.batches import Batches
+from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
-from pronk.train.objective import Imitation, Objective
+from pronk.train.objectives.objective import Imitation, Objective
 from pronk.train.schedule import Schedule
 
 Precision = Literal["f32", "bf16", "f16"]

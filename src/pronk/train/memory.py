@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pronk import system
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.cpu_engine import memory
 from pronk.torch_engine import device_memory
 from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora, optimizers
-from pronk.train.batches import Batches, filled
-from pronk.train.dpo import Preferences
+from pronk.train.data.batches import Batches, filled
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
-from pronk.train.objective import Imitation, Objective
+from pronk.train.objectives.dpo import Preferences
+from pronk.train.objectives.objective import Imitation, Objective
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
@@ -84,7 +84,7 @@ class Plan:
         needed = (self.total - lasting + lasting // size) * (here if self.held else 1) - self.held
         if self.free is not None and needed > self.free:
             way_out = f"choose a smaller model, or what takes less: {LESS}; --plan says how much"
-            memory.check(needed, f"{self.name}: training it", way_out, free=self.free)
+            system.check_memory(needed, f"{self.name}: training it", way_out, free=self.free)
 
 
 def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], device: torch.device) -> Plan:
@@ -106,8 +106,8 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
         with _Rehearsal(loop.model, loop.optimizer, checkpoint.config.vocab_size) as ledger:
             loop.step()
         weights = frozen.count(loop.model)
-    held = (memory.held() or 0) if on_cpu else 0  # with what the rehearsal loaded: the run needs it, too
-    free = memory.free_bytes() if on_cpu else device_memory.free(str(device))
+    held = (system.held_memory() or 0) if on_cpu else 0  # with what the rehearsal loaded: the run needs it, too
+    free = system.free_memory() if on_cpu else device_memory.free(str(device))
     scratch = SCRATCH_OF_LENGTHS if _differ(settings, examples) else SCRATCH
     passing = ledger.at_peak["activations"] + ledger.at_peak["logits"]
     widest = 4 * max(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

@@ -18,8 +18,8 @@ from pronk.checkpoint.tensors import Checkpoint
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.train import adapter as adapters
 from pronk.train import lora
-from pronk.train.examples import Example
-from pronk.train.objective import Imitation
+from pronk.train.data.examples import Example
+from pronk.train.objectives.objective import Imitation
 from pronk.train.recompute import recompute
 
 _DRAWN = LoraConfig(rank=4, alpha=8)  # where no adapter is named: one whose numbers are drawn

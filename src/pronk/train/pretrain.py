@@ -17,9 +17,9 @@ from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
-from pronk.train import documents, vocabulary
-from pronk.train.data import Data, batches_of
-from pronk.train.documents import Sequences
+from pronk.train.data import documents, vocabulary
+from pronk.train.data.documents import Sequences
+from pronk.train.data.sources import Data, batches_of
 from pronk.train.settings import Settings
 
 SPREAD = 0.02  # of weights at first: GPT-2's, and the initializer_range of LlamaConfig

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.checkpoint import write
 from pronk.checkpoint.adapter import WEIGHTS
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
+from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, optimizers, sharding, state
-from pronk.train.data import Data, batches_of
+from pronk.train.data.sources import Data, batches_of
 from pronk.train.distributed import Group, Whole
-from pronk.train.dpo import Preferences
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
 from pronk.train.memory import plan
-from pronk.train.objective import Imitation
+from pronk.train.objectives.dpo import Preferences
+from pronk.train.objectives.objective import Imitation
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings

@@ -1,6 +1,6 @@
 """A reader of torch.distributed's checkpoints that runs nothing from them.
 
-Their `.metadata` is a pickle, and torch runs what pickles ask for. Here it is interpreted (checkpoint/unpickle.py), and
+Their `.metadata` is a pickle, and torch runs what pickles ask for. Here it is interpreted (containers/unpickle.py), and
 where it says that tensors lie is checked against the files before it is believed. The bytes of each are what torch.save
 makes of one tensor, and are read as models' weights are. Which parts a process needs is left to torch.
 """
@@ -28,10 +28,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from pronk.checkpoint import torch_zip, unpickle
 from pronk.checkpoint.budget import Budget, Item
-from pronk.checkpoint.mapped import MappedFile
-from pronk.checkpoint.unpickle import Name, Record
+from pronk.checkpoint.containers import torch_zip, unpickle
+from pronk.checkpoint.containers.mapped import MappedFile
+from pronk.checkpoint.containers.unpickle import Name, Record
 from pronk.errors import BadFile, short
 from pronk.torch_engine.backend import to_torch
 

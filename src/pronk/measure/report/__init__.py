@@ -6,9 +6,9 @@ report renders as far as it goes and says what it lacks.
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
+
+from pronk.system import replacing
 
 NAME = "report.json"
 _ANEW = "pronk compare MODEL --out FOLDER --overwrite measures anew"
@@ -39,14 +39,7 @@ def render(folder: Path | str) -> str:
 
 
 def write(path: Path, content: str) -> None:
-    """Beside its place first: nobody ever finds half of it."""
+    """Whole or not at all."""
     path.parent.mkdir(exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(content, encoding="utf-8", newline="\n")
-        beside.replace(path)
-    except OSError as error:  # which names the one beside
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
+    with replacing(path) as fresh:
+        fresh.write_text(content, encoding="utf-8", newline="\n")

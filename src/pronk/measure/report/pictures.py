@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pronk.drawing.svg import Drawing
 from pronk.measure import plots
 from pronk.measure.plot_style import Value, colours
 from pronk.measure.report import reading, verdict, words
 from pronk.measure.report.rows import name_of, original
 from pronk.measure.report.techniques import RATES, plot_name, title_of, ways_of
-from pronk.svg import Drawing
 
 THEORY = {"seconds": "theory_s", "grew_by": "theory_kv_peak"}  # what stands beside a measured figure
 Picture = tuple[Drawing, str, str]

@@ -1,0 +1,1 @@
+"""A name or a repository becomes files on this machine."""

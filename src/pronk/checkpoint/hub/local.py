@@ -1,0 +1,72 @@
+"""What both ways of downloading share: where files go, what their bytes hash to, what is said meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import DownloadFailed
+from pronk.system import expanded
+from pronk.terminal import shown
+
+_CHUNK = 1 << 20
+
+
+def home() -> Path:
+    """`PRONK_HOME`, or pronk's folder in the user's cache directory."""
+    if chosen := os.environ.get("PRONK_HOME"):
+        return expanded(chosen).absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("pronk", appauthor=False)
+
+
+def digest(path: Path, hasher: Any) -> str:
+    """Hexadecimal digest of a file's content, on top of what `hasher` has already seen."""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return str(hasher.hexdigest())
+
+
+def say(line: str, progress: bool = True) -> None:
+    if progress:
+        print(shown(line), file=sys.stderr, flush=True)
+
+
+def megabytes(n: int) -> str:
+    return f"{n / 1e6:.0f} MB"
+
+
+@contextmanager
+def locked(name: str, folder: Path, progress: bool) -> Iterator[None]:
+    """One process at a time downloads into a folder, which is made."""
+    import filelock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder.with_name(folder.name + ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        say(f"{name}: another process is downloading it; waiting", progress)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_errors(name: str, folder: Path) -> Iterator[None]:
+    """What the disk refuses, with the way out."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full; make room" if full else f"{error.strerror or error}; make it writable"
+        raise DownloadFailed(f"{name}: {folder}: {what}, or set PRONK_HOME to a folder elsewhere") from error

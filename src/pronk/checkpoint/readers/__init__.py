@@ -1,0 +1,1 @@
+"""A reader for each format of checkpoints: a path becomes a Checkpoint, and no weight is read."""

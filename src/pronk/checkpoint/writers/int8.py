@@ -1,0 +1,116 @@
+"""Matrices in int8 with one scale a row, laid out as bitsandbytes (llm-int8) and compressed-tensors (int8) have them.
+
+Both keep the layers' matrices so and leave embeddings, lm_head and vectors as they are; quantization.py reads them and
+says what they look like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.checkpoint.readers import int8_rows
+from pronk.checkpoint.readers.int8_rows import Floats, Int8s
+from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
+from pronk.checkpoint.writers.tensor_stream import TensorStream, require_finite
+from pronk.errors import BadRequest
+from pronk.formats.quantize import INT8_THRESHOLD, quantize
+
+# By the name of the format: the type of its tensors, and what stands beside X.weight, with type and shape by rows.
+DTYPES = {"int8": "INT8", "llm-int8": "LLM_INT8"}
+_COMPANIONS = {"INT8": {"weight_scale": "F32"}, "LLM_INT8": {"SCB": "F32", "weight_format": "U8"}}
+_PIECE = 1 << 18  # weights that are quantized at once
+
+
+def assign(checkpoint: Checkpoint, format: str) -> dict[str, str]:
+    """For each tensor the type it is written in. Embeddings and a head in blocks become F16: of what the blocks hold it
+    rounds off less than a tenth of what they had rounded off, and in F32 a step would read twice as much."""
+    types = {}
+    for name, tensor in checkpoint.tensors.items():
+        in_layer = len(tensor.shape) == 2 and name.startswith("model.layers.")
+        types[name] = DTYPES[format] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
+    return types
+
+
+def quantization_config(format: str, threshold: float | None) -> dict[str, Any]:
+    """What config.json says of it. Raises BadRequest for a threshold that bitsandbytes means something else by."""
+    if format == "llm-int8":
+        threshold = INT8_THRESHOLD if threshold is None else float(threshold)
+        if not threshold > 0:
+            raise BadRequest(
+                f"a threshold of {threshold:g} cannot be saved: to bitsandbytes 0 means none; give it when loading"
+            )
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_8bit": True,
+            "load_in_4bit": False,
+            "llm_int8_threshold": 0.0 if threshold == math.inf else threshold,
+            "llm_int8_skip_modules": ["lm_head"],
+            "llm_int8_enable_fp32_cpu_offload": False,
+            "llm_int8_has_fp16_weight": False,
+        }
+    if threshold is not None:
+        raise BadRequest(f"a threshold is llm-int8's; {format} has none")
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+                "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+                "output_activations": None,
+            }
+        },
+    }
+
+
+def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The tensors that make one of type `kind`, "INT8" or "LLM_INT8": name -> type and shape, the codes first."""
+    module = name.removesuffix("weight")
+    shapes = {"weight_scale": (shape[0], 1), "SCB": (shape[0],), "weight_format": ()}
+    return {name: ("I8", shape)} | {module + end: (dtype, shapes[end]) for end, dtype in _COMPANIONS[kind].items()}
+
+
+def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
+    """Scales and codes of a matrix, some rows at a time: those that it has, where it has them."""
+    blocks = stream.read_blocks(name, *int8_rows.DTYPES)
+    if blocks is not None:
+        yield int8_rows.split(blocks)
+        return
+    array = stream.read(name)
+    step = max(1, _PIECE // array.shape[1])
+    for first in range(0, len(array), step):
+        piece = array[first : first + step]
+        require_finite(name, piece, "int8")
+        quantized = quantize(piece, "int8")
+        yield quantized.scale.astype(np.float32, copy=False), quantized.q.view(np.int8)
+
+
+def companions(name: str, kind: str, scale: Floats) -> dict[str, NDArray[Any]]:
+    """What stands beside the codes, by name."""
+    module = name.removesuffix("weight")
+    if kind == "INT8":
+        return {module + "weight_scale": scale[:, None]}
+    return {module + "SCB": _largest(scale), module + "weight_format": np.zeros((), np.uint8)}
+
+
+def _largest(scale: Floats) -> Floats:
+    """What divided by 127 is the scale. There is always such a number where the scale came of one; of other scales one
+    in 128 has none, and gets the nearest."""
+    with np.errstate(over="ignore"):
+        near = scale * np.float32(127)
+    best = near
+    for candidate in (np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))):
+        better = (candidate / np.float32(127) == scale) & (best / np.float32(127) != scale)
+        best = np.where(better, candidate, best)
+    largest: Floats = np.minimum(best, np.finfo(np.float32).max)
+    return largest

@@ -1,0 +1,1 @@
+"""Drawings as SVG, light and dark, and charts made of them."""

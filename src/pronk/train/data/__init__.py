@@ -1,0 +1,1 @@
+"""Training data: files become records, records examples, and examples batches."""

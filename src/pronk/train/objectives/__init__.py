@@ -1,0 +1,1 @@
+"""What training is after: an objective turns examples into sums that cost."""
