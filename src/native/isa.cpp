@@ -1,82 +1,57 @@
 // Which table of kernels runs here: the best one this processor has, or the one PRONK_ISA names.
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "kernels.h"
 #include "processor.h"
+#include "targets.h"  // CMakeLists.txt writes it: PRONK_TARGETS(X) is X(name) for each instruction set, best first
 
 namespace pronk {
+
+#define PRONK_DECLARE(target) \
+    namespace target {        \
+    const Kernels* kernels(); \
+    }
+PRONK_TARGETS(PRONK_DECLARE)
 
 namespace {
 
 struct Isa {
-    const char* name;
     bool Processor::*needs;
     const Kernels* (*table)();
 };
 
-// Best first. CMakeLists.txt defines PRONK_HAS_* for what the compiler could build.
-constexpr Isa kIsas[] = {
-#if defined(PRONK_HAS_AVX512_BF16)
-    {"avx512-bf16", &Processor::avx512_bf16, kernels_avx512_bf16},
-#endif
-#if defined(PRONK_HAS_AVX512_VNNI)
-    {"avx512-vnni", &Processor::avx512_vnni, kernels_avx512_vnni},
-#endif
-#if defined(PRONK_HAS_AVX512)
-    {"avx512", &Processor::avx512, kernels_avx512},
-#endif
-#if defined(PRONK_HAS_AVX2_VNNI)
-    {"avx2-vnni", &Processor::avx2_vnni, kernels_avx2_vnni},
-#endif
-#if defined(PRONK_HAS_AVX2)
-    {"avx2", &Processor::avx2, kernels_avx2},
-#endif
-#if defined(PRONK_HAS_NEON_I8MM)
-    {"neon-i8mm", &Processor::neon_i8mm, kernels_neon_i8mm},
-#endif
-#if defined(PRONK_HAS_NEON_DOTPROD)
-    {"neon-dotprod", &Processor::neon_dotprod, kernels_neon_dotprod},
-#endif
-#if defined(PRONK_HAS_NEON)
-    {"neon", &Processor::any, kernels_neon},
-#endif
-#if defined(PRONK_HAS_PORTABLE)
-    {"portable", &Processor::any, kernels_portable},
-#endif
-    {nullptr, nullptr, nullptr},
-};
-
-bool runs_here(const Isa& isa) { return processor().*isa.needs; }
-
-const Isa* find(const char* name) {
-    for (const Isa* isa = kIsas; isa->name; ++isa)
-        if (runs_here(*isa) && (!name || std::strcmp(isa->name, name) == 0)) return isa;
-    return nullptr;
-}
+#define PRONK_ROW(target) {&Processor::target, target::kernels},
+constexpr Isa kIsas[] = {PRONK_TARGETS(PRONK_ROW)};
 
 const Kernels& choose() {
     const char* wanted = std::getenv("PRONK_ISA");
-    if (wanted && !*wanted) wanted = nullptr;
-    if (const Isa* isa = find(wanted)) return *isa->table();
+    if (!wanted || !*wanted) return *all_kernels().front();
+    if (const Kernels* found = kernels_named(wanted)) return *found;
     std::string names;
-    for (const Isa* isa = kIsas; isa->name; ++isa)
-        if (runs_here(*isa)) names += (names.empty() ? "" : ", ") + std::string(isa->name);
-    throw std::runtime_error("PRONK_ISA=" + std::string(wanted ? wanted : "") + ": this processor can run " + names);
+    for (const Kernels* kernel : all_kernels()) names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    throw std::runtime_error("PRONK_ISA=" + std::string(wanted) + ": this processor can run " + names);
 }
 
 }  // namespace
+
+std::vector<const Kernels*> all_kernels() {
+    std::vector<const Kernels*> tables;
+    for (const Isa& isa : kIsas)
+        if (processor().*isa.needs) tables.push_back(isa.table());
+    return tables;
+}
 
 const Kernels& kernels() {
     static const Kernels& chosen = choose();  // a throw leaves it unset: the next call tries again
     return chosen;
 }
 
-const Kernels* kernels_named(const char* name) {
-    const Isa* isa = find(name);
-    return isa ? isa->table() : nullptr;
+const Kernels* kernels_named(std::string_view name) {
+    for (const Kernels* kernel : all_kernels())
+        if (name == kernel->name) return kernel;
+    return nullptr;
 }
 
 }  // namespace pronk

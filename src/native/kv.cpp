@@ -7,12 +7,10 @@
 namespace pronk {
 
 KVLayout kv_layout(KVType type, int head_dim) {
-    const size_t element = type == KVType::f32 ? 4 : type == KVType::int8 ? 1 : 2;
-    const size_t scales = type == KVType::int8 ? kKVBlock * sizeof(float) : 0;
-    const size_t pairs = type == KVType::bf16 ? 2 : 1;  // key dimensions come in pairs
-    const size_t dims = (head_dim + pairs - 1) / pairs * pairs;
+    const KVTraits& of = traits(type);
+    const size_t dims = (head_dim + of.dims - 1) / of.dims * of.dims, scales = of.scales ? kKVBlock * sizeof(float) : 0;
     const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
-    return {type, head_dim, static_cast<int>(padded), element, dims * kKVBlock * element + scales, padded * kKVBlock * element + scales};
+    return {type, head_dim, static_cast<int>(padded), dims * kKVBlock * of.bytes + scales, padded * kKVBlock * of.bytes + scales};
 }
 
 size_t attention_scratch(int head_dim) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "guess.h"
+#include "lookahead.h"
 
 namespace pronk {
 
@@ -25,27 +25,27 @@ Model::Model(const Config& config, int threads, const Kernels& kernel)
       layers(config.num_hidden_layers),
       pool(std::make_shared<ThreadPool>(threads)),
       scratch_(std::make_shared<Scratch>()),
-      guess_(std::make_shared<Guess>()) {}
+      lookahead_(std::make_shared<Lookahead>()) {}
 
 Model::~Model() { quiesce(); }
 
 Logits Model::forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted) {
-    Guess& guess = *guess_;
-    const bool right = guess.is(batch, kv);
+    Lookahead& lookahead = *lookahead_;
+    const bool right = lookahead.is(batch, kv);
     Logits logits;
     std::optional<bool> done;
-    if (right) done = guess.finish(*this, interrupted), logits = std::move(guess.logits);
+    if (right) done = lookahead.finish(*this, interrupted), logits = std::move(lookahead.logits);
     if (!done) {
         logits.reset(new float[static_cast<size_t>(batch.rows) * config.vocab_size]);
         done = pass(batch, kv, logits.get(), Taps{}, interrupted);
     }
-    guess.kv = nullptr;
+    lookahead.kv = nullptr;
     if (!*done) return nullptr;
     try {
-        guess.make(batch, kv, scratch_->likeliest, rope_positions);
-        if (right && guess.kv) guess.begin(*this);  // one that was wrong is seldom followed by one that is right
+        lookahead.foresee(batch, kv, scratch_->likeliest, rope_positions);
+        if (right && lookahead.kv) lookahead.begin(*this);  // one that was wrong is seldom followed by one that is right
     } catch (const std::bad_alloc&) {
-        guess.kv = nullptr;  // the logits are there
+        lookahead.kv = nullptr;  // the logits are there
     }
     return logits;
 }
@@ -69,26 +69,27 @@ void Model::prepare(const Batch& batch) {
     s.x.reserve(t * c), s.q.reserve((size_t)t * q), s.k.reserve((size_t)t * kvs), s.v.reserve((size_t)t * kvs);
     s.attended.reserve((size_t)t * q), s.h.reserve(t * f);
     const int widest = std::max({(int)c, (int)f, q});
-    bool used[kForms] = {};
-    used[(int)form_of(lm_head.format)] = true;
+    bool used[kActivationFormats] = {};
+    const auto use = [&](const Matrix& m) { used[static_cast<int>(traits(m.format).activations)] = true; };
+    use(lm_head);
     for (const Layer& layer : layers)
         for (const Matrix* m : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj})
-            used[(int)form_of(m->format)] = true;
+            use(*m);
     s.own.resize(threads), s.attention.resize(threads), s.normed.resize(threads);
     for (int i = 0; i < threads; ++i) {
-        if (!s.own[i]) s.own[i] = std::make_unique<RowsBuffer[]>(kForms);
-        for (int form = 0; form < kForms; ++form)
-            if (used[form]) s.own[i][form].reserve((Form)form, 2, widest);
+        if (!s.own[i]) s.own[i] = std::make_unique<RowsBuffer[]>(kActivationFormats);
+        for (const ActivationTraits& format : kActivations)
+            if (const int of = static_cast<int>(format.id); used[of]) s.own[i][of].reserve(format.id, 2, widest);
         s.attention[i].reserve(attention_scratch(config.head_dim));
         s.normed[i].reserve(widest);
     }
-    for (int form = 0; form < kForms; ++form)
-        if (used[form]) s.shared[form].reserve((Form)form, std::max(t, 2 * batch.rows), widest);
+    for (const ActivationTraits& format : kActivations)
+        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max(t, 2 * batch.rows), widest);
     s.number(batch, config, kernel.attention_rows);
-    const size_t products = layers.size() * 4 + 1;
-    if (s.products < products) s.outliers_used = std::make_unique<std::atomic<int>[]>(products), s.products = products;
-    for (size_t i = 0; i < products; ++i) s.outliers_used[i].store(0, std::memory_order_relaxed);
-    s.likeliest.resize(Guess::possible(batch, *pool) ? batch.rows : 0);
+    const size_t linears = layers.size() * 4 + 1;
+    if (s.linears < linears) s.outliers_used = std::make_unique<std::atomic<int>[]>(linears), s.linears = linears;
+    for (size_t i = 0; i < linears; ++i) s.outliers_used[i].store(0, std::memory_order_relaxed);
+    s.likeliest.resize(Lookahead::possible(batch, *pool) ? batch.rows : 0);
 }
 
 }  // namespace pronk

@@ -108,7 +108,7 @@ public:
     // `interrupted` is asked now and then, on the calling thread; where it says so, the pass is given up, and there are no
     // logits. Throws std::bad_alloc before anything is computed.
     //
-    // Leaves the other threads at the pass that most likely comes next (guess.h), which reads the model and writes into
+    // Leaves the other threads at the pass that most likely comes next (lookahead.h), which reads the model and writes into
     // `kv`, behind the last position of each run, until it or another one is asked for, or quiesce() gives it up.
     Logits forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted);
 
@@ -121,11 +121,11 @@ public:
 private:
     struct Scratch;
     struct Step;
-    struct Guess;
+    struct Lookahead;
     void prepare(const Batch& batch);
     bool pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted);
     const std::shared_ptr<Scratch> scratch_;
-    const std::shared_ptr<Guess> guess_;
+    const std::shared_ptr<Lookahead> lookahead_;
 };
 
 }  // namespace pronk

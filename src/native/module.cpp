@@ -12,25 +12,6 @@ namespace pronk {
 
 namespace {
 
-constexpr const char* kIsas[] = {"avx512-bf16", "avx512-vnni",  "avx512", "avx2-vnni", "avx2",
-                                 "neon-i8mm",   "neon-dotprod", "neon",   "portable"};
-
-constexpr int kLongestRow = 1 << 22;      // offsets within a panel are ints
-constexpr int kLongestInt8Row = 1 << 16; // 127 * 255 * 65536 is the most that int32 holds
-
-struct SourceType {
-    const char* name;
-    Source source;
-    int elements, bytes;  // of a block
-    int before = 0;       // bytes that a row has before its first
-};
-
-constexpr SourceType kSources[] = {
-    {"F32", Source::f32, 1, 4},       {"F16", Source::f16, 1, 2},       {"BF16", Source::bf16, 1, 2},
-    {"Q4_0", Source::q4_0, 32, 18},   {"Q4_1", Source::q4_1, 32, 20},   {"Q8_0", Source::q8_0, 32, 34},
-    {"Q4_K", Source::q4_k, 256, 144}, {"INT8", Source::int8_row, 1, 1, 4}, {"LLM_INT8", Source::int8_row, 1, 1, 4},
-};
-
 // In panels of 32 gate rows beside 32 up rows.
 Placement placement(Part part) {
     if (part == Part::whole) return {};
@@ -41,14 +22,21 @@ int64_t rows_of(const Matrix& matrix, Part part) { return part == Part::whole ? 
 
 // body(begin, end) over [0, count) in pieces of a panel's rows: a step of one phase.
 template <class Body>
-void share(ThreadPool& pool, int64_t count, const Body& body) {
+void parallel_for(ThreadPool& pool, int64_t count, const Body& body) {
     const int panels = static_cast<int>((count + kPanelRows - 1) / kPanelRows);
     pool.run([&](int thread) {
-        Place place{thread};
-        pool.phases().share(place, panels, 1, [&](int64_t panel, int) {
+        Cursor cursor{thread};
+        pool.phases().parallel_for(cursor, panels, 1, [&](int64_t panel, int) {
             body(panel * kPanelRows, std::min(count, (panel + 1) * kPanelRows));
         });
     });
+}
+
+template <class Record, size_t kCount>
+nb::list names_of(const Record (&table)[kCount]) {
+    nb::list names;
+    for (const Record& record : table) names.append(nb::str(record.name.data(), record.name.size()));
+    return names;
 }
 
 }  // namespace
@@ -76,41 +64,32 @@ const Kernels& kernels_or_refuse(const std::optional<std::string>& isa) {
 }
 
 Format format_or_refuse(const std::string& name) {
-    Format format;
-    if (!format_from_name(name.c_str(), format)) refuse("there is no weight format ", name);
-    return format;
+    const FormatTraits* format = find_named(kFormats, name);
+    if (!format) refuse("there is no weight format ", name);
+    return format->id;
 }
 
 KVType kv_type_or_refuse(const std::string& name) {
-    constexpr const char* names[] = {"f32", "f16", "bf16", "int8"};
-    for (int i = 0; i < 4; ++i)
-        if (name == names[i]) return static_cast<KVType>(i);
-    refuse("there is no type ", name, " of keys and values");
+    const KVTraits* type = find_named(kKVTypes, name);
+    if (!type) refuse("there is no type ", name, " of keys and values");
+    return type->id;
 }
 
 OutlierRule outlier_rule(double threshold, int64_t count) {
     if (!(threshold >= 0)) refuse("int8_threshold must be 0 or more");
-    check_range("int8_outliers", count, 0, kLongestRow);
+    check_range("int8_outliers", count, 0, 1 << 22);
     constexpr double most = std::numeric_limits<float>::max();
     return {threshold > most ? INFINITY : static_cast<float>(std::fabs(threshold)), static_cast<int>(count)};  // of 0, not -0
 }
 
 Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs) {
     check_range("rows", rows, 1, 1 << 26);
-    check_range("columns", cols, 1, has_row_scales(format) ? kLongestInt8Row : kLongestRow);
-    Matrix matrix;
-    matrix.format = format;
-    matrix.cols = static_cast<int>(cols);
-    matrix.rows = static_cast<int>(pairs ? 2 * rows : rows);
-    matrix.panels = (matrix.rows + kPanelRows - 1) / kPanelRows;
-    matrix.panel_bytes = panel_bytes(format, matrix.cols);
-    return matrix;
+    check_range("columns", cols, 1, traits(format).longest_row);
+    return matrix_of(format, static_cast<int>(pairs ? 2 * rows : rows), static_cast<int>(cols));
 }
 
 bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string& source, int64_t first, ThreadPool& pool) {
-    const SourceType* type = nullptr;
-    for (const SourceType& known : kSources)
-        if (source == known.name) type = &known;
+    const SourceTraits* type = find_named(kSources, source);
     if (!type) refuse("rows of ", source, " cannot be packed");
     const int64_t count = raw.shape(0), stride = raw.shape(1), rows = rows_of(matrix, part);
     if (matrix.cols % type->elements) refuse(matrix.cols, " columns are not whole blocks of ", source);
@@ -123,10 +102,10 @@ bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string
     Released released;
     const auto body = [&](int64_t begin, int64_t end) {
         if (!good.load(std::memory_order_relaxed)) return;
-        if (!pack_rows(matrix, data + begin * stride, stride, type->source, first + begin, first + end, placement(part)))
+        if (!pack_rows(matrix, data + begin * stride, stride, type->id, first + begin, first + end, placement(part)))
             good.store(false, std::memory_order_relaxed);
     };
-    share(pool, count, body);
+    parallel_for(pool, count, body);
     return good;
 }
 
@@ -137,7 +116,7 @@ void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out
         refuse("rows ", first, " to ", first + count, " are not within a matrix of ", rows);
     float* data = out.data();
     Released released;
-    share(pool, count, [&](int64_t begin, int64_t end) {
+    parallel_for(pool, count, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) unpack_row(matrix, placement(part).row(first + r), data + r * matrix.cols);
     });
 }
@@ -150,8 +129,7 @@ NB_MODULE(_native, module) {
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Ending::begin));
     module.def("isas", [] {
         nb::list names;
-        for (const char* name : kIsas)
-            if (kernels_named(name)) names.append(name);
+        for (const Kernels* kernel : all_kernels()) names.append(kernel->name);
         return names;
     });
     module.def("isa", [] { return kernels_or_refuse(std::nullopt).name; });
@@ -159,6 +137,24 @@ NB_MODULE(_native, module) {
     module.def("packed_bytes", [](const std::string& format, int64_t rows, int64_t cols, bool pairs) {
             return shaped(format_or_refuse(format), rows, cols, pairs).nbytes();
         }, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("pairs") = false);
+    nb::class_<FormatTraits>(module, "Format")
+        .def_prop_ro("name", [](const FormatTraits& format) { return std::string(format.name); })
+        .def_prop_ro("activations", [](const FormatTraits& format) { return std::string(traits(format.activations).name); })
+        .def_prop_ro("holds", [](const FormatTraits& format) {
+                nb::list names;
+                for (const SourceTraits& source : kSources)
+                    if (format.holds_codes_of(source.id)) names.append(nb::str(source.name.data(), source.name.size()));
+                return names;
+            })
+        .def_ro("longest_row", &FormatTraits::longest_row);
+    module.def("formats", [] {
+        nb::list formats;
+        for (const FormatTraits& format : kFormats) formats.append(nb::cast(&format, nb::rv_policy::reference));
+        return formats;
+    });
+    module.def("sources", [] { return names_of(kSources); });
+    module.def("kv_block", [] { return kKVBlock; });
+    module.def("kv_types", [] { return names_of(kKVTypes); });
     bind_model(module);
     bind_kernels(module);
 }

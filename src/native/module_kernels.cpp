@@ -1,4 +1,5 @@
 // Single kernels for Python, each in any instruction set that this processor runs: what tests hold against numpy.
+#include <algorithm>
 #include <cmath>
 
 #include "model.h"
@@ -37,14 +38,14 @@ void matmul(PyMatrix& w, const FloatRows& x, const FloatsOut& out, bool add, con
     check_shape("x", x, tokens, w.matrix.cols);
     check_shape("out", out, tokens, cols);
     if (add && w.pairs) refuse("SwiGLU is stored, not added");
-    const Form form = form_of(w.matrix.format);
+    const ActivationFormat format = traits(w.matrix.format).activations;
     RowsBuffer buffer;
-    buffer.reserve(form, static_cast<int>(tokens), w.matrix.cols);
-    const Rows rows = buffer.rows(form, w.matrix.cols, outlier_rule(int8_threshold, int8_outliers));
+    buffer.reserve(format, static_cast<int>(tokens), w.matrix.cols);
+    const Rows rows = buffer.rows(format, w.matrix.cols, outlier_rule(int8_threshold, int8_outliers));
     for (int64_t t = 0; t < tokens; ++t)
         kernel.convert(x.data() + t * w.matrix.cols, w.matrix.cols, rows, static_cast<int>(t));
-    const Then then = w.pairs ? Then::swiglu : add ? Then::add : Then::store;
-    const Output output{out.data(), static_cast<size_t>(cols), then, static_cast<int>(cols)};
+    const Epilogue epilogue = w.pairs ? Epilogue::swiglu : add ? Epilogue::add : Epilogue::store;
+    const Output output{out.data(), static_cast<size_t>(cols), epilogue, static_cast<int>(cols)};
     kernel.matmul(w.matrix, rows, static_cast<int>(tokens), 0, 2 * w.matrix.panels, output);
 }
 
@@ -111,8 +112,8 @@ void attention(const FloatRows& q, const FloatRows& keys, const FloatRows& value
     task.scale = 1 / std::sqrt(static_cast<float>(d));
     task.scratch = reinterpret_cast<float*>(arena.allocate(attention_scratch(static_cast<int>(d)) * sizeof(float)));
     for (int64_t first = 0; first < rows; first += at_once) {
-        const float* queries[16];
-        float* outs[16];
+        const float* queries[kTileTokens];
+        float* outs[kTileTokens];
         task.rows = static_cast<int>(std::min<int64_t>(at_once, rows - first));
         for (int i = 0; i < task.rows; ++i) queries[i] = q.data() + (first + i) * d, outs[i] = out.data() + (first + i) * d;
         task.q = queries, task.out = outs, task.limit = limit.data() + first;
@@ -125,9 +126,9 @@ void attention(const FloatRows& q, const FloatRows& keys, const FloatRows& value
 void bind_kernels(nb::module_& module) {
     using nb::arg;
     nb::class_<PyMatrix>(module, "Matrix")
-        .def("__init__", [](PyMatrix* place, const std::string& format, int64_t rows, int64_t cols, bool pairs, int threads) {
+        .def("__init__", [](PyMatrix* self, const std::string& format, int64_t rows, int64_t cols, bool pairs, int threads) {
                 check_range("threads", threads, 1, 1024);
-                new (place) PyMatrix(format, rows, cols, pairs, threads);
+                new (self) PyMatrix(format, rows, cols, pairs, threads);
             }, arg("format"), arg("rows"), arg("cols"), arg("pairs") = false, arg("threads") = 1)
         .def_prop_ro("nbytes", [](const PyMatrix& w) { return w.matrix.nbytes(); })
         .def("pack", [](PyMatrix& w, const RawRows& raw, const std::string& source, int64_t first, const std::string& part) {

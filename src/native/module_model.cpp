@@ -60,19 +60,19 @@ public:
     }
 
     void set_norm(const std::string& name, int layer, const FloatVector& weight) {
-        const float** place = &model.norm;
+        const float** norm = &model.norm;
         if (name != "norm") {
             check_range("layer", layer, 0, static_cast<int64_t>(model.layers.size()) - 1);
             Layer& of = model.layers[layer];
-            if (name == "input_layernorm") place = &of.input_layernorm;
-            else if (name == "post_attention_layernorm") place = &of.post_attention_layernorm;
+            if (name == "input_layernorm") norm = &of.input_layernorm;
+            else if (name == "post_attention_layernorm") norm = &of.post_attention_layernorm;
             else refuse("there is no norm ", name);
         }
         const std::vector<float> numbers = finite("a norm's weight", weight, model.config.hidden_size);
         float* copy = floats(numbers.size());
         std::memcpy(copy, numbers.data(), numbers.size() * sizeof(float));
         const Alone alone(*this);
-        *place = copy;
+        *norm = copy;
     }
 
     void set_rope(const FloatRows& cos, const FloatRows& sin) {
@@ -111,15 +111,15 @@ public:
         batch.logits_rows.resize(tokens);
         std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
         const Config& c = model.config;
-        const auto place = [&](const char* what, const LayersOut& array, int64_t layers, int64_t cols) {
+        const auto tap = [&](const char* what, const LayersOut& array, int64_t layers, int64_t cols) {
             check_shape(what, array, layers, tokens, cols);
             return array.data();
         };
         const int64_t layers = c.num_hidden_layers;
-        const Taps taps{place("qkv", qkv, layers, c.hidden_size),
-                        place("o", o, layers, static_cast<int64_t>(c.num_attention_heads) * c.head_dim),
-                        place("gate_up", gate_up, layers, c.hidden_size),
-                        place("down", down, layers, c.intermediate_size), place("head", head, 1, c.hidden_size)};
+        const Taps taps{tap("qkv", qkv, layers, c.hidden_size),
+                        tap("o", o, layers, static_cast<int64_t>(c.num_attention_heads) * c.head_dim),
+                        tap("gate_up", gate_up, layers, c.hidden_size),
+                        tap("down", down, layers, c.intermediate_size), tap("head", head, 1, c.hidden_size)};
         pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
             return model.tap(checked, kv.kv, taps, interrupted);
         });
@@ -142,9 +142,9 @@ private:
         return batch;
     }
 
-    // run(batch, interrupted) says whether it was finished.
-    template <class Run>
-    void pass(const BatchArrays& arrays, PyKV& kv, float embedding_noise, const Run& run) {
+    // forward(batch, interrupted) says whether it was finished.
+    template <class Forward>
+    void pass(const BatchArrays& arrays, PyKV& kv, float embedding_noise, const Forward& forward) {
         check_complete();
         if (kv.heads != model.config.num_key_value_heads || kv.kv.layout.head_dim != model.config.head_dim ||
             (kv.layers != 1 && kv.layers != static_cast<int>(model.layers.size())))
@@ -157,7 +157,7 @@ private:
             Batch batch = arrays.view();
             batch.embedding_noise = embedding_noise;
             Interrupted interrupted;
-            done = run(batch, [&] { return interrupted(); });
+            done = forward(batch, [&] { return interrupted(); });
         }
         if (!done) nb::raise_python_error();
     }
@@ -212,7 +212,7 @@ private:
     std::vector<float> rope_;
 };
 
-void new_model(PyModel* place, int vocab_size, int hidden_size, int intermediate_size, int num_hidden_layers,
+void new_model(PyModel* self, int vocab_size, int hidden_size, int intermediate_size, int num_hidden_layers,
                int num_attention_heads, int num_key_value_heads, int head_dim, double rms_norm_eps, int threads,
                const std::optional<std::string>& isa, double int8_threshold, int64_t int8_outliers) {
     check_range("vocab_size", vocab_size, 1, 1 << 24);
@@ -229,13 +229,13 @@ void new_model(PyModel* place, int vocab_size, int hidden_size, int intermediate
     if (!(rms_norm_eps > 0 && rms_norm_eps <= 1)) refuse("rms_norm_eps must be from 0 to 1");
     const Config config{vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
                         num_key_value_heads, head_dim, static_cast<float>(rms_norm_eps)};
-    new (place) PyModel(config, threads, kernels_or_refuse(isa), outlier_rule(int8_threshold, int8_outliers));
+    new (self) PyModel(config, threads, kernels_or_refuse(isa), outlier_rule(int8_threshold, int8_outliers));
 }
 
-void new_kv(PyKV* place, const PyModel& of, const std::string& type, int64_t num_blocks, bool remembers) {
+void new_kv(PyKV* self, const PyModel& of, const std::string& type, int64_t num_blocks, bool remembers) {
     check_range("num_blocks", num_blocks, 0, INT32_MAX);
     const Config& config = of.model.config;
-    new (place) PyKV(config, remembers ? config.num_hidden_layers : 1, kv_type_or_refuse(type), num_blocks);
+    new (self) PyKV(config, remembers ? config.num_hidden_layers : 1, kv_type_or_refuse(type), num_blocks);
 }
 
 void resize(PyKV& kv, int64_t num_blocks) {

@@ -1,7 +1,7 @@
-// LLM.int8() (arXiv 2208.07339): which activations are computed apart, and their part of a product.
+// LLM.int8() (arXiv 2208.07339): which activations are computed apart; kernels_matmul.cpp adds their part of a product.
 //
 // The paper takes a column out of all tokens if one of them has an outlier there, so that a token's result depends on
-// its neighbours; here each token is judged alone. Part of kernels.inl.
+// its neighbours; here each token is judged alone. Part of kernels.cpp.
 
 // The n-th largest of a few vectors' numbers, if it is over 0; 1 otherwise. Each is asked how many are not under it.
 template <int kVectorsAsked>
@@ -105,30 +105,4 @@ float quantize_rest(const float* x, int size, const Rows& rows, int t, int8_t* o
     rows.outlier_sum[t] = outlier_sum;
     const I cut = S::set_int(least);
     return codes(x, size, rows.padded, rest, out, sum, [=](F v) { return S::under(v, cut); });
-}
-
-// y [T][64] += outliers times their columns, by ascending k. Like the integers, floats are summed over w + 128; what
-// that adds is taken back, and the error is that of weights in float32: about 2^-16 of a step for each outlier.
-template <int kCount>
-void add_outliers(const uint8_t* panel, const float* scale, int first, const Rows& x, int tokens, float* y) {
-    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
-        const float* outlier_x = x.outlier_x + x.outlier_begin[t];
-        const int32_t* outlier_k = x.outlier_k + x.outlier_begin[t];
-        const int count = x.outlier_count[t];
-        if (count == 0) continue;
-        F acc[kCount];
-        const F taken_back = S::set(-128 * x.outlier_sum[t]);
-        for (int v = 0; v < kCount; ++v) acc[v] = taken_back;
-        for (int i = 0; i < count; ++i) {
-            const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
-            const uint8_t* words = panel + (size_t)(k / 4) * kLineBytes + first * 64;
-#pragma GCC unroll 4
-            for (int v = 0; v < kCount; ++v) acc[v] = S::fma_byte(words + v * 64, k % 4, outlier_x[i], acc[v]);
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < kCount; ++v) {
-            float* part = y + (first + v) * 16;
-            S::store(part, S::fma(acc[v], S::load(scale + (first + v) * 16), S::load(part)));
-        }
-    }
 }

@@ -41,56 +41,64 @@ uint16_t f16_not_under(float x) {
     return f16_to_f32(half) < x ? half + 1 : half;
 }
 
-void pack_f16(const Tile& tile, int at, int count, const Floats& x) {
-    uint16_t out[kTileRows][kChunk];
-    for (int r = 0; r < tile.rows; ++r)
-        for (int i = 0; i < count; ++i) out[r][i] = f32_to_f16(x[r][i]);
-    scatter<uint16_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count);
+}  // namespace
+
+bool pack_f32(const Tile& tile, const Chunk& chunk) {
+    scatter<float>(tile, static_cast<size_t>(chunk.at) * kPanelRows * sizeof(float), chunk.x, sizeof chunk.x[0], chunk.count);
+    return true;
 }
 
-void pack_bf16(const Tile& tile, int at, int count, const Floats& x) {
+bool pack_f16(const Tile& tile, const Chunk& chunk) {
     uint16_t out[kTileRows][kChunk];
     for (int r = 0; r < tile.rows; ++r)
-        for (int i = 0; i < count; ++i) out[r][i] = f32_to_bf16(x[r][i]);
-    scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows * 2, out, sizeof out[0], count / 2);
+        for (int i = 0; i < chunk.count; ++i) out[r][i] = f32_to_f16(chunk.x[r][i]);
+    scatter<uint16_t>(tile, static_cast<size_t>(chunk.at) * kPanelRows * 2, out, sizeof out[0], chunk.count);
+    return true;
 }
 
-void pack_int8(const Tile& tile, int at, int count, const Floats& x, const float* scales) {
+bool pack_bf16(const Tile& tile, const Chunk& chunk) {
+    uint16_t out[kTileRows][kChunk];
+    for (int r = 0; r < tile.rows; ++r)
+        for (int i = 0; i < chunk.count; ++i) out[r][i] = f32_to_bf16(chunk.x[r][i]);
+    scatter<uint32_t>(tile, static_cast<size_t>(chunk.at) * kPanelRows * 2, out, sizeof out[0], chunk.count / 2);
+    return true;
+}
+
+bool pack_int8(const Tile& tile, const Chunk& chunk) {
     uint8_t out[kTileRows][kChunk];
-    for (int r = 0; r < tile.rows; ++r) encode_bytes(x[r], count, scales[r], out[r]);
-    scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows, out, sizeof out[0], count / 4);
+    for (int r = 0; r < tile.rows; ++r) encode_bytes(chunk.x[r], chunk.count, chunk.scales[r], out[r]);
+    scatter<uint32_t>(tile, static_cast<size_t>(chunk.at) * kPanelRows, out, sizeof out[0], chunk.count / 4);
+    return true;
 }
 
-bool pack_q8(const Tile& tile, int at, int count, const Floats& x) {
+bool pack_q8(const Tile& tile, const Chunk& chunk) {
     uint8_t out[kTileRows][kChunk];
     uint16_t scales[kTileRows][kGroups];
+    const int groups = chunk.count / kGroup;
     bool good = true;
     for (int r = 0; r < tile.rows; ++r) {
+        const float* x = chunk.x[r];
         float most[kGroups] = {};
-        for (int g = 0; g < count / kGroup; ++g) most[g] = absolute_maximum(x[r] + g * kGroup, kGroup);
+        for (int g = 0; g < groups; ++g) most[g] = absolute_maximum(x + g * kGroup, kGroup);
         for (int g = 0; g < kGroups; ++g) scales[r][g] = f16_not_under(most[g] / 127);
-        for (int g = 0; g < count / kGroup; ++g) {
+        for (int g = 0; g < groups; ++g) {
             good &= f16_is_finite(scales[r][g]);
-            encode_bytes(x[r] + g * kGroup, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
+            encode_bytes(x + g * kGroup, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
         }
     }
-    for (int g = 0; g < count / kGroup; ++g) {
-        const size_t offset = static_cast<size_t>(at / kGroup + g) * kQ8GroupBytes;
-        scatter<uint32_t>(tile, offset, out[0] + g * kGroup, sizeof out[0], kGroup / 4);
-        scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales[0] + g, sizeof scales[0], 1);
-    }
+    for (int g = 0; g < groups; ++g) write_q8(tile, chunk.at / kGroup + g, out[0] + g * kGroup, sizeof out[0], scales[0] + g, sizeof scales[0]);
     return good;
 }
 
-bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
+bool pack_q4(const Tile& tile, const Chunk& chunk) {
     bool good = true;
-    for (int g = 0; g < count / kGroup; ++g) {
+    for (int g = 0; g < chunk.count / kGroup; ++g) {
         uint8_t codes[kTileRows][kGroup / 2];
         uint16_t scales[kTileRows], minima[kTileRows];
         for (int first = 0; first < tile.rows; first += kLanes) {
             Lanes lanes[kGroup], inverse, minimum;
             for (int k = 0; k < kGroup; ++k)
-                for (int i = 0; i < kLanes; ++i) lanes[k][i] = x[first + i][g * kGroup + k];
+                for (int i = 0; i < kLanes; ++i) lanes[k][i] = chunk.x[first + i][g * kGroup + k];
             const Fits fits = fit(lanes);
             for (int i = 0; i < kLanes; ++i) {
                 scales[first + i] = f32_to_f16(fits.scale[i]);
@@ -107,19 +115,19 @@ bool pack_q4(const Tile& tile, int at, int count, const Floats& x) {
                 for (int i = 0; i < kLanes; ++i) codes[first + i][k] = static_cast<int32_t>(packed[i]);
             }
         }
-        write_q4(tile, at / kGroup + g, codes, scales, minima);
+        write_four_bits(traits(Format::q4), tile, chunk.at / kGroup + g, codes, scales, minima);
     }
     return good;
 }
 
 // As ggml's reference: the weight furthest from zero becomes -8.
-bool pack_q4_0(const Tile& tile, int at, int count, const Floats& x) {
+bool pack_q4_0(const Tile& tile, const Chunk& chunk) {
     bool good = true;
-    for (int g = 0; g < count / kGroup; ++g) {
+    for (int g = 0; g < chunk.count / kGroup; ++g) {
         uint8_t codes[kTileRows][kGroup / 2];
         uint16_t scales[kTileRows];
         for (int r = 0; r < tile.rows; ++r) {
-            const float* group = x[r] + g * kGroup;
+            const float* group = chunk.x[r] + g * kGroup;
             const float most = absolute_maximum(group, kGroup);
             float extreme = 0;
             for (int k = kGroup; k-- > 0;) extreme = group[k] == most || group[k] == -most ? group[k] : extreme;
@@ -131,62 +139,52 @@ bool pack_q4_0(const Tile& tile, int at, int count, const Floats& x) {
             for (int k = 0; k < kGroup; ++k) code[k] = std::min(static_cast<int32_t>(group[k] * inverse + 8.5f), 15);
             for (int k = 0; k < kGroup / 2; ++k) codes[r][k] = code[k] | code[k + 16] << 4;
         }
-        write_q4(tile, at / kGroup + g, codes, scales, nullptr);
+        write_four_bits(traits(Format::q4_0), tile, chunk.at / kGroup + g, codes, scales, nullptr);
     }
     return good;
 }
 
 // -- tiles ----------------------------------------------------------------------------------------------------------
 
-bool int8_scales(const Matrix& matrix, const Tile& tile, Source source, float (&scales)[kTileRows]) {
+namespace {
+
+bool row_scales(const Matrix& matrix, const Tile& tile, Source source, float (&scales)[kTileRows]) {
     float x[kChunk];
     for (int r = 0; r < tile.rows; ++r) {
         float most = 0;
         for (int at = 0; at < matrix.cols; at += kChunk) {
             const int count = std::min(kChunk, matrix.cols - at);
-            read_floats(source, tile.source + r * tile.stride, at, count, x);
+            traits(source).read(tile.source + r * tile.stride, at, count, x);
             const float here = absolute_maximum(x, count);
-            if (!(here < limit(Format::int8))) return false;
+            if (!(here < traits(matrix.format).limit)) return false;
             most = std::max(most, here);
         }
         scales[r] = most / 127;
     }
-    scatter<float>(tile, static_cast<size_t>(padded_cols(Format::int8, matrix.cols)) * kPanelRows, scales, 4, 1);
+    scatter<float>(tile, static_cast<size_t>(traits(matrix.format).padded(matrix.cols)) * kPanelRows, scales, 4, 1);
     return true;
 }
 
-bool pack_chunk(Format format, const Tile& tile, int at, int count, const Floats& x, const float* scales) {
-    switch (format) {
-        case Format::f32:
-            scatter<float>(tile, static_cast<size_t>(at) * kPanelRows * sizeof(float), x, sizeof x[0], count);
-            return true;
-        case Format::f16: pack_f16(tile, at, count, x); return true;
-        case Format::bf16: pack_bf16(tile, at, count, x); return true;
-        case Format::int8:
-        case Format::llm_int8: pack_int8(tile, at, count, x, scales); return true;
-        case Format::q8: return pack_q8(tile, at, count, x);
-        case Format::q4: return pack_q4(tile, at, count, x);
-        case Format::q4_0: return pack_q4_0(tile, at, count, x);
-    }
-    return false;
-}
-
 bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
-    if (is_direct(source, matrix.format)) return pack_direct(matrix, tile, source);
+    const FormatTraits& format = traits(matrix.format);
+    if (format.holds_codes_of(source)) return traits(source).pack_codes(matrix, tile);
     float scales[kTileRows] = {};
-    if (has_row_scales(matrix.format) && !int8_scales(matrix, tile, source, scales)) return false;
-    alignas(64) Floats x;
-    if (tile.rows < kTileRows) std::memset(x, 0, sizeof x);
-    const int padded = padded_cols(matrix.format, matrix.cols);
-    for (int at = 0; at < padded; at += kChunk) {
-        const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
+    if (format.scales == Scales::row && !row_scales(matrix, tile, source, scales)) return false;
+    Chunk chunk;
+    chunk.scales = scales;
+    if (tile.rows < kTileRows) std::memset(chunk.x, 0, sizeof chunk.x);
+    const int padded = format.padded(matrix.cols);
+    for (chunk.at = 0; chunk.at < padded; chunk.at += kChunk) {
+        const int count = std::min(kChunk, matrix.cols - chunk.at);
+        chunk.count = std::min(kChunk, padded - chunk.at);
         for (int r = 0; r < tile.rows; ++r) {
-            read_floats(source, tile.source + r * tile.stride, at, count, x[r]);
-            if (!(absolute_maximum(x[r], count) < limit(matrix.format))) return false;
-            // What pads a row must not change the grid of its last group.
-            std::fill(x[r] + count, x[r] + stored, matrix.format == Format::q4 ? x[r][count - 1] : 0);
+            float* x = chunk.x[r];
+            traits(source).read(tile.source + r * tile.stride, chunk.at, count, x);
+            if (!(absolute_maximum(x, count) < format.limit)) return false;
+            // What pads a row must not change the grid of its last group, which a minimum lays between any two numbers.
+            std::fill(x + count, x + chunk.count, format.minima ? x[count - 1] : 0);
         }
-        if (!pack_chunk(matrix.format, tile, at, stored, x, scales)) return false;
+        if (!format.pack(tile, chunk)) return false;
     }
     return true;
 }

@@ -2,16 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
 #include "source.h"
 
 namespace pronk {
 
 constexpr int kTileRows = 16;             // rows packed together, so that whole 64-byte lines are written
-constexpr int kGroups = kChunk / kGroup;  // of a chunk; the first-level cache holds 16 rows of it
-
-using Floats = float[kTileRows][kChunk];
+constexpr int kGroups = kChunk / kGroup;  // of a chunk
 
 // Source rows whose packed rows lie side by side in 16 rows of a panel.
 struct Tile {
@@ -20,6 +17,13 @@ struct Tile {
     int rows;
     uint8_t* panel;
     int first;  // row of the panel
+};
+
+// Columns [at, at + count) of a tile; the first-level cache holds it. What K is padded with is in it.
+struct Chunk {
+    int at, count;
+    const float* scales;  // of rows, where the format has such
+    alignas(64) float x[kTileRows][kChunk];
 };
 
 template <class T>
@@ -47,25 +51,21 @@ inline float absolute_maximum(const float* x, int count) {
     return std::bit_cast<float>(most);
 }
 
-// The least number too large for a format; scales have limits of their own.
-inline float limit(Format format) {
-    switch (format) {
-        case Format::f16: return 65520;  // half a step over the greatest
-        case Format::bf16: return 0x1.ffp127f;
-        default: return std::numeric_limits<float>::infinity();
-    }
+// A group of codes, each row's 32 bytes, with its scale.
+inline void write_q8(const Tile& tile, int group, const uint8_t* codes, size_t code_bytes, const uint16_t* scales, size_t scale_bytes) {
+    const size_t offset = static_cast<size_t>(group) * traits(Format::q8).bytes * kPanelRows;
+    scatter<uint32_t>(tile, offset, codes, code_bytes, kGroup / 4);
+    scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales, scale_bytes, 1);
 }
 
-inline void write_q4(const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales,
-                     const uint16_t* minima) {
-    const size_t offset = static_cast<size_t>(group) * (kQ4CodeBytes + kPanelRows * (minima ? 4 : 2));
+// A group of codes, each row's 16 bytes, with its scale, and its minimum where the format has any.
+inline void write_four_bits(const FormatTraits& format, const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2],
+                            const uint16_t* scales, const uint16_t* minima) {
+    constexpr size_t code_bytes = kGroup / 2 * kPanelRows;
+    const size_t offset = static_cast<size_t>(group) * format.bytes * kPanelRows;
     scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);
-    scatter<uint16_t>(tile, offset + kQ4CodeBytes, scales, sizeof *scales, 1);
-    if (minima) scatter<uint16_t>(tile, offset + kQ4CodeBytes + kPanelRows * 2, minima, sizeof *minima, 1);
+    scatter<uint16_t>(tile, offset + code_bytes, scales, sizeof *scales, 1);
+    if (format.minima) scatter<uint16_t>(tile, offset + code_bytes + kPanelRows * 2, minima, sizeof *minima, 1);
 }
-
-// Whether the format holds the source's codes as they are, and the packing of these.
-bool is_direct(Source source, Format format);
-bool pack_direct(const Matrix& matrix, const Tile& tile, Source source);
 
 }  // namespace pronk

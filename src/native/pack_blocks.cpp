@@ -4,59 +4,82 @@
 
 namespace pronk {
 
+bool pack_codes_q8_0(const Matrix& matrix, const Tile& tile) {
+    bool good = true;
+    for (int group = 0; group < matrix.cols / kGroup; ++group) {
+        uint8_t codes[kTileRows][kGroup];
+        uint16_t scales[kTileRows];
+        for (int r = 0; r < tile.rows; ++r) {
+            const uint8_t* block = tile.source + r * tile.stride + group * size_t{34};
+            scales[r] = read<uint16_t>(block);
+            good &= f16_is_finite(scales[r]);
+            for (int k = 0; k < kGroup; ++k) codes[r][k] = block[2 + k] ^ 128;
+        }
+        write_q8(tile, group, codes[0], sizeof codes[0], scales, sizeof *scales);
+    }
+    return good;
+}
+
 namespace {
 
-bool pack_q8_0(const Tile& tile, int group) {
-    uint8_t codes[kTileRows][kGroup];
-    uint16_t scales[kTileRows];
+// Four-bit blocks: take(row, group, codes, minimum) gives the scale of a row's group.
+template <class Take>
+bool pack_four_bits(const Matrix& matrix, const Tile& tile, const Take& take) {
+    const FormatTraits& format = traits(matrix.format);
     bool good = true;
-    for (int r = 0; r < tile.rows; ++r) {
-        const uint8_t* block = tile.source + r * tile.stride + group * size_t{34};
-        scales[r] = read<uint16_t>(block);
-        good &= f16_is_finite(scales[r]);
-        for (int k = 0; k < kGroup; ++k) codes[r][k] = block[2 + k] ^ 128;
-    }
-    scatter<uint32_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes, codes, sizeof codes[0], kGroup / 4);
-    scatter<uint16_t>(tile, static_cast<size_t>(group) * kQ8GroupBytes + kPanelRows * kGroup, scales, sizeof *scales, 1);
-    return good;
-}
-
-// Four-bit blocks: the codes of Q4_0 and Q4_1 lie as a group's do.
-bool pack_nibbles(const Tile& tile, Source source, Format format, int group) {
-    uint8_t codes[kTileRows][kGroup / 2];
-    uint16_t scales[kTileRows], minima[kTileRows];
-    bool good = true;
-    for (int r = 0; r < tile.rows; ++r) {
-        const uint8_t* row = tile.source + r * tile.stride;
-        if (source == Source::q4_k) {
-            const Q4K block{row + group / 8 * size_t{144}};
-            const int part = group % 8, shift = part % 2 * 4;
-            const uint8_t* from = block.codes(part);
-            for (int k = 0; k < kGroup / 2; ++k)
-                codes[r][k] = (from[k] >> shift & 15) | (from[k + 16] >> shift & 15) << 4;
-            scales[r] = f32_to_f16(block.d() * block.scale(part));
-            minima[r] = f32_to_f16(-(block.dmin() * block.minimum(part)));
-        } else {
-            const bool has_minimum = source == Source::q4_1;
-            const uint8_t* block = row + group * size_t{has_minimum ? 20u : 18u};
-            scales[r] = read<uint16_t>(block);
-            minima[r] = has_minimum ? read<uint16_t>(block + 2) : f32_to_f16(-8 * f16_to_f32(scales[r]));
-            std::memcpy(codes[r], block + (has_minimum ? 4 : 2), kGroup / 2);
+    for (int group = 0; group < matrix.cols / kGroup; ++group) {
+        uint8_t codes[kTileRows][kGroup / 2];
+        uint16_t scales[kTileRows], minima[kTileRows];
+        for (int r = 0; r < tile.rows; ++r) {
+            scales[r] = take(tile.source + r * tile.stride, group, codes[r], minima[r]);
+            good &= f16_is_finite(scales[r]) && (!format.minima || f16_is_finite(minima[r]));
         }
-        good &= f16_is_finite(scales[r]) && (format == Format::q4_0 || f16_is_finite(minima[r]));
+        write_four_bits(format, tile, group, codes, scales, minima);
     }
-    write_q4(tile, group, codes, scales, format == Format::q4 ? minima : nullptr);
     return good;
 }
 
-bool pack_int8_row(const Matrix& matrix, const Tile& tile) {
+}  // namespace
+
+// The codes of Q4_0 and Q4_1 lie as a group's do.
+bool pack_codes_q4_0(const Matrix& matrix, const Tile& tile) {
+    return pack_four_bits(matrix, tile, [](const uint8_t* row, int group, uint8_t* codes, uint16_t& minimum) {
+        const uint8_t* block = row + group * size_t{18};
+        const uint16_t scale = read<uint16_t>(block);
+        minimum = f32_to_f16(-8 * f16_to_f32(scale));
+        std::memcpy(codes, block + 2, kGroup / 2);
+        return scale;
+    });
+}
+
+bool pack_codes_q4_1(const Matrix& matrix, const Tile& tile) {
+    return pack_four_bits(matrix, tile, [](const uint8_t* row, int group, uint8_t* codes, uint16_t& minimum) {
+        const uint8_t* block = row + group * size_t{20};
+        minimum = read<uint16_t>(block + 2);
+        std::memcpy(codes, block + 4, kGroup / 2);
+        return read<uint16_t>(block);
+    });
+}
+
+bool pack_codes_q4_k(const Matrix& matrix, const Tile& tile) {
+    return pack_four_bits(matrix, tile, [](const uint8_t* row, int group, uint8_t* codes, uint16_t& minimum) {
+        const Q4K block{row + group / 8 * size_t{144}};
+        const int part = group % 8, shift = part % 2 * 4;
+        const uint8_t* from = block.codes(part);
+        for (int k = 0; k < kGroup / 2; ++k) codes[k] = (from[k] >> shift & 15) | (from[k + 16] >> shift & 15) << 4;
+        minimum = f32_to_f16(-(block.dmin() * block.minimum(part)));
+        return f32_to_f16(block.d() * block.scale(part));
+    });
+}
+
+bool pack_codes_int8(const Matrix& matrix, const Tile& tile) {
     float scales[kTileRows];
     bool good = true;
     for (int r = 0; r < tile.rows; ++r) {
         scales[r] = read<float>(tile.source + r * tile.stride);
-        good &= absolute_maximum(scales + r, 1) < limit(matrix.format);
+        good &= absolute_maximum(scales + r, 1) < traits(matrix.format).limit;
     }
-    const int padded = padded_cols(matrix.format, matrix.cols);
+    const int padded = traits(matrix.format).padded(matrix.cols);
     scatter<float>(tile, static_cast<size_t>(padded) * kPanelRows, scales, sizeof *scales, 1);
     for (int at = 0; at < padded; at += kChunk) {
         const int count = std::min(kChunk, matrix.cols - at), stored = std::min(kChunk, padded - at);
@@ -68,27 +91,6 @@ bool pack_int8_row(const Matrix& matrix, const Tile& tile) {
         }
         scatter<uint32_t>(tile, static_cast<size_t>(at) * kPanelRows, codes, sizeof codes[0], stored / 4);
     }
-    return good;
-}
-
-}  // namespace
-
-bool is_direct(Source source, Format format) {
-    switch (source) {
-        case Source::int8_row: return has_row_scales(format);
-        case Source::q8_0: return format == Format::q8;
-        case Source::q4_0: return format == Format::q4 || format == Format::q4_0;
-        case Source::q4_1:
-        case Source::q4_k: return format == Format::q4;
-        default: return false;
-    }
-}
-
-bool pack_direct(const Matrix& matrix, const Tile& tile, Source source) {
-    if (source == Source::int8_row) return pack_int8_row(matrix, tile);
-    bool good = true;
-    for (int group = 0; group < padded_cols(matrix.format, matrix.cols) / kGroup; ++group)
-        good &= source == Source::q8_0 ? pack_q8_0(tile, group) : pack_nibbles(tile, source, matrix.format, group);
     return good;
 }
 

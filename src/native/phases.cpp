@@ -37,13 +37,13 @@ int Phases::take(int owner, uint32_t phase, int& first, int end, int most) {
     }
 }
 
-void Phases::finish(Place& place, int done, int count) {
-    const uint32_t phase = place.phase++;
+void Phases::finish(Cursor& cursor, int done, int count) {
+    const uint32_t phase = cursor.phase++;
     if (done > 0 && done_.fetch_add(done, std::memory_order_acq_rel) + done == count) {
         done_.store(0, std::memory_order_relaxed);
         over_.add(1);
     } else {
-        over_.wait_while(phase, kSpin, place.ahead);
+        over_.wait_while(phase, kSpin, cursor.next);
     }
 }
 

@@ -11,10 +11,10 @@
 namespace pronk {
 
 // Where a thread is in a step. All threads go through the same phases; one that comes late finds them over.
-struct Place {
+struct Cursor {
     int thread;
     uint32_t phase = 0;
-    Ahead ahead{};  // what it will read next
+    Prefetch next{};  // what it will read next
 };
 
 // Every thread has a stretch of a phase's units, which it takes from in ever smaller pieces; when nothing is left of its
@@ -30,17 +30,17 @@ public:
     // Does a phase: body(first, end) over [0, count), each unit by one thread, at most `most` at once. Returns when all of
     // them are done, whoever did them; what they wrote is then visible.
     template <class Body>
-    void share(Place& place, int count, int most, const Body& body) {
+    void parallel_for(Cursor& cursor, int count, int most, const Body& body) {
         if (count == 0) return;
         int done = 0;
         for (int i = 0; i < threads_; ++i) {
-            const int owner = (place.thread + i) % threads_, end = cut(count, owner + 1);
-            for (int first = cut(count, owner), taken; (taken = take(owner, place.phase, first, end, most)) > 0; first += taken) {
+            const int owner = (cursor.thread + i) % threads_, end = cut(count, owner + 1);
+            for (int first = cut(count, owner), taken; (taken = take(owner, cursor.phase, first, end, most)) > 0; first += taken) {
                 if (!abandoned()) body(first, first + taken);
                 done += taken;
             }
         }
-        finish(place, done, count);
+        finish(cursor, done, count);
     }
 
     // Where a thread's stretch begins.
@@ -59,7 +59,7 @@ private:
     // Takes units of a stretch that ends at `end`, and of which those before `first` are known to be taken. Moves `first`
     // to what was taken, and gives how many; none where the phase is over.
     int take(int owner, uint32_t phase, int& first, int end, int most);
-    void finish(Place& place, int done, int count);
+    void finish(Cursor& cursor, int done, int count);
 
     const int threads_;
     const std::unique_ptr<Stretch[]> stretches_;

@@ -6,31 +6,24 @@ namespace pronk {
 
 namespace {
 
-int padded(int cols) { return (cols + kGroup - 1) / kGroup * kGroup; }
-
-// Number k of row t, as the kernels read it; of llm_int8 without outliers.
+// Number k of row t, as the kernels read it, without outliers.
 float element(const Rows& rows, int t, int k) {
     const uint8_t* row = rows.data + t * rows.stride;
-    switch (rows.form) {
-        case Form::f32: break;
-        case Form::bf16: return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[k]);
-        case Form::int8:
-        case Form::llm_int8: return rows.scale[t] * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
-        case Form::q8:
-            return rows.scale[static_cast<size_t>(t) * rows.groups + k / kGroup] *
-                   static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
-    }
-    return reinterpret_cast<const float*>(row)[k];
+    const ActivationTraits& format = traits(rows.format);
+    if (format.exact()) return reinterpret_cast<const float*>(row)[k];
+    if (!format.scaled) return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[k]);
+    const float scale = rows.scale[static_cast<size_t>(t) * rows.groups + (format.grouped ? k / kGroup : 0)];
+    return scale * static_cast<float>(reinterpret_cast<const int8_t*>(row)[k]);
 }
 
 }  // namespace
 
-Rows RowsBuffer::rows(Form form, int cols, const OutlierRule& rule) {
+Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule) {
     Rows r;
-    r.form = form, r.rule = rule;
-    r.padded = padded(cols);
-    r.stride = aligned(r.padded * (form == Form::f32 ? sizeof(float) : form == Form::bf16 ? 2 : 1));
-    r.groups = form == Form::q8 ? r.padded / kGroup : 1;
+    r.format = format, r.rule = rule;
+    r.padded = (cols + kGroup - 1) / kGroup * kGroup;
+    r.stride = aligned(static_cast<size_t>(r.padded) * traits(format).bytes);
+    r.groups = traits(format).grouped ? r.padded / kGroup : 1;
     r.data = bytes.data, r.scale = scales.data, r.sum = sums.data;
     r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
     r.outlier_begin = begins.data, r.outlier_count = counts.data;
@@ -39,13 +32,13 @@ Rows RowsBuffer::rows(Form form, int cols, const OutlierRule& rule) {
     return r;
 }
 
-void RowsBuffer::reserve(Form form, int tokens, int cols) {
-    const Rows r = rows(form, cols, {});
+void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
+    const Rows r = rows(format, cols, {});
     bytes.reserve(r.stride * tokens);
-    if (form == Form::f32 || form == Form::bf16) return;
+    if (!traits(format).scaled) return;
     scales.reserve(static_cast<size_t>(r.groups) * tokens);
     sums.reserve(static_cast<size_t>(r.groups) * tokens);
-    if (form != Form::llm_int8) return;
+    if (!traits(format).outliers) return;
     const int64_t most = static_cast<int64_t>(cols) * tokens;
     if (most > INT32_MAX) throw std::bad_alloc();
     outliers.reserve(most), places.reserve(most);
@@ -55,7 +48,7 @@ void RowsBuffer::reserve(Form form, int tokens, int cols) {
 
 void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest) {
     for (int k = 0; k < cols; ++k) rest[k] = x[k] - element(rows, t, k);
-    if (rows.form != Form::llm_int8) return;
+    if (!traits(rows.format).outliers) return;
     const Rows row = rows.at(t);
     for (int i = 0; i < row.outlier_count[0]; ++i) rest[row.outlier_k[row.outlier_begin[0] + i]] = 0;
 }

@@ -29,7 +29,7 @@ struct Buffer {
     }
 };
 
-// One form of some rows.
+// Some rows in one activation format.
 struct RowsBuffer {
     Buffer<uint8_t> bytes;
     Buffer<float> scales, outliers, outlier_sums, found;
@@ -37,11 +37,11 @@ struct RowsBuffer {
     std::atomic<int32_t> used{0};
 
     // Without any outliers in them.
-    Rows rows(Form form, int cols, const OutlierRule& rule);
-    void reserve(Form form, int tokens, int cols);  // throws std::bad_alloc
+    Rows rows(ActivationFormat format, int cols, const OutlierRule& rule);
+    void reserve(ActivationFormat format, int tokens, int cols);  // throws std::bad_alloc
 };
 
-// What a form left of row t: x - row, [cols].
+// What rounding left of row t: x - row, [cols].
 void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest);
 
 }  // namespace pronk

@@ -1,4 +1,4 @@
-// Rows as files have them: floats, int8 with a scale a row, and GGUF's blocks.
+// Rows as files have them: floats, int8 with a scale a row, and GGUF's blocks. source.cpp reads them as formats.h says.
 #pragma once
 
 #include <cstring>
@@ -34,9 +34,5 @@ private:
         return low | (p[group - 4] >> 2 & 48);
     }
 };
-
-// Columns [at, at + count) of a row as floats; `at` is a multiple of kChunk, `count` at most kChunk and whole blocks.
-// Sums and products are those of checkpoint/containers/gguf_blocks.py.
-void read_floats(Source source, const uint8_t* row, int at, int count, float* out);
 
 }  // namespace pronk

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -14,9 +14,32 @@
 
 namespace pronk {
 
+// Rows that are multiplied, [T, cols]: as they lie, or each normalized before.
+struct Input {
+    const float* x;
+    int cols;
+    const float* norm = nullptr;  // RMSNorm's weight, [cols]
+};
+
 struct Product {
     const Matrix* matrix;
     Output output;
+};
+
+// One or several products with the same rows, and what they have beside these: bound once a layer.
+struct Linear {
+    std::array<Product, 3> products;
+    int count;
+    int tokens;  // T
+    float* tap;  // where the rows are copied to, [T, cols]; or none
+    std::array<const Matrix*, 3> next;  // what is multiplied after it, side by side; null: no more
+
+    Epilogue epilogue() const { return products[0].output.epilogue; }
+};
+
+// The products of a layer.
+struct Linears {
+    Linear qkv, o, gate_up, down;
 };
 
 // Tokens [begin, end) of one run, counted among those of a batch or those attended for, which make units from `first` on.
@@ -34,14 +57,14 @@ struct Units {
 
 struct Model::Scratch {
     Buffer<float> x, q, k, v, attended, h;
-    RowsBuffer shared[kForms];
+    RowsBuffer shared[kActivationFormats];
     std::vector<std::unique_ptr<RowsBuffer[]>> own;  // of each thread, for batches of one token
     std::vector<Buffer<float>> attention, normed;    // of each thread
     std::vector<int32_t> all_tokens;
-    Units placing, attending, attending_last;  // the last layer attends for rows that want logits alone
-    std::vector<int32_t> likeliest;            // token of each row of logits: see guess.h
-    std::unique_ptr<std::atomic<int>[]> outliers_used;  // of rows that threads convert together, one a product
-    size_t products = 0;
+    Units storing, attending, attending_last;  // the last layer attends for rows that want logits alone
+    std::vector<int32_t> likeliest;            // token of each row of logits: see lookahead.h
+    std::unique_ptr<std::atomic<int>[]> outliers_used;  // of rows that threads convert together, one a linear
+    size_t linears = 0;
 
     void number(const Batch& batch, const Config& config, int attention_rows);
 };
@@ -57,37 +80,42 @@ struct Model::Step {
     const Taps& taps;
     const std::function<bool()>& interrupted;
     Scratch& scratch;
-    // Runs of one token each, and of a head one tile: who attends has placed just before what only that tile needs.
-    const bool placed_late = batch.runs == batch.tokens && batch.rows == batch.tokens &&
+    // Runs of one token each, and of a head one tile: who attends has stored just before what only that tile needs.
+    const bool stores_late = batch.runs == batch.tokens && batch.rows == batch.tokens &&
                              config.num_attention_heads / config.num_key_value_heads <= kernel.attention_rows;
 
     void run(int thread);
 
 private:
-    // What a thread knows while it runs.
-    struct Self : Place {
-        int products = 0;
+    // A thread, and what it alone knows while it runs.
+    struct Worker : Cursor {
+        int linears = 0;
     };
 
     // body(begin, end) over [0, count), at most `most` at once: see Phases.
     template <class Body>
-    void share(Self& self, int count, int most, const Body& body) {
+    void parallel_for(Worker& worker, int count, int most, const Body& body) {
         Phases& phases = model.pool->phases();
-        phases.share(self, count, most, [&](int begin, int end) {
-            if (self.thread == 0 && interrupted()) phases.abandon();
+        phases.parallel_for(worker, count, most, [&](int begin, int end) {
+            if (worker.thread == 0 && interrupted()) phases.abandon();
             body(begin, end);
         });
     }
 
-    void embed(Self& self);
-    template <class Row>
-    void multiply(Self& self, int tokens, int cols, const Row& row, const Product* products, int count, float* tap,
-                  std::initializer_list<const Matrix*> next);
-    void expect(Self& self, std::initializer_list<const Matrix*> next);
-    void place(int layer, int run, int token, int head);
-    void position(Self& self, int layer);
-    void attend(Self& self, int layer, bool last);
+    Linears bind(size_t index) const;
+    Linear bind_head() const;
+
+    // The steps, in the order of torch_engine/model.py.
+    void embed(Worker& worker);
+    Input norm(const float* weight) const { return {scratch.x.data, config.hidden_size, weight}; }  // as it is read
+    void linear(Worker& worker, const Input& input, const Linear& linear);
+    void rotate_and_store(Worker& worker, int layer);
+    void attend(Worker& worker, int layer, bool last);
+    void find_likeliest(Worker& worker);
+
+    void rotate_and_store(int layer, int run, int token, int head);
     void keep_wanted();
+    void prefetch(Worker& worker, const std::array<const Matrix*, 3>& next) const;
 };
 
 }  // namespace pronk

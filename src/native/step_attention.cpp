@@ -1,4 +1,4 @@
-// Of a step: keys and values into their places, and attention over them.
+// Of a step: keys and values are stored, and attended over.
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -9,7 +9,7 @@
 namespace pronk {
 
 // Rotates one token's queries and key of a head, and stores its key and value.
-void Model::Step::place(int layer, int run, int token, int head) {
+void Model::Step::rotate_and_store(int layer, int run, int token, int head) {
     const int d = config.head_dim, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
     const int group = heads / kv_heads, p = batch.positions[token];
     const float *cos = model.cos + (size_t)p * (d / 2), *sin = model.sin + (size_t)p * (d / 2);
@@ -22,32 +22,32 @@ void Model::Step::place(int layer, int run, int token, int head) {
 }
 
 // A unit is one head of the tokens of one run in one block.
-void Model::Step::position(Self& self, int layer) {
+void Model::Step::rotate_and_store(Worker& worker, int layer) {
     const int kv_heads = config.num_key_value_heads;
-    const Units& units = scratch.placing;
-    share(self, units.count, 1, [&](int unit, int) {
+    const Units& units = scratch.storing;
+    parallel_for(worker, units.count, 1, [&](int unit, int) {
         const Span& span = units.of(unit);
         const int start = batch.positions[span.begin], end = start + span.end - span.begin;
         const int block = start / kKVBlock + (unit - span.first) / kv_heads, head = (unit - span.first) % kv_heads;
         for (int p = std::max(start, block * kKVBlock); p < std::min(end, (block + 1) * kKVBlock); ++p)
-            place(layer, span.run, span.begin + p - start, head);
+            rotate_and_store(layer, span.run, span.begin + p - start, head);
     });
 }
 
 // A unit is a few query rows that share a key head; rows of a run go token by token, heads within.
-void Model::Step::attend(Self& self, int layer, bool last) {
+void Model::Step::attend(Worker& worker, int layer, bool last) {
     const int d = config.head_dim, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
     const int group = heads / kv_heads, most = kernel.attention_rows;
     const float scale = 1 / std::sqrt((float)d);
     const int32_t* wanted = last ? batch.logits_rows : scratch.all_tokens.data();
     const Units& units = last ? scratch.attending_last : scratch.attending;
-    share(self, units.count, 1, [&](int unit, int) {
+    parallel_for(worker, units.count, 1, [&](int unit, int) {
         if (last && unit == 0) keep_wanted();
         const Span& span = units.of(unit);
         const int rows = (span.end - span.begin) * group, tiles = (rows + most - 1) / most;
         // The longest rows first, so that the last units are short ones.
         const int tile = tiles - 1 - (unit - span.first) / kv_heads, head = (unit - span.first) % kv_heads;
-        if (placed_late) place(layer, span.run, wanted[span.begin], head);
+        if (stores_late) rotate_and_store(layer, span.run, wanted[span.begin], head);
         const float* q[kTileTokens];
         float* out[kTileTokens];
         int32_t limit[kTileTokens];
@@ -62,7 +62,7 @@ void Model::Step::attend(Self& self, int layer, bool last) {
         task.q = q, task.out = out, task.limit = limit, task.scale = scale;
         task.kv = kv.at(layer, head), task.block_stride = kv.block_bytes();
         task.blocks = batch.blocks + batch.block_offsets[span.run];
-        task.scratch = scratch.attention[self.thread].data;
+        task.scratch = scratch.attention[worker.thread].data;
         kernel.attention(kv.layout, task);
     });
 }
@@ -86,14 +86,14 @@ const Span& Units::of(int unit) const {
 // Which tokens belong together, for all layers.
 void Model::Scratch::number(const Batch& batch, const Config& config, int attention_rows) {
     const int heads = config.num_key_value_heads, group = config.num_attention_heads / heads;
-    for (Units* units : {&placing, &attending, &attending_last}) units->spans.clear(), units->count = 0;
+    for (Units* units : {&storing, &attending, &attending_last}) units->spans.clear(), units->count = 0;
     const auto attend = [&](Units& units, int run, int begin, int end) {
         if (begin < end) units.add(run, begin, end, ((end - begin) * group + attention_rows - 1) / attention_rows * heads);
     };
     int row = 0;
     for (int n = 0; n < batch.runs; ++n) {
         const int begin = batch.offsets[n], end = batch.offsets[n + 1], start = batch.positions[begin];
-        placing.add(n, begin, end, ((start + end - begin - 1) / kKVBlock + 1 - start / kKVBlock) * heads);
+        storing.add(n, begin, end, ((start + end - begin - 1) / kKVBlock + 1 - start / kKVBlock) * heads);
         attend(attending, n, begin, end);
         const int first_row = row;
         while (row < batch.rows && batch.logits_rows[row] < end) ++row;

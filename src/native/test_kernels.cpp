@@ -1,5 +1,6 @@
 // Kernels against plain loops, without Python: sanitizers and emulators run this.
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -11,13 +12,19 @@ using namespace pronk;
 namespace {
 
 void test_formats() {
-    Format format;
-    for (int i = 0; i <= static_cast<int>(Format::q4_0); ++i) {
-        CHECK(format_from_name(format_name(static_cast<Format>(i)), format) && static_cast<int>(format) == i);
-        CHECK(panel_bytes(format, 33) % 64 == 0);
+    const auto panel_bytes = [](Format format, int cols) { return matrix_of(format, 1, cols).panel_bytes; };
+    for (const FormatTraits& format : kFormats) {
+        CHECK(find_named(kFormats, format.name) == &format);  // no two have one name
+        CHECK(panel_bytes(format.id, 33) % 64 == 0);
     }
-    CHECK(!format_from_name("q5", format));
-    CHECK(padded_cols(Format::f32, 33) == 33 && padded_cols(Format::bf16, 33) == 34 && padded_cols(Format::q4, 33) == 64);
+    for (const KVTraits& type : kKVTypes) CHECK(find_named(kKVTypes, type.name) == &type);
+    for (const SourceTraits& source : kSources) {
+        CHECK(find_named(kSources, source.name) == &source);
+        const bool held = std::any_of(std::begin(kFormats), std::end(kFormats), [&](const FormatTraits& format) { return format.holds_codes_of(source.id); });
+        CHECK(held == (source.pack_codes != nullptr));
+    }
+    CHECK(!find_named(kFormats, "q5"));
+    CHECK(traits(Format::f32).padded(33) == 33 && traits(Format::bf16).padded(33) == 34 && traits(Format::q4).padded(33) == 64);
     CHECK(panel_bytes(Format::bf16, 3) == 2 * 64 * 2 * 2);
     CHECK(panel_bytes(Format::int8, 32) == 8 * 64 * 4 + 64 * 4);
     CHECK(panel_bytes(Format::llm_int8, 33) == panel_bytes(Format::int8, 33));
@@ -29,6 +36,8 @@ void test_formats() {
 void test_tables() {
     CHECK(kernels_named("no such") == nullptr);
     CHECK(kernels_named(kernels().name) == &kernels());
+    CHECK(all_kernels().front() == &kernels() || std::getenv("PRONK_ISA"));
+    CHECK(all_kernels().back() == kernels_named("portable"));
 }
 
 void test_argmax() {

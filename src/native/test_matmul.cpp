@@ -26,19 +26,19 @@ float outlier(const Rows& row, int i) {
     return row.outlier_x[at] / kInPlace[row.outlier_k[at] % 4];
 }
 
-// T rows as `form` has them, and what is in them after rounding.
+// T rows as a format has them, and what is in them after rounding.
 struct Activations {
     RowsBuffer buffer;
     Rows rows;
     std::vector<double> value;  // [T][K]
 
-    Activations(const Kernels& kernel, Form form, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
-        buffer.reserve(form, tokens, cols);
-        rows = buffer.rows(form, cols, rule);
+    Activations(const Kernels& kernel, ActivationFormat format, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
+        buffer.reserve(format, tokens, cols);
+        rows = buffer.rows(format, cols, rule);
         for (int t = 0; t < tokens; ++t) kernel.convert(x.data() + (size_t)t * cols, cols, rows, t);
         for (int t = 0; t < tokens; ++t) {
             for (int k = 0; k < cols; ++k) value.push_back(at(t, k));
-            if (form != Form::llm_int8) continue;
+            if (format != ActivationFormat::llm_int8) continue;
             const Rows row = rows.at(t);
             for (int i = 0; i < row.outlier_count[0]; ++i) {
                 double& place = value[(size_t)t * cols + row.outlier_k[row.outlier_begin[0] + i]];
@@ -50,9 +50,9 @@ struct Activations {
     }
     double at(int t, int k) const {
         const uint8_t* row = rows.data + t * rows.stride;
-        if (rows.form == Form::f32) return ((const float*)row)[k];
-        if (rows.form == Form::int8 || rows.form == Form::llm_int8) return (double)rows.scale[t] * ((const int8_t*)row)[k];
-        if (rows.form == Form::q8) return (double)rows.scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
+        if (rows.format == ActivationFormat::f32) return ((const float*)row)[k];
+        if (rows.format == ActivationFormat::int8 || rows.format == ActivationFormat::llm_int8) return (double)rows.scale[t] * ((const int8_t*)row)[k];
+        if (rows.format == ActivationFormat::q8) return (double)rows.scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
         const uint32_t bits = (uint32_t)((const uint16_t*)row)[k] << 16;
         float x;
         std::memcpy(&x, &bits, 4);
@@ -68,9 +68,8 @@ OutlierRule some_rule() {
 
 void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols) {
     Arena arena;
-    Matrix w;
-    w.format = format, w.rows = rows, w.cols = cols, w.panels = (rows + kPanelRows - 1) / kPanelRows;
-    w.panel_bytes = panel_bytes(format, cols), w.data = arena.allocate(w.nbytes());
+    Matrix w = matrix_of(format, rows, cols);
+    w.data = arena.allocate(w.nbytes());
     const std::vector<float> weights = normals((size_t)rows * cols, 0.05f), x = normals((size_t)tokens * cols, 1);
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), cols * sizeof(float), Source::f32, 0, rows, {}));
     pack_zero_rows(w, rows, (int64_t)w.panels * kPanelRows);
@@ -78,10 +77,10 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     for (int n = 0; n < rows; ++n) bias[n] = normal();
     if (between(0, 1)) w.bias = bias.data();
 
-    const Activations a(kernel, form_of(format), x, tokens, cols, some_rule());
+    const Activations a(kernel, traits(format).activations, x, tokens, cols, some_rule());
     const size_t stride = rows + 5;
     std::vector<float> y(stride * tokens, 3.0f);
-    const Output out{y.data(), stride, between(0, 1) ? Then::add : Then::store, rows};
+    const Output out{y.data(), stride, between(0, 1) ? Epilogue::add : Epilogue::store, rows};
     const int halves = 2 * w.panels, middle = between(0, halves);
     kernel.matmul(w, a.rows, tokens, 0, middle, out);
     kernel.matmul(w, a.rows, tokens, middle, halves, out);
@@ -95,12 +94,12 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
                 const double product = (double)row[k] * a.value[(size_t)t * cols + k];
                 sum += product, size += std::fabs(product);
             }
-            if (out.then == Then::add) sum += 3, size += 3;
+            if (out.epilogue == Epilogue::add) sum += 3, size += 3;
             // Each of K sums and products is off by half a unit of float at most.
             const double bound = (cols + 8) * size * 0x1p-23;
             if (!(std::fabs(y[t * stride + n] - sum) <= bound)) {
                 std::fprintf(stderr, "%s %s T=%d N=%d K=%d: [%d][%d] is %g, not %g (within %g)\n", kernel.name,
-                             format_name(format), tokens, rows, cols, t, n, y[t * stride + n], sum, bound);
+                             traits(format).name.data(), tokens, rows, cols, t, n, y[t * stride + n], sum, bound);
                 CHECK(false);
                 return;
             }
@@ -112,7 +111,7 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     // Alone a token gets the same bits.
     std::vector<float> alone(rows, 3.0f);
     const int t = between(0, tokens - 1);
-    kernel.matmul(w, a.rows.at(t), 1, 0, halves, {alone.data(), (size_t)rows, out.then, rows});
+    kernel.matmul(w, a.rows.at(t), 1, 0, halves, {alone.data(), (size_t)rows, out.epilogue, rows});
     CHECK(std::memcmp(alone.data(), y.data() + t * stride, rows * sizeof(float)) == 0);
 }
 
@@ -137,7 +136,7 @@ void test_outliers(const Kernels& kernel) {
             if (size > rule.threshold || (size >= nth && size > 0)) expected.push_back(k);
             else rest = std::max(rest, size);
         }
-        const Activations a(kernel, Form::llm_int8, x, 1, cols, rule);
+        const Activations a(kernel, ActivationFormat::llm_int8, x, 1, cols, rule);
         CHECK(a.rows.outlier_count[0] == (int)expected.size());
         if (a.rows.outlier_count[0] != (int)expected.size()) return;
         for (size_t i = 0; i < expected.size(); ++i)
@@ -154,7 +153,7 @@ void test_outliers(const Kernels& kernel) {
         for (const OutlierRule rule : {OutlierRule{}, OutlierRule{INFINITY, 0}, OutlierRule{0, 0}}) {
             std::vector<float> x(40, 1.0f);
             x[33] = wrong;
-            const Activations a(kernel, Form::llm_int8, x, 1, 40, rule);
+            const Activations a(kernel, ActivationFormat::llm_int8, x, 1, 40, rule);
             CHECK(std::isnan(a.rows.scale[0]) && a.rows.outlier_count[0] == 0);
         }
 }
@@ -163,17 +162,16 @@ void test_outliers(const Kernels& kernel) {
 void test_llm_int8_is_int8(const Kernels& kernel) {
     const int n = 150, k = 200, tokens = 9;
     Arena arena;
-    Matrix w;
-    w.format = Format::int8, w.rows = n, w.cols = k, w.panels = 3, w.panel_bytes = panel_bytes(w.format, k);
+    Matrix w = matrix_of(Format::int8, n, k);
     w.data = arena.allocate(w.nbytes());
     const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
     pack_zero_rows(w, n, 3 * kPanelRows);
     const auto product = [&](Format format, OutlierRule rule) {
         w.format = format;
-        const Activations a(kernel, form_of(format), x, tokens, k, rule);
+        const Activations a(kernel, traits(format).activations, x, tokens, k, rule);
         std::vector<float> y(tokens * n);
-        kernel.matmul(w, a.rows, tokens, 0, 6, {y.data(), (size_t)n, Then::store, n});
+        kernel.matmul(w, a.rows, tokens, 0, 6, {y.data(), (size_t)n, Epilogue::store, n});
         return y;
     };
     const std::vector<float> plain = product(Format::int8, {});
@@ -185,15 +183,14 @@ void test_llm_int8_is_int8(const Kernels& kernel) {
 void test_swiglu(const Kernels& kernel) {
     const int f = 75, c = 40, tokens = 7;
     Arena arena;
-    Matrix w;
-    w.format = Format::f32, w.cols = c, w.panels = (f + 31) / 32, w.rows = w.panels * kPanelRows;
-    w.panel_bytes = panel_bytes(w.format, c), w.data = arena.allocate(w.nbytes());
+    Matrix w = matrix_of(Format::f32, (f + 31) / 32 * kPanelRows, c);
+    w.data = arena.allocate(w.nbytes());
     const std::vector<float> gate = normals(f * c, 0.3f), up = normals(f * c, 0.3f), x = normals(tokens * c, 1);
     CHECK(pack_rows(w, (const uint8_t*)gate.data(), c * 4, Source::f32, 0, f, {0, 32, 64}));
     CHECK(pack_rows(w, (const uint8_t*)up.data(), c * 4, Source::f32, 0, f, {32, 32, 64}));
-    const Activations a(kernel, Form::f32, x, tokens, c);
+    const Activations a(kernel, ActivationFormat::f32, x, tokens, c);
     std::vector<float> y(tokens * f);
-    kernel.matmul(w, a.rows, tokens, 0, 2 * w.panels, {y.data(), (size_t)f, Then::swiglu, f});
+    kernel.matmul(w, a.rows, tokens, 0, 2 * w.panels, {y.data(), (size_t)f, Epilogue::swiglu, f});
     for (int t = 0; t < tokens; ++t)
         for (int n = 0; n < f; ++n) {
             double g = 0, u = 0;
@@ -206,16 +203,15 @@ void test_swiglu(const Kernels& kernel) {
 void test_pairs(const Kernels& kernel, Format format) {
     const int n = 70, k = 45, tokens = 2 * between(1, 8);
     Arena arena;
-    Matrix w;
-    w.format = format, w.rows = n, w.cols = k, w.panels = 2, w.panel_bytes = panel_bytes(format, k);
+    Matrix w = matrix_of(format, n, k);
     w.data = arena.allocate(w.nbytes());
     const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
     pack_zero_rows(w, n, 2 * kPanelRows);
-    const Activations a(kernel, form_of(format), x, tokens, k);
+    const Activations a(kernel, traits(format).activations, x, tokens, k);
     std::vector<float> each(tokens * n), sums(tokens / 2 * n);
-    kernel.matmul(w, a.rows, tokens, 0, 4, {each.data(), (size_t)n, Then::store, n});
-    kernel.matmul(w, a.rows, tokens, 0, 4, {sums.data(), (size_t)n, Then::pairs, n});
+    kernel.matmul(w, a.rows, tokens, 0, 4, {each.data(), (size_t)n, Epilogue::store, n});
+    kernel.matmul(w, a.rows, tokens, 0, 4, {sums.data(), (size_t)n, Epilogue::pairs, n});
     for (int t = 0; t < tokens / 2; ++t)
         for (int i = 0; i < n; ++i) CHECK(sums[t * n + i] == each[2 * t * n + i] + each[(2 * t + 1) * n + i]);
 }
@@ -223,16 +219,15 @@ void test_pairs(const Kernels& kernel, Format format) {
 // Whole numbers are summed exactly: every instruction set gives the same.
 void test_extremes(const Kernels& kernel) {
     Arena arena;
-    Matrix w;
-    w.format = Format::int8, w.rows = 64, w.cols = 256, w.panels = 1;
-    w.panel_bytes = panel_bytes(w.format, w.cols), w.data = arena.allocate(w.nbytes());
+    Matrix w = matrix_of(Format::int8, 64, 256);
+    w.data = arena.allocate(w.nbytes());
     std::vector<float> weights(64 * 256), x(256);
     for (float& v : weights) v = between(0, 1) ? 127.0f : -127.0f;
     for (float& v : x) v = between(0, 1) ? 127.0f : -127.0f;
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), 1024, Source::f32, 0, 64, {}));
-    const Activations a(kernel, Form::int8, x, 1, 256);
+    const Activations a(kernel, ActivationFormat::int8, x, 1, 256);
     std::vector<float> y(64);
-    kernel.matmul(w, a.rows, 1, 0, 2, {y.data(), 64, Then::store, 64});
+    kernel.matmul(w, a.rows, 1, 0, 2, {y.data(), 64, Epilogue::store, 64});
     for (int n = 0; n < 64; ++n) {
         float sum = 0;
         for (int k = 0; k < 256; ++k) sum += weights[n * 256 + k] * x[k];
@@ -252,25 +247,22 @@ void test_rows(const Kernels& kernel) {
     }
     std::vector<float> x(32, 1.0f);
     x[5] = NAN;
-    const Activations nan(kernel, Form::int8, x, 1, 32);
+    const Activations nan(kernel, ActivationFormat::int8, x, 1, 32);
     CHECK(std::isnan(nan.rows.scale[0]));
     std::fill(x.begin(), x.end(), 0.0f);
-    const Activations zero(kernel, Form::q8, x, 1, 32);
+    const Activations zero(kernel, ActivationFormat::q8, x, 1, 32);
     CHECK(zero.rows.scale[0] == 0 && zero.rows.sum[0] == 0);
 }
 
 }  // namespace
 
 int main() {
-    for (const char* name : {"portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "neon",
-                             "neon-dotprod", "neon-i8mm"}) {
-        const Kernels* kernel = kernels_named(name);
-        if (!kernel) continue;
-        std::printf("%s\n", name);
-        for (int format = 0; format <= (int)Format::q4_0; ++format)
+    for (const Kernels* kernel : all_kernels()) {
+        std::printf("%s\n", kernel->name);
+        for (const FormatTraits& format : kFormats)
             for (int round = 0; round < 25; ++round)
-                test_product(*kernel, (Format)format, between(1, 14), between(1, 200), between(1, 200));
-        for (int format = 0; format <= (int)Format::q4_0; ++format) test_pairs(*kernel, (Format)format);
+                test_product(*kernel, format.id, between(1, 14), between(1, 200), between(1, 200));
+        for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);
         test_extremes(*kernel);
         test_outliers(*kernel);

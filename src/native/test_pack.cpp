@@ -54,18 +54,16 @@ void test_bf16() {
 }
 
 void test_rows(Source source, Format format, bool wild) {
-    constexpr int elements[] = {1, 1, 1, 32, 32, 256, 32}, nbytes[] = {4, 2, 2, 18, 20, 144, 34};
-    const int block = elements[static_cast<int>(source)], bytes = nbytes[static_cast<int>(source)];
+    const int block = traits(source).elements, bytes = traits(source).bytes, before = traits(source).before;
     const int rows = between(1, 140), cols = block * between(1, 600 / block);
-    const size_t stride = static_cast<size_t>(cols / block) * bytes;
+    const size_t stride = before + static_cast<size_t>(cols / block) * bytes;
     const auto src = std::make_unique<uint8_t[]>(rows * stride);  // random, with finite scales unless `wild`
     for (size_t i = 0; i < rows * stride; ++i) {
-        const bool high = i % bytes == (bytes == 4 ? 3u : 1u) || (i % bytes == 3 && block > 1);
+        const size_t at = i % stride;
+        const bool high = before ? at == 3 : at % bytes == (bytes == 4 ? 3u : 1u) || (at % bytes == 3 && block > 1);
         src[i] = static_cast<uint8_t>(between(0, 255) & (high && !wild ? 0xb7 : 0xff));
     }
-    Matrix w;
-    w.format = format, w.rows = rows, w.cols = cols, w.panels = (rows + kPanelRows - 1) / kPanelRows;
-    w.panel_bytes = panel_bytes(format, cols);
+    Matrix w = matrix_of(format, rows, cols);
     const auto data = std::make_unique<uint8_t[]>(w.nbytes());
     w.data = data.get();
     std::fill_n(w.data, w.nbytes(), uint8_t{0xa5});
@@ -78,7 +76,8 @@ void test_rows(Source source, Format format, bool wild) {
     std::vector<float> out(cols);
     for (int r = 0; r < end; ++r) {
         unpack_row(w, r, out.data());
-        for (const float x : out) CHECK(r < rows ? std::isfinite(x) : x == 0);
+        // Of rows of int8, a scale near the greatest float is one that only its products show.
+        for (const float x : out) CHECK(r < rows ? std::isfinite(x) || (wild && before) : x == 0);
     }
 }
 
@@ -87,9 +86,8 @@ void test_rows(Source source, Format format, bool wild) {
 int main() {
     test_f16();
     test_bf16();
-    for (int source = 0; source <= static_cast<int>(Source::q8_0); ++source)
-        for (int format = 0; format <= static_cast<int>(Format::q4_0); ++format)
-            for (int round = 0; round < 16; ++round)
-                test_rows(static_cast<Source>(source), static_cast<Format>(format), round % 4 == 3);
+    for (const SourceTraits& source : kSources)
+        for (const FormatTraits& format : kFormats)
+            for (int round = 0; round < 16; ++round) test_rows(source.id, format.id, round % 4 == 3);
     return test_result();
 }

@@ -19,7 +19,7 @@ constexpr int kPositions = 128, kBlocks = 8;
 
 // The same random weights every time, packed in `format`.
 struct TestModel {
-    TestModel(Format format, int threads) : model(kConfig, threads, *kernels_portable()) {
+    TestModel(Format format, int threads) : model(kConfig, threads, *kernels_named("portable")) {
         random_bits.seed(1);
         const int c = kConfig.hidden_size, q = kConfig.num_attention_heads * kConfig.head_dim;
         const int kv = kConfig.num_key_value_heads * kConfig.head_dim, f = kConfig.intermediate_size;
@@ -35,9 +35,7 @@ struct TestModel {
     }
 
     Matrix matrix(Format format, int rows, int cols) {
-        Matrix m;
-        m.format = format, m.rows = rows, m.cols = cols, m.panels = (rows + kPanelRows - 1) / kPanelRows;
-        m.panel_bytes = panel_bytes(format, cols);
+        Matrix m = matrix_of(format, rows, cols);
         m.data = model.weights.allocate(m.nbytes());
         std::vector<float> source(static_cast<size_t>(rows) * cols);
         for (float& x : source) x = normal() / 11;  // about cols ** -0.5
@@ -56,15 +54,15 @@ struct TestModel {
     Model model;
 };
 
-struct Run {
+struct TestRun {
     int start, tokens;
     std::vector<int32_t> blocks;
     int rows;  // the last so many want logits
 };
 
 struct TestBatch {
-    explicit TestBatch(const std::vector<Run>& runs) {
-        for (const Run& run : runs) {
+    explicit TestBatch(const std::vector<TestRun>& runs) {
+        for (const TestRun& run : runs) {
             for (int i = 0; i < run.tokens; ++i) {
                 ids.push_back((run.start + i) * 7 % kConfig.vocab_size), positions.push_back(run.start + i);
                 if (i >= run.tokens - run.rows) rows.push_back(static_cast<int32_t>(ids.size()) - 1);
@@ -91,7 +89,7 @@ std::vector<float> forward(Model& model, KV& kv, const TestBatch& batch) {
     return {logits.get(), logits.get() + batch.rows.size() * kConfig.vocab_size};
 }
 
-std::vector<float> forward(Model& model, KV& kv, const std::vector<Run>& runs) {
+std::vector<float> forward(Model& model, KV& kv, const std::vector<TestRun>& runs) {
     return forward(model, kv, TestBatch(runs));
 }
 
@@ -198,7 +196,7 @@ void test_what_is_begun_ahead_changes_no_bit() {
 }
 
 // All that a pass is told from another by, one by one.
-void test_no_other_pass_is_taken_for_what_was_guessed() {
+void test_no_other_pass_is_taken_for_what_was_foreseen() {
     constexpr int next = 6;
     const auto asked = [](int threads, int change) {
         TestModel test(Format::q8, threads);
@@ -246,7 +244,7 @@ void test_one_that_is_begun_ends_with_what_it_is_for() {
     }
 }
 
-// Each begins a pass that the other gives up, and then is asked for what it had guessed.
+// Each begins a pass that the other gives up, and then is asked for what it had foreseen.
 void test_two_models_with_the_same_keys_and_values() {
     TestModel one(Format::int8, 2), two(Format::int8, 2), plain(Format::int8, 1);
     for (int i = 0; i < 10; ++i) {
@@ -271,7 +269,7 @@ int main() {
     test_any_number_of_threads_gives_the_same_bits();
     test_a_pass_can_be_given_up_and_made_again();
     test_what_is_begun_ahead_changes_no_bit();
-    test_no_other_pass_is_taken_for_what_was_guessed();
+    test_no_other_pass_is_taken_for_what_was_foreseen();
     test_one_that_is_begun_ends_with_what_it_is_for();
     test_two_models_with_the_same_keys_and_values();
     return test_result();

@@ -23,12 +23,12 @@ namespace {
 bool step_works(ThreadPool& pool, int rounds, int units = 40, int most = 3) {
     std::vector<int> written(units, 0), wrong(units, 0);
     const bool done = pool.run([&](int t) {
-        Place place{t};
+        Cursor cursor{t};
         for (int round = 1; round <= rounds; ++round) {
-            pool.phases().share(place, units, most, [&](int begin, int end) {
+            pool.phases().parallel_for(cursor, units, most, [&](int begin, int end) {
                 for (int i = begin; i < end; ++i) ++written[i];
             });
-            pool.phases().share(place, units, most, [&](int begin, int end) {
+            pool.phases().parallel_for(cursor, units, most, [&](int begin, int end) {
                 for (int i = begin; i < end; ++i)
                     for (const int sum : written) wrong[i] += sum != round;
             });
@@ -52,14 +52,14 @@ void test_pieces_are_of_the_size_asked_for() {
     ThreadPool pool(2);
     std::atomic<int> longest{0}, calls{0};
     pool.run([&](int t) {
-        Place place{t};
-        pool.phases().share(place, 100, 7, [&](int begin, int end) {
+        Cursor cursor{t};
+        pool.phases().parallel_for(cursor, 100, 7, [&](int begin, int end) {
             int known = longest;
             while (end - begin > known && !longest.compare_exchange_weak(known, end - begin)) {
             }
             ++calls;
         });
-        pool.phases().share(place, 0, 7, [&](int, int) { ++calls; });
+        pool.phases().parallel_for(cursor, 0, 7, [&](int, int) { ++calls; });
     });
     CHECK(longest == 7);
     CHECK(calls >= 100 / 7);
@@ -73,9 +73,9 @@ void test_nobody_waits_for_who_sleeps() {
         std::atomic<bool> over{false};
         pool.run([&](int t) {
             while (t != 0 && !over) std::this_thread::yield();  // later than all phases
-            Place place{t};
+            Cursor cursor{t};
             for (int phase = 0; phase < 3; ++phase)
-                pool.phases().share(place, 30, 4, [&](int begin, int end) { std::fill(by.begin() + begin, by.begin() + end, t); });
+                pool.phases().parallel_for(cursor, 30, 4, [&](int begin, int end) { std::fill(by.begin() + begin, by.begin() + end, t); });
             over = true;
         });
         CHECK(over && by == std::vector<int>(30, 0));
@@ -87,9 +87,9 @@ void test_an_abandoned_step_ends() {
         ThreadPool pool(threads);
         std::atomic<int> done{0};
         CHECK(!pool.run([&](int t) {
-            Place place{t};
+            Cursor cursor{t};
             for (int phase = 0; phase < 100; ++phase)
-                pool.phases().share(place, 1 << 24, 1, [&](int, int) {
+                pool.phases().parallel_for(cursor, 1 << 24, 1, [&](int, int) {
                     if (++done == 10) pool.phases().abandon();
                 });
         }));
@@ -104,9 +104,9 @@ void test_late_threads_and_sleepers() {
         // Long enough for the others to go to sleep within a phase, and for all to sleep between steps.
         std::vector<int> done(3, 0);
         pool.run([&](int t) {
-            Place place{t};
+            Cursor cursor{t};
             for (int phase = 0; phase < 2; ++phase)
-                pool.phases().share(place, 3, 1, [&](int i, int) {
+                pool.phases().parallel_for(cursor, 3, 1, [&](int i, int) {
                     if (i == step % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
                     ++done[i];
                 });
@@ -122,9 +122,9 @@ struct Counting {
     explicit Counting(ThreadPool& pool) : pool(pool) {}
 
     void operator()(int t) const {
-        Place place{t};
+        Cursor cursor{t};
         for (int phase = 0; phase < 50; ++phase)
-            pool.phases().share(place, 50, 2, [&](int begin, int end) { *done += end - begin; });
+            pool.phases().parallel_for(cursor, 50, 2, [&](int begin, int end) { *done += end - begin; });
     }
 
     ThreadPool& pool;

@@ -4,50 +4,55 @@
 
 namespace pronk {
 
-void unpack_row(const Matrix& matrix, int64_t row, float* out) {
-    const uint8_t* panel = matrix.data + row / kPanelRows * matrix.panel_bytes;
-    const size_t r = row % kPanelRows;
-    const int cols = matrix.cols;
-    const auto half = [&](const uint8_t* p) { return f16_to_f32(read<uint16_t>(p + r * 2)); };
-    switch (matrix.format) {
-        case Format::f32:
-            for (int k = 0; k < cols; ++k) out[k] = read<float>(panel + (k * size_t{kPanelRows} + r) * 4);
-            break;
-        case Format::f16:
-            for (int k = 0; k < cols; ++k) out[k] = half(panel + k * size_t{kPanelRows} * 2);
-            break;
-        case Format::bf16:
-            for (int k = 0; k < cols; ++k)
-                out[k] = bf16_to_f32(read<uint16_t>(panel + ((k / 2 * size_t{kPanelRows} + r) * 2 + k % 2) * 2));
-            break;
-        case Format::int8:
-        case Format::llm_int8: {
-            const size_t scales = static_cast<size_t>(padded_cols(matrix.format, cols)) * kPanelRows;
-            const float scale = read<float>(panel + scales + r * 4);
-            for (int k = 0; k < cols; ++k) out[k] = scale * (panel[k / 4 * kLineBytes + r * 4 + k % 4] - 128);
-            break;
-        }
-        case Format::q8:
-            for (int at = 0; at < cols; at += kGroup, panel += kQ8GroupBytes) {
-                const float scale = half(panel + kPanelRows * kGroup);
-                for (int k = 0; k < std::min(kGroup, cols - at); ++k)
-                    out[at + k] = scale * (panel[k / 4 * kLineBytes + r * 4 + k % 4] - 128);
-            }
-            break;
-        case Format::q4:
-        case Format::q4_0: {
-            const bool has_minimum = matrix.format == Format::q4;
-            for (int at = 0; at < cols; at += kGroup, panel += kQ4CodeBytes + kPanelRows * (has_minimum ? 4 : 2)) {
-                const float scale = half(panel + kQ4CodeBytes);
-                const float minimum = has_minimum ? half(panel + kQ4CodeBytes + kPanelRows * 2) : -8 * scale;
-                for (int k = 0; k < std::min(kGroup, cols - at); ++k) {
-                    const uint8_t codes = panel[k % 16 / 4 * kLineBytes + r * 4 + k % 4];
-                    out[at + k] = scale * (k < 16 ? codes & 15 : codes >> 4) + minimum;
-                }
-            }
-            break;
+namespace {
+
+float half(const uint8_t* p) { return f16_to_f32(read<uint16_t>(p)); }
+
+// Byte k of a row of codes in words of four.
+int byte(const uint8_t* codes, size_t row, int k) { return codes[k / 4 * kLineBytes + row * 4 + k % 4]; }
+
+}  // namespace
+
+void unpack_f32(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    for (int k = 0; k < matrix.cols; ++k) out[k] = read<float>(panel + (k * size_t{kPanelRows} + row) * 4);
+}
+
+void unpack_f16(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    for (int k = 0; k < matrix.cols; ++k) out[k] = half(panel + (k * size_t{kPanelRows} + row) * 2);
+}
+
+void unpack_bf16(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    for (int k = 0; k < matrix.cols; ++k)
+        out[k] = bf16_to_f32(read<uint16_t>(panel + ((k / 2 * size_t{kPanelRows} + row) * 2 + k % 2) * 2));
+}
+
+void unpack_int8(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    const size_t scales = static_cast<size_t>(traits(matrix.format).padded(matrix.cols)) * kPanelRows;
+    const float scale = read<float>(panel + scales + row * 4);
+    for (int k = 0; k < matrix.cols; ++k) out[k] = scale * (byte(panel, row, k) - 128);
+}
+
+void unpack_q8(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    for (int at = 0; at < matrix.cols; at += kGroup, panel += traits(Format::q8).bytes * kPanelRows) {
+        const float scale = half(panel + kPanelRows * kGroup + row * 2);
+        for (int k = 0; k < std::min(kGroup, matrix.cols - at); ++k) out[at + k] = scale * (byte(panel, row, k) - 128);
+    }
+}
+
+void unpack_q4(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
+    const FormatTraits& format = traits(matrix.format);
+    for (int at = 0; at < matrix.cols; at += kGroup, panel += format.bytes * kPanelRows) {
+        const uint8_t* halves = panel + kGroup / 2 * kPanelRows + row * 2;  // scales, and behind them minima
+        const float scale = half(halves), minimum = format.minima ? half(halves + kPanelRows * 2) : -format.offset * scale;
+        for (int k = 0; k < std::min(kGroup, matrix.cols - at); ++k) {
+            const int codes = byte(panel, row, k % 16);
+            out[at + k] = scale * (k < 16 ? codes & 15 : codes >> 4) + minimum;
         }
     }
+}
+
+void unpack_row(const Matrix& matrix, int64_t row, float* out) {
+    traits(matrix.format).unpack(matrix, matrix.panel(static_cast<int>(row / kPanelRows)), row % kPanelRows, out);
 }
 
 }  // namespace pronk

@@ -26,13 +26,13 @@ uint32_t Awaited::add(int change) {
     return value;
 }
 
-void Awaited::wait_while(uint32_t old, std::chrono::microseconds spin, Ahead& ahead) {
+void Awaited::wait_while(uint32_t old, std::chrono::microseconds spin, Prefetch& prefetch) {
     if (load() != old) return;
     const auto end = std::chrono::steady_clock::now() + spin;
     do {
         for (int i = 0; i < 32; ++i) {
             if (load() != old) return;
-            if (!ahead.ask()) pause();
+            if (!prefetch.ask()) pause();
         }
     } while (std::chrono::steady_clock::now() < end);
     sleepers_.fetch_add(1);

@@ -8,7 +8,7 @@
 namespace pronk {
 
 // Memory that a thread is about to read, and asks for while it has to wait, so that the memory itself need not.
-struct Ahead {
+struct Prefetch {
     const uint8_t *next = nullptr, *end = nullptr;
 
     // One cache line more, or false where all were asked for.
@@ -30,10 +30,10 @@ public:
     bool compare_exchange(uint32_t& expected, uint32_t value) { return value_.compare_exchange_weak(expected, value); }
     uint32_t add(int change);  // wakes all; gives what it has become
 
-    // Returns when the value is no longer `old`. Asks for what is ahead while it spins.
-    void wait_while(uint32_t old, std::chrono::microseconds spin, Ahead& ahead);
+    // Returns when the value is no longer `old`. Fetches memory while it spins.
+    void wait_while(uint32_t old, std::chrono::microseconds spin, Prefetch& prefetch);
     void wait_while(uint32_t old, std::chrono::microseconds spin) {
-        Ahead nothing;
+        Prefetch nothing;
         wait_while(old, spin, nothing);
     }
 

@@ -14,6 +14,30 @@ def isas() -> list[str]:
 def isa() -> str:
     """The one in use: PRONK_ISA, or the best."""
 
+class Format:
+    """What the kernels know of a weight format."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def activations(self) -> str:
+        """What they are rounded to beside it."""
+
+    @property
+    def holds(self) -> list[str]:
+        """The sources whose codes it keeps as they are."""
+
+    @property
+    def longest_row(self) -> int: ...
+
+def formats() -> list[Format]: ...
+def sources() -> list[str]:
+    """Types of rows that can be packed, as checkpoints name them."""
+
+def kv_types() -> list[str]: ...
+def kv_block() -> int:
+    """Tokens in a block of keys and values."""
+
 def default_threads() -> int:
     """One a physical core of the process's affinity mask, within its cgroup's quota."""
 
@@ -98,7 +122,7 @@ class Model:
 
 class KV:
     def __init__(self, model: Model, type: str, num_blocks: int, remembers: bool = True) -> None:
-        """Blocks of 64 tokens. What remembers nothing serves passes that begin at position 0, and is of one layer."""
+        """Blocks of kv_block() tokens. What remembers nothing serves passes from position 0 on, and is of one layer."""
 
     @property
     def num_blocks(self) -> int: ...

@@ -188,7 +188,7 @@ def most_off(type: str, q: np.ndarray, keys: np.ndarray, values: np.ndarray, lim
 
 
 @each_isa
-@pytest.mark.parametrize("type", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("type", _native.kv_types())
 @settings(max_examples=12, deadline=None)
 @given(dim=st.integers(1, 70).map(lambda d: 2 * d), length=st.integers(1, 600), rows=st.integers(1, 8))
 def test_attention(type: str, isa: str, dim: int, length: int, rows: int) -> None:

@@ -1,18 +1,10 @@
-// Rows: normalized, rotated, and made what a format is multiplied with. Part of kernels.inl.
+// Rows: normalized, rotated, and made what a format is multiplied with; and the table of an instruction set's kernels.
+// See kernels.inl.
+#include "kernels.inl"
 
-F load_part(const float* p, int count) {  // what is not there reads as zero
-    if (count >= 16) return S::load(p);
-    float part[16] = {};
-    std::memcpy(part, p, count * sizeof(float));
-    return S::load(part);
-}
+namespace pronk::PRONK_TARGET {
 
-void store_part(float* p, F x, int count) {
-    if (count >= 16) return S::store(p, x);
-    float part[16];
-    S::store(part, x);
-    std::memcpy(p, part, count * sizeof(float));
-}
+namespace {
 
 void rmsnorm(const float* x, const float* weight, float eps, int size, float* out) {
     F squares = S::zero();
@@ -60,14 +52,14 @@ float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) 
 
 void convert(const float* x, int size, const Rows& rows, int t) {
     uint8_t* data = rows.data + t * rows.stride;
-    switch (rows.form) {
-        case Form::f32: std::memcpy(data, x, size * sizeof(float)); break;
-        case Form::bf16:
+    switch (rows.format) {
+        case ActivationFormat::f32: std::memcpy(data, x, size * sizeof(float)); break;
+        case ActivationFormat::bf16:
             for (int i = 0; i < size; i += 16) S::store_bf16((uint16_t*)data + i, load_part(x + i, size - i));
             break;
-        case Form::int8: rows.scale[t] = quantize(x, size, rows.padded, (int8_t*)data, rows.sum + t); break;
-        case Form::llm_int8: rows.scale[t] = quantize_rest(x, size, rows, t, (int8_t*)data, rows.sum + t); break;
-        case Form::q8:
+        case ActivationFormat::int8: rows.scale[t] = quantize(x, size, rows.padded, (int8_t*)data, rows.sum + t); break;
+        case ActivationFormat::llm_int8: rows.scale[t] = quantize_rest(x, size, rows, t, (int8_t*)data, rows.sum + t); break;
+        case ActivationFormat::q8:
             for (int g = 0; g < rows.groups; ++g) {
                 const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
                 const size_t index = (size_t)t * rows.groups + g;
@@ -85,3 +77,42 @@ void rope(float* x, int heads, int head_dim, const float* cos, const float* sin)
             x[i + half] = b * cos[i] + a * sin[i];
         }
 }
+
+// Plain loops, which the compiler turns into vectors.
+int32_t argmax(const float* x, int count) {
+    constexpr int kLanes = 16, kBlock = 512;
+    float largest = -INFINITY;
+    int at = 0;
+    bool nan = false;
+    for (int begin = 0; begin < count; begin += kBlock) {
+        const int size = count - begin < kBlock ? count - begin : kBlock, whole = size / kLanes * kLanes;
+        float most[kLanes];
+        int32_t nans[kLanes] = {};
+        for (float& lane : most) lane = -INFINITY;
+        for (int i = 0; i < whole; i += kLanes)
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const float value = x[begin + i + lane];
+                most[lane] = value > most[lane] ? value : most[lane];
+                nans[lane] |= value != value;
+            }
+        for (int i = whole; i < size; ++i) {
+            most[0] = x[begin + i] > most[0] ? x[begin + i] : most[0];
+            nans[0] |= x[begin + i] != x[begin + i];
+        }
+        float here = most[0];
+        for (int lane = 0; lane < kLanes; ++lane) here = most[lane] > here ? most[lane] : here, nan |= nans[lane] != 0;
+        if (here > largest) largest = here, at = begin;
+    }
+    if (nan || !std::isfinite(largest)) return -1;
+    while (x[at] != largest) ++at;
+    return at;
+}
+
+}  // namespace
+
+const Kernels* kernels() {
+    static constexpr Kernels table{PRONK_NAME, kAttentionRows, matmul, rmsnorm, convert, rope, store_kv, attention, argmax};
+    return &table;
+}
+
+}  // namespace pronk::PRONK_TARGET

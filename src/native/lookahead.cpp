@@ -1,4 +1,4 @@
-#include "guess.h"
+#include "lookahead.h"
 
 #include <algorithm>
 
@@ -11,11 +11,11 @@ constexpr int kMostRuns = 24;
 
 }  // namespace
 
-bool Model::Guess::possible(const Batch& batch, const ThreadPool& pool) {
+bool Model::Lookahead::possible(const Batch& batch, const ThreadPool& pool) {
     return pool.size() > 1 && batch.runs <= kMostRuns && batch.runs == batch.tokens && batch.rows == batch.tokens;
 }
 
-void Model::Guess::make(const Batch& last, KV& of, const std::vector<int32_t>& likeliest, int positions) {
+void Model::Lookahead::foresee(const Batch& last, KV& of, const std::vector<int32_t>& likeliest, int positions) {
     if (likeliest.empty() || !of.remembers()) return;
     for (int run = 0; run < last.runs; ++run) {
         const int next = last.positions[run] + 1;
@@ -30,7 +30,7 @@ void Model::Guess::make(const Batch& last, KV& of, const std::vector<int32_t>& l
     kv = &of;
 }
 
-bool Model::Guess::is(const Batch& other, const KV& of) const {
+bool Model::Lookahead::is(const Batch& other, const KV& of) const {
     const auto same = [](const std::vector<int32_t>& mine, const int32_t* theirs) { return std::equal(mine.begin(), mine.end(), theirs); };
     return kv == &of && other.runs == batch.runs && other.tokens == batch.tokens && other.rows == batch.rows &&
            other.embedding_noise == batch.embedding_noise && same(arrays.token_ids, other.token_ids) &&
@@ -38,7 +38,7 @@ bool Model::Guess::is(const Batch& other, const KV& of) const {
            same(arrays.blocks, other.blocks);
 }
 
-void Model::Guess::begin(Model& model) {
+void Model::Lookahead::begin(Model& model) {
     logits.reset(new float[static_cast<size_t>(batch.rows) * model.config.vocab_size]);
     interrupted_ = nullptr;  // asked by nobody but who finishes it
     model.prepare(batch);
@@ -46,7 +46,7 @@ void Model::Guess::begin(Model& model) {
     kv->written_ahead_by(model.pool, model.pool->begin([step = step_.get()](int thread) { step->run(thread); }));
 }
 
-std::optional<bool> Model::Guess::finish(Model& model, const std::function<bool()>& interrupted) {
+std::optional<bool> Model::Lookahead::finish(Model& model, const std::function<bool()>& interrupted) {
     interrupted_ = interrupted;
     return model.pool->finish();
 }

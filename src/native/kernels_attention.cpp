@@ -1,32 +1,59 @@
 // Attention over paged keys and values (arXiv 2205.14135, 2309.06180): a few query rows against spans of 256 keys.
-// Part of kernels.inl.
 //
 // Spans lie at absolute positions and are merged in order, and a key that a row may not see adds an exact zero: so a
-// row's result does not depend on which other rows share the pass, nor on where a chunk began.
+// row's result does not depend on which other rows share the pass, nor on where a chunk began. See kernels.inl.
+#include "kernels.inl"
 
-constexpr int kRows = tile_tokens(1);  // query rows at once
+namespace pronk::PRONK_TARGET {
 
-template <class Op>
-constexpr bool kPairs = Op::step == 2;
+namespace {
 
-// `count` numbers as a KV type has them, into `out`.
-void store_as(const KVLayout& layout, const float* x, int count, float inverse, uint8_t* out) {
+// What a type of keys and values is multiplied with, and how 16 of its numbers are stored.
+template <KVType>
+struct KVOp;
+
+template <>
+struct KVOp<KVType::f32> : OpF32 {
+    PRONK_INLINE void store(uint8_t* p, F x) { S::store((float*)p, x); }
+};
+
+template <>
+struct KVOp<KVType::f16> : OpF16 {
+    PRONK_INLINE void store(uint8_t* p, F x) { S::store_f16((uint16_t*)p, x); }
+};
+
+template <>
+struct KVOp<KVType::bf16> : OpBF16 {
+    PRONK_INLINE void store(uint8_t* p, F x) { S::store_bf16((uint16_t*)p, x); }
+};
+
+template <>
+struct KVOp<KVType::int8> : OpF32 {
+    static constexpr int vector = 16;
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_int8(p); }
+    PRONK_INLINE void store(uint8_t* p, F x) { S::store_int8((int8_t*)p, S::round(x)); }
+};
+
+// -- storing ----------------------------------------------------------------------------------------------------------
+
+// `count` numbers as a type has them, into `out`; times `inverse`, where it has scales.
+template <KVType kType>
+void store_as(const float* x, int count, float inverse, uint8_t* out) {
+    constexpr const KVTraits& type = traits(kType);
     for (int i = 0; i < count; i += 16) {
-        const F v = load_part(x + i, count - i);
+        F v = load_part(x + i, count - i);
+        if constexpr (type.scales) v = S::mul(v, S::set(inverse));
         alignas(64) uint8_t part[64] = {};
-        switch (layout.type) {
-            case KVType::f32: S::store((float*)part, v); break;
-            case KVType::f16: S::store_f16((uint16_t*)part, v); break;
-            case KVType::bf16: S::store_bf16((uint16_t*)part, v); break;
-            case KVType::int8: S::store_int8((int8_t*)part, S::round(S::mul(v, S::set(inverse)))); break;
-        }
-        std::memcpy(out + i * layout.element, part, (count - i < 16 ? count - i : 16) * layout.element);
+        KVOp<kType>::store(part, v);
+        std::memcpy(out + i * type.bytes, part, (count - i < 16 ? count - i : 16) * type.bytes);
     }
 }
 
-// Element i of `from` goes to element i * stride of `to`; where pairs lie together, pair by pair.
-template <class T>
+// Element i of `from`, of so many bytes, goes to element i * stride of `to`.
+template <int kBytes>
 void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
+    using T = std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
+    static_assert(sizeof(T) == kBytes);
     for (int i = 0; i < count; ++i) ((T*)to)[(size_t)i * stride] = ((const T*)from)[i];
 }
 
@@ -38,27 +65,28 @@ float inverse_scale(const float* x, int size, float* scale) {
     return std::isfinite(inverse) ? inverse : 0;
 }
 
-// Whether all numbers are finite once stored as `type`.
-bool fits(KVType type, const float* x, int count) {
-    const float most = type == KVType::f16 ? 65519.0f : type == KVType::bf16 ? 3.38e38f : 3.4e38f;
+// Whether all numbers are finite once stored.
+bool fits(float most, const float* x, int count) {
     bool all = true;
     for (int i = 0; i < count; ++i) all &= std::fabs(x[i]) <= most;
     return all;
 }
 
-void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
+template <KVType kType>
+void store_kv_as(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
+    constexpr const KVTraits& type = traits(kType);
+    constexpr int size = type.bytes, dims = type.dims;
     const int d = layout.head_dim;
-    const KVType type = layout.type;
-    const size_t size = layout.element;
     uint8_t *keys = block, *values = block + layout.keys_bytes;
     if (slot == 0) std::memset(values, 0, layout.values_bytes);
     // A value that is not finite would reach rows that may not see it, as 0 * infinity: its key carries the NaN instead.
-    const bool sound = fits(type, value, d);
+    const bool sound = fits(type.most, value, d);
     constexpr float zeros[kPanelRows] = {};
+    float* key_scale = (float*)(keys + (size_t)d * kKVBlock * size) + slot;
     float inverse = 0, value_inverse = 0;
-    if (type == KVType::int8) {
-        inverse = inverse_scale(key, d, (float*)(keys + (size_t)d * kPanelRows) + slot);
-        float* value_scale = (float*)(values + (size_t)layout.padded_dim * kKVBlock) + slot;
+    if constexpr (type.scales) {
+        inverse = inverse_scale(key, d, key_scale);
+        float* value_scale = (float*)(values + (size_t)layout.padded_dim * kKVBlock * size) + slot;
         if (sound)
             value_inverse = inverse_scale(value, d, value_scale);
         else
@@ -68,34 +96,34 @@ void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key
     for (int i = 0; i < d; i += kPanelRows) {
         const int count = d - i < kPanelRows ? d - i : kPanelRows;
         std::memset(part, 0, sizeof part);
-        store_as(layout, key + i, count, inverse, part);
-        uint8_t* column = keys + i * kPanelRows * size;
-        switch (type) {
-            case KVType::f32: scatter<uint32_t>(part, count, column + slot * size, kPanelRows); break;
-            case KVType::f16: scatter<uint16_t>(part, count, column + slot * size, kPanelRows); break;
-            case KVType::bf16: scatter<uint32_t>(part, (count + 1) / 2, column + slot * 2 * size, kPanelRows); break;
-            case KVType::int8: scatter<uint8_t>(part, count, column + slot * size, kPanelRows); break;
-        }
+        store_as<kType>(key + i, count, inverse, part);
+        scatter<dims * size>(part, (count + dims - 1) / dims, keys + (i * kKVBlock + slot * dims) * size, kKVBlock);
         uint8_t* group = values + (size_t)i * kKVBlock * size;
-        store_as(layout, sound ? value + i : zeros, count, value_inverse, part);
-        if (type == KVType::bf16)
-            scatter<uint16_t>(part, count, group + (slot / 2 * 2 * kPanelRows + slot % 2) * size, 2);
+        store_as<kType>(sound ? value + i : zeros, count, value_inverse, part);
+        if constexpr (dims > 1)
+            scatter<size>(part, count, group + (slot / dims * dims * kPanelRows + slot % dims) * size, dims);
         else
             std::memcpy(group + slot * kPanelRows * size, part, count * size);
     }
     if (sound) return;
     const float nan = NAN;
-    if (type == KVType::int8)
-        ((float*)(keys + (size_t)d * kPanelRows))[slot] = nan;
-    else {
-        store_as(layout, &nan, 1, 0, part);
-        std::memcpy(keys + slot * (type == KVType::bf16 ? 2 : 1) * size, part, size);
+    if constexpr (type.scales) {
+        *key_scale = nan;
+    } else {
+        store_as<kType>(&nan, 1, 0, part);
+        std::memcpy(keys + slot * dims * size, part, size);
     }
 }
 
-// Query rows or probabilities in the form that Op multiplies with; `count` is even for pairs.
+// -- attending --------------------------------------------------------------------------------------------------------
+
+// Whether an Op multiplies two numbers a step, in bfloat16.
 template <class Op>
-void to_form(const float* x, int count, float* out) {
+constexpr bool kPairs = Op::step == 2;
+
+// Query rows or probabilities as an Op multiplies them; `count` is even for pairs.
+template <class Op>
+void to_operand(const float* x, int count, float* out) {
     if constexpr (kPairs<Op>) {
         for (int i = 0; i < count; i += 16) S::store_bf16((uint16_t*)out + i, load_part(x + i, count - i));
     } else if (x != out) {
@@ -103,17 +131,19 @@ void to_form(const float* x, int count, float* out) {
     }
 }
 
-template <class Op, int T>
+template <KVType kType, int T>
 void attend(const KVLayout& layout, const AttentionTask& task) {
+    using Op = KVOp<kType>;
+    constexpr const KVTraits& type = traits(kType);
     constexpr int R = tile_vectors(T, 1);
     const int d = layout.head_dim, dp = layout.padded_dim;
     const int q_steps = (d + Op::step - 1) / Op::step;
     const size_t group_bytes = (size_t)kKVBlock / Op::step * kVectors * Op::vector;  // of values: 64 of D
-    float* scores = task.scratch;               // [T][kSpan]
-    float* form = scores + kRows * kSpan;       // [T][kSpan]: the probabilities as Op wants them
-    float* q = form + kRows * kSpan;            // [T][dp]
-    float* span = q + kRows * dp;               // [T][dp]: what this span gives
-    float* total = span + kRows * dp;           // [T][dp]: what all spans so far give
+    float* scores = task.scratch;                      // [T][kSpan]
+    float* operand = scores + kAttentionRows * kSpan;  // [T][kSpan]: the probabilities as Op wants them
+    float* q = operand + kAttentionRows * kSpan;       // [T][dp]
+    float* span = q + kAttentionRows * dp;             // [T][dp]: what this span gives
+    float* total = span + kAttentionRows * dp;         // [T][dp]: what all spans so far give
     float largest[T] = {}, mass[T] = {};
 
     for (int t = 0; t < T; ++t) {
@@ -122,7 +152,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             const int count = d - i < kPanelRows ? d - i : kPanelRows;
             for (int j = 0; j < count; ++j) scaled[j] = task.q[t][i + j] * task.scale;
             if (kPairs<Op> && count % 2) scaled[count] = 0;
-            to_form<Op>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / Op::step);
+            to_operand<Op>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / Op::step);
         }
     }
 
@@ -133,7 +163,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
         const int32_t* table = task.blocks + begin / kKVBlock;
         for (int b = 0; b < blocks; ++b) {
             const uint8_t* panel = task.kv + table[b] * task.block_stride;
-            const float* scale = (const float*)(panel + (size_t)d * kPanelRows);  // int8 only
+            const float* scale = (const float*)(panel + (size_t)d * kKVBlock * type.bytes);
             for (int v = 0; v < kVectors; v += R) {
                 F acc[T][R];
 #pragma GCC unroll 6
@@ -145,7 +175,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
                     for (int r = 0; r < R; ++r) {
-                        if constexpr (Op::vector == 16) acc[t][r] = S::mul(acc[t][r], S::load(scale + (v + r) * 16));
+                        if constexpr (type.scales) acc[t][r] = S::mul(acc[t][r], S::load(scale + (v + r) * 16));
                         S::store(scores + t * kSpan + b * kKVBlock + (v + r) * 16, acc[t][r]);
                     }
             }
@@ -167,18 +197,18 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 S::store(row + i, p);
             }
             span_mass[t] = S::sum(sum);
-            if constexpr (Op::vector == 16) {
+            if constexpr (type.scales) {
                 for (int b = 0; b < blocks; ++b) {
                     const uint8_t* values = task.kv + table[b] * task.block_stride + layout.keys_bytes;
-                    const float* scale = (const float*)(values + (size_t)dp * kKVBlock);
+                    const float* scale = (const float*)(values + (size_t)dp * kKVBlock * type.bytes);
                     for (int i = 0; i < kKVBlock; i += 16)
                         S::store(row + b * kKVBlock + i, S::mul(S::load(row + b * kKVBlock + i), S::load(scale + i)));
                 }
             }
-            to_form<Op>(row, blocks * kKVBlock, kPairs<Op> ? form + t * kSpan : row);
+            to_operand<Op>(row, blocks * kKVBlock, kPairs<Op> ? operand + t * kSpan : row);
         }
 
-        const float* weights = kPairs<Op> ? form : scores;
+        const float* weights = kPairs<Op> ? operand : scores;
         for (int group = 0; group * kPanelRows < d; ++group)
             for (int v = 0; v < kVectors; v += R) {
                 F acc[T][R];
@@ -221,23 +251,38 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             store_part(task.out[t] + i, S::div(S::load(total + t * dp + i), S::set(mass[t])), d - i);
 }
 
-template <class Op>
-void attend_as(const KVLayout& layout, const AttentionTask& task) {
+template <KVType kType>
+void attention_as(const KVLayout& layout, const AttentionTask& task) {
     switch (task.rows) {
-        case 1: return attend<Op, 1>(layout, task);
-        case 2: return attend<Op, 2>(layout, task);
-        case 3: return attend<Op, 3>(layout, task);
-        case 4: if constexpr (kRows >= 4) return attend<Op, 4>(layout, task); break;
-        case 5: if constexpr (kRows >= 5) return attend<Op, 5>(layout, task); break;
-        default: if constexpr (kRows >= 6) return attend<Op, 6>(layout, task);
+        case 1: return attend<kType, 1>(layout, task);
+        case 2: return attend<kType, 2>(layout, task);
+        case 3: return attend<kType, 3>(layout, task);
+        case 4: if constexpr (kAttentionRows >= 4) return attend<kType, 4>(layout, task); break;
+        case 5: if constexpr (kAttentionRows >= 5) return attend<kType, 5>(layout, task); break;
+        default: if constexpr (kAttentionRows >= 6) return attend<kType, 6>(layout, task);
     }
 }
 
-void attention(const KVLayout& layout, const AttentionTask& task) {
-    switch (layout.type) {
-        case KVType::f32: return attend_as<OpF32>(layout, task);
-        case KVType::f16: return attend_as<OpF16>(layout, task);
-        case KVType::bf16: return attend_as<OpBF16>(layout, task);
-        case KVType::int8: return attend_as<OpSigned8>(layout, task);
-    }
+struct OfType {
+    decltype(Kernels::store_kv) store_kv;
+    decltype(Kernels::attention) attention;
+};
+
+template <int... kIndex>
+constexpr auto of_every_type(std::integer_sequence<int, kIndex...>) {
+    return std::array{OfType{store_kv_as<static_cast<KVType>(kIndex)>, attention_as<static_cast<KVType>(kIndex)>}...};
 }
+
+constexpr auto kOf = of_every_type(std::make_integer_sequence<int, std::size(kKVTypes)>());
+
+}  // namespace
+
+void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
+    kOf[static_cast<int>(layout.type)].store_kv(layout, block, slot, key, value);
+}
+
+void attention(const KVLayout& layout, const AttentionTask& task) {
+    kOf[static_cast<int>(layout.type)].attention(layout, task);
+}
+
+}  // namespace pronk::PRONK_TARGET

@@ -1,6 +1,6 @@
 // The pass that most likely comes next: every run goes on with its likeliest token. While Python hands out a token and a
 // reader reads it, the memory would be idle; instead the threads begin this pass, and who asks for it joins them. It is the
-// very pass that would be run then, so no bit depends on what is guessed. One that nobody asks for is given up.
+// very pass that would be run then, so no bit depends on what is expected. One that nobody asks for is given up.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,12 @@
 
 namespace pronk {
 
-struct Model::Guess {
-    // Whether guesses can be made of what comes after a batch.
+struct Model::Lookahead {
+    // Whether the pass after a batch can be foreseen.
     static bool possible(const Batch& batch, const ThreadPool& pool);
 
-    // After `last`, whose likeliest tokens these are: one a run, -1 where it has none. There may be no guess.
-    void make(const Batch& last, KV& of, const std::vector<int32_t>& likeliest, int positions);
+    // After `last`, whose likeliest tokens these are: one a run, -1 where it has none. Nothing may be foreseen.
+    void foresee(const Batch& last, KV& of, const std::vector<int32_t>& likeliest, int positions);
     bool is(const Batch& batch, const KV& of) const;
 
     // Throws std::bad_alloc.
@@ -24,7 +24,7 @@ struct Model::Guess {
 
     BatchArrays arrays;
     Batch batch{};
-    KV* kv = nullptr;  // none: there is no guess
+    KV* kv = nullptr;  // none: nothing is foreseen
     Logits logits;
 
 private:

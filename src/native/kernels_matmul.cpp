@@ -1,0 +1,291 @@
+// Products of every format: register tiles, and what becomes of what they give. See kernels.inl.
+#include "kernels.inl"
+
+namespace pronk::PRONK_TARGET {
+
+namespace {
+
+// -- formats without groups -------------------------------------------------------------------------------------------
+
+template <Format kFormat, class Op>
+struct PlainTiles {
+    static constexpr int accumulators = 1;
+
+    template <int T, int R>
+    static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
+        constexpr const FormatTraits& format = traits(kFormat);
+        constexpr bool row_scales = format.scales == Scales::row;
+        typename Op::Acc acc[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+                if constexpr (row_scales)
+                    acc[t][r] = S::set_int(-format.offset * x.sum[t]);  // weights are stored as w + 128
+                else
+                    acc[t][r] = S::zero();
+            }
+        const int cols = (w.cols + format.columns - 1) / format.columns * format.columns;
+        accumulate<Op, R, T>(panel + first * Op::vector, x.data, x.stride, cols / Op::step, acc);
+        const float* scale = (const float*)(panel + (size_t)cols * kPanelRows) + first * 16;
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+                if constexpr (row_scales)
+                    S::store(out + t * kPanelRows + r * 16,
+                             S::mul(S::mul(S::to_float(acc[t][r]), S::set(x.scale[t])), S::load(scale + r * 16)));
+                else
+                    S::store(out + t * kPanelRows + r * 16, acc[t][r]);
+            }
+    }
+};
+
+// -- formats with a scale for each 32 weights: exact integer sums within a group, floats across groups ----------------
+
+template <Format kFormat>
+struct GroupedTiles {
+    static constexpr int accumulators = 2;
+
+    template <int T, int R>
+    static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
+        constexpr const FormatTraits& format = traits(kFormat);
+        static_assert(format.scales == Scales::group && format.columns == kGroup && (format.bits == 8 || format.bits == 4));
+        constexpr bool four_bits = format.bits == 4;
+        constexpr int weight_bytes = kGroup * format.bits / 8 * kPanelRows, group_bytes = format.bytes * kPanelRows;
+        F acc[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
+        const uint8_t* p = panel + first * 64;
+        const int groups = (w.cols + kGroup - 1) / kGroup;
+        for (int g = 0; g < groups; ++g, p += group_bytes) {
+            I sum[T][R];
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(format.offset ? -format.offset * x.sum[t * groups + g] : 0);
+            const uint8_t* xs = x.data + g * kGroup;
+            const auto step = [&](int j) __attribute__((always_inline)) {  // four bytes of each row
+                S::Bytes bytes[R];
+                if constexpr (T <= 2) {
+                    for (int line = 0; line < R * 64; line += 64) __builtin_prefetch(p + kPrefetch + j * 256 + line);
+                }
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) bytes[r] = S::load_bytes(p + j * 256 + r * 64);
+                if constexpr (four_bits) {
+                    S::Bytes low[R];
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) low[r] = S::low_nibbles(bytes[r]);
+#pragma GCC unroll 6
+                    for (int t = 0; t < T; ++t) {
+                        const I broadcast = S::set_int(word(xs + t * x.stride + 4 * j));
+#pragma GCC unroll 4
+                        for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], low[r], broadcast);
+                    }
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) bytes[r] = S::high_nibbles(bytes[r]);
+                }
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t) {
+                    const I broadcast = S::set_int(word(xs + t * x.stride + (four_bits ? 16 : 0) + 4 * j));
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], bytes[r], broadcast);
+                }
+            };
+            constexpr int steps = four_bits ? 4 : 8;
+            if constexpr (T <= 2) {
+                // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of
+                // them with long strides are not foreseen. What few tokens read comes from memory.
+#pragma GCC unroll 1
+                for (int j = 0; j < steps; ++j) step(j);
+            } else {
+#pragma GCC unroll 8
+                for (int j = 0; j < steps; ++j) step(j);
+            }
+            const uint8_t* scales = p - first * 64 + weight_bytes + first * 32;
+            if constexpr (T <= 2) __builtin_prefetch(scales + kPrefetch), __builtin_prefetch(scales + kPrefetch + 64);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+                const F scale = S::load_f16(scales + r * 32);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t)
+                    acc[t][r] = S::fma(S::to_float(sum[t][r]), S::mul(scale, S::set(x.scale[t * groups + g])), acc[t][r]);
+                if constexpr (format.minima) {
+                    const F minimum = S::load_f16(scales + 2 * kPanelRows + r * 32);
+#pragma GCC unroll 6
+                    for (int t = 0; t < T; ++t) {
+                        const F x_sum = S::set(x.scale[t * groups + g] * (float)x.sum[t * groups + g]);
+                        acc[t][r] = S::fma(minimum, x_sum, acc[t][r]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) S::store(out + t * kPanelRows + r * 16, acc[t][r]);
+    }
+};
+
+// -- LLM.int8() --------------------------------------------------------------------------------------------------------
+
+// y [T][64] += outliers times their columns, by ascending k. Like the integers, floats are summed over w + 128; what
+// that adds is taken back, and the error is that of weights in float32: about 2^-16 of a step for each outlier.
+template <int kCount>
+void add_outliers(const uint8_t* panel, const float* scale, int first, const Rows& x, int tokens, float* y) {
+    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
+        const float* outlier_x = x.outlier_x + x.outlier_begin[t];
+        const int32_t* outlier_k = x.outlier_k + x.outlier_begin[t];
+        const int count = x.outlier_count[t];
+        if (count == 0) continue;
+        F acc[kCount];
+        const F taken_back = S::set(-128 * x.outlier_sum[t]);
+        for (int v = 0; v < kCount; ++v) acc[v] = taken_back;
+        for (int i = 0; i < count; ++i) {
+            const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
+            const uint8_t* words = panel + (size_t)(k / 4) * kLineBytes + first * 64;
+#pragma GCC unroll 4
+            for (int v = 0; v < kCount; ++v) acc[v] = S::fma_byte(words + v * 64, k % 4, outlier_x[i], acc[v]);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < kCount; ++v) {
+            float* part = y + (first + v) * 16;
+            S::store(part, S::fma(acc[v], S::load(scale + (first + v) * 16), S::load(part)));
+        }
+    }
+}
+
+// -- products ---------------------------------------------------------------------------------------------------------
+
+F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }
+
+// 16 numbers of row `row` from column n on, of which those under `cols` exist.
+template <Epilogue kEpilogue>
+PRONK_INLINE void put_vector(float* row, int n, int cols, F value) {
+    if (n + 16 <= cols) {
+        if constexpr (kEpilogue == Epilogue::add) value = S::add(S::load(row + n), value);
+        return S::store(row + n, value);
+    }
+    float part[16];
+    S::store(part, value);
+    for (int i = 0; n + i < cols; ++i) row[n + i] = kEpilogue == Epilogue::add ? row[n + i] + part[i] : part[i];
+}
+
+// Where token t's products go.
+PRONK_INLINE float* row_of(const Output& out, int t) { return out.data + (out.epilogue == Epilogue::pairs ? t / 2 : t) * out.stride; }
+
+// What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs. Its first token is `begin`.
+template <Epilogue kEpilogue>
+void finish_as(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
+    const float* bias = w.bias ? w.bias + panel * kPanelRows : nullptr;
+    const auto value = [&](int v) {
+        const F sum = S::load(y + v * 16);
+        return bias ? S::add(sum, S::load(bias + v * 16)) : sum;
+    };
+    for (int t = begin; t < begin + tokens; ++t, y += kPanelRows) {
+        float* row = row_of(out, t);
+        if constexpr (kEpilogue == Epilogue::swiglu) {
+            for (int v = 0; v < kVectors / 2; ++v)
+                put_vector<kEpilogue>(row, panel * kPanelRows / 2 + v * 16, out.cols,
+                                  S::mul(silu(value(v)), value(v + kVectors / 2)));
+        } else if (kEpilogue == Epilogue::pairs && t % 2) {
+            for (int v = first; v < first + vectors; ++v)
+                put_vector<Epilogue::add>(row, panel * kPanelRows + v * 16, out.cols, S::load(y + v * 16));
+        } else {
+            for (int v = first; v < first + vectors; ++v)
+                put_vector<kEpilogue>(row, panel * kPanelRows + v * 16, out.cols, value(v));
+        }
+    }
+}
+
+void finish(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
+    switch (out.epilogue) {
+        case Epilogue::store: return finish_as<Epilogue::store>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::add: return finish_as<Epilogue::add>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::swiglu: return finish_as<Epilogue::swiglu>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::pairs: return finish_as<Epilogue::pairs>(w, y, begin, tokens, panel, first, vectors, out);
+    }
+}
+
+// Which register tiles multiply by a format.
+template <Format kFormat>
+struct TilesOf {
+    using Type = GroupedTiles<kFormat>;
+};
+template <>
+struct TilesOf<Format::f32> {
+    using Type = PlainTiles<Format::f32, OpF32>;
+};
+template <>
+struct TilesOf<Format::f16> {
+    using Type = PlainTiles<Format::f16, OpF16>;
+};
+template <>
+struct TilesOf<Format::bf16> {
+    using Type = PlainTiles<Format::bf16, OpBF16>;
+};
+template <>
+struct TilesOf<Format::int8> {
+    using Type = PlainTiles<Format::int8, OpInt8>;
+};
+template <>
+struct TilesOf<Format::llm_int8> : TilesOf<Format::int8> {};
+
+template <class Tiles, int T>
+void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, float* out) {
+    constexpr int R = tile_vectors(T, Tiles::accumulators);
+    if constexpr (R == 4) {
+        if (vectors == 2) return Tiles::template tile<T, 2>(w, panel, first, x, out + first * 16);
+    }
+    for (int v = first; v < first + vectors; v += R) Tiles::template tile<T, R>(w, panel, v, x, out + v * 16);
+}
+
+template <Format kFormat>
+void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    using Tiles = typename TilesOf<kFormat>::Type;
+    constexpr int most = tile_tokens(Tiles::accumulators);
+    alignas(64) float y[most * kPanelRows];
+    while (begin < end) {
+        const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
+        const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
+        begin += vectors / (kVectors / 2);
+        const uint8_t* data = w.panel(panel);
+        for (int t = 0; t < tokens; t += most) {
+            const int count = tokens - t < most ? tokens - t : most;
+            const Rows rows = x.at(t);
+            const int n = out.epilogue == Epilogue::swiglu ? panel * kPanelRows / 2 : panel * kPanelRows + first * 16;
+            for (int i = 0; i < count; ++i)  // by the time of writing they are there
+                for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
+            switch (count) {
+                case 1: vectors_of_panel<Tiles, 1>(w, data, first, vectors, rows, y); break;
+                case 2: if constexpr (most >= 2) vectors_of_panel<Tiles, 2>(w, data, first, vectors, rows, y); break;
+                case 3: if constexpr (most >= 3) vectors_of_panel<Tiles, 3>(w, data, first, vectors, rows, y); break;
+                case 4: if constexpr (most >= 4) vectors_of_panel<Tiles, 4>(w, data, first, vectors, rows, y); break;
+                case 5: if constexpr (most >= 5) vectors_of_panel<Tiles, 5>(w, data, first, vectors, rows, y); break;
+                default: if constexpr (most >= 6) vectors_of_panel<Tiles, 6>(w, data, first, vectors, rows, y);
+            }
+            if constexpr (traits(traits(kFormat).activations).outliers) {
+                const float* scale = (const float*)(data + (size_t)rows.padded * kPanelRows);
+                if (vectors == kVectors) add_outliers<kVectors>(data, scale, first, rows, count, y);
+                else add_outliers<kVectors / 2>(data, scale, first, rows, count, y);
+            }
+            finish(w, y, t, count, panel, first, vectors, out);
+        }
+    }
+}
+
+template <int... kIndex>
+constexpr auto of_every_format(std::integer_sequence<int, kIndex...>) {
+    return std::array{matmul_as<static_cast<Format>(kIndex)>...};
+}
+
+}  // namespace
+
+void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    static constexpr auto kOf = of_every_format(std::make_integer_sequence<int, std::size(kFormats)>());
+    kOf[static_cast<int>(w.format)](w, x, tokens, begin, end, out);
+}
+
+}  // namespace pronk::PRONK_TARGET

@@ -1,5 +1,0 @@
-#include "simd_portable.h"
-// The kernels are written over what comes before.
-#include "kernels.inl"
-
-PRONK_KERNELS(kernels_portable, "portable")

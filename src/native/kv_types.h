@@ -1,0 +1,44 @@
+// One record for each type that keys and values are stored in, and how a block of them is laid out.
+//
+// A new type is a record here, its register tiles and how 16 numbers are stored (KVOp in kernels_attention.cpp), and its
+// name in tests/native.
+#pragma once
+
+#include "formats.h"
+
+namespace pronk {
+
+constexpr int kKVBlock = 64;  // tokens in a block of the KV cache
+
+enum class KVType : int { f32, f16, bf16, int8 };
+
+struct KVTraits {
+    KVType id;
+    std::string_view name;
+    int bytes;            // of a number
+    float most;           // no larger magnitude is sure to be finite once stored
+    int dims = 1;         // of a key that lie together, and keys of a value
+    bool scales = false;  // a float for each key and each value, of which numbers are 127ths
+};
+
+inline constexpr KVTraits kKVTypes[] = {
+    {.id = KVType::f32, .name = "f32", .bytes = 4, .most = 3.4e38f},
+    {.id = KVType::f16, .name = "f16", .bytes = 2, .most = 65519.0f},
+    {.id = KVType::bf16, .name = "bf16", .bytes = 2, .most = 3.38e38f, .dims = 2},
+    {.id = KVType::int8, .name = "int8", .bytes = 1, .most = 3.4e38f, .scales = true},
+};
+static_assert(is_in_order(kKVTypes));
+static constexpr const KVTraits& traits(KVType type) { return kKVTypes[static_cast<int>(type)]; }
+
+// Keys and values of one head in one block, laid out as panels whose "rows" are keys, and head dimensions:
+//   keys    f32, f16 [D][64]; bf16 [D/2][64][2]; int8 [D][64], float scale[64]
+//   values  for each 64 of D: f32, f16 [64][64]; bf16 [32][64][2]; int8 [64][64]; then, int8 only, float scale[64]
+struct KVLayout {
+    KVType type;
+    int head_dim, padded_dim;         // the latter a multiple of 64: values come in panels
+    size_t keys_bytes, values_bytes;  // of one head in one block; multiples of 64
+};
+
+KVLayout kv_layout(KVType type, int head_dim);
+
+}  // namespace pronk
