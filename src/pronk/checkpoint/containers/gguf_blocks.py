@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.formats import FORMATS, GROUP
 from pronk.formats.quantize import quantize
 
 Bytes = NDArray[np.uint8]
@@ -67,25 +67,19 @@ def encode_q8_0(rows: Floats) -> Bytes:
     return packed.reshape(*rows.shape[:-1], -1)
 
 
-def encode_q8(rows: Floats) -> Bytes:
-    """As `encode_q8_0`, rounded as `pronk.formats.quantize` does. Raises BadRequest for what no float16 scale holds."""
-    return _encode(rows, "q8", 34)
-
-
-def encode_q4(rows: Floats) -> Bytes:
-    """float32 [..., C], C a multiple of 32, to Q4_1 blocks [..., C / 32 * 20] of `pronk.formats.quantize`'s q4."""
-    return _encode(rows, "q4", 20)
-
-
-def _encode(rows: Floats, format: Literal["q8", "q4"], nbytes: int) -> Bytes:
-    groups = rows.reshape(-1, 32)
-    out = np.empty((len(groups), nbytes), np.uint8)
+def encode(rows: Floats, format: str) -> Bytes:
+    """float32 [..., C], C a multiple of 32, to blocks of the type that a format is stored as, rounded as
+    `pronk.formats.quantize` does; q8_0 as ggml. Raises BadRequest for what no float16 scale holds."""
+    if format == "q8_0":
+        return encode_q8_0(rows)
+    kind, groups = FORMATS[format], rows.reshape(-1, GROUP)
+    out = np.empty((len(groups), kind.nbytes(1, GROUP)), np.uint8)
     for start in range(0, len(groups), _GROUPS):
         part = slice(start, start + _GROUPS)
         quantized = quantize(groups[part], format)
         heads = [quantized.scale] if quantized.minimum is None else [quantized.scale, quantized.minimum]
         codes: Bytes = quantized.q.view(np.uint8)
-        if format == "q4":
+        if kind.bits == 4:
             codes = codes[:, :16] | np.left_shift(codes[:, 16:], 4, dtype=np.uint8)
         np.concatenate([*(head.astype("<f2").view(np.uint8) for head in heads), codes], axis=1, out=out[part])
     return out.reshape(*rows.shape[:-1], -1)
