@@ -98,10 +98,11 @@ FALLBACK = FORMATS["q8"]
 
 class KVType(NamedTuple):
     name: str
-    nbytes: int  # a number; int8 has a float32 besides for each token and head
+    nbytes: int  # a number
+    scale: int = 0  # bytes beside the key, or the value, of a token and head
 
 
-KV_TYPES = {kv.name: kv for kv in (KVType("f32", 4), KVType("f16", 2), KVType("bf16", 2), KVType("int8", 1))}
+KV_TYPES = {kv.name: kv for kv in (KVType("f32", 4), KVType("f16", 2), KVType("bf16", 2), KVType("int8", 1, 4))}
 
 
 def names(*, engine: str | None = None, file: str | None = None) -> tuple[str, ...]:
