@@ -8,7 +8,6 @@ from pronk.formats.table import (
     KV_TYPES,
     SMALLEST,
     TRAINED,
-    Coding,
     Format,
     KVName,
     Quantize,
@@ -19,19 +18,6 @@ from pronk.formats.table import (
 )
 
 __all__ = [
-    "FALLBACK",
-    "FLOATS",
-    "FORMATS",
-    "GROUP",
-    "KV_TYPES",
-    "SMALLEST",
-    "TRAINED",
-    "Coding",
-    "Format",
-    "KVName",
-    "Quantize",
-    "kept",
-    "names",
-    "packed",
-    "wider",
-]
+    "FALLBACK", "FLOATS", "FORMATS", "GROUP", "KV_TYPES", "SMALLEST", "TRAINED", "Format", "KVName", "Quantize", "kept",
+    "names", "packed", "wider",
+]  # fmt: skip

@@ -100,38 +100,45 @@ def nbytes(checkpoint: Checkpoint, wish: str | None) -> int:
 def empty(tensor: LazyTensor, format: str) -> Codes:
     """Without numbers, for whoever counts bytes."""
     (rows, columns), made = tensor.shape, packed(format, tensor.dtype)
-    width, kind = _group(made, columns)
+    assert made.codes
+    width, kind = (made.codes.group, torch.float16) if made.codes.group else (columns, torch.float32)
     groups = -(-columns // width)
-    q = torch.empty(rows, groups, width * made.bits // 8, dtype=_TYPES[made.bits])
-    scale = torch.empty(rows, groups, dtype=kind)
-    return Codes(columns, q, scale, torch.empty_like(scale) if made.codes and made.codes.minimum else None)
-
-
-def _group(format: Format, columns: int) -> tuple[int, torch.dtype]:
-    """How many weights share a scale, and the type of that."""
-    group = format.codes and format.codes.group
-    return (group, torch.float16) if group else (columns, torch.float32)
+    q, scale = (groups, width * made.bits // 8), torch.empty(rows, groups, dtype=kind)
+    minimum = torch.empty_like(scale) if made.codes.minimum else None
+    return Codes(columns, torch.empty(rows, *q, dtype=_TYPES[made.bits]), scale, minimum)
 
 
 def read(checkpoint: Checkpoint, tensor: LazyTensor, format: str) -> Codes:
     """Codes of the file where they are of this format, else made of its numbers. Raises BadFile."""
     own = packed(format, tensor.dtype)
     if tensor.read_blocks and own.holds(tensor.dtype):
-        codes = _stored(tensor.read_blocks(), tensor.shape[1], own)
+        codes = _codes(tensor.read_blocks(), tensor.shape[1], own)
     else:
-        codes = _made(checkpoint, tensor, FORMATS[format])
+        own = FORMATS[format]
+        try:
+            codes = _codes(np.concatenate([_encoded(rows, own) for rows in _rows(tensor)]), tensor.shape[1], own)
+        except BadRequest as error:
+            raise BadFile(checkpoint.path, str(error), field=f"tensor {tensor.name!r}") from None
     if not all(part is None or part.isfinite().all() for part in (codes.scale, codes.minimum)):
         raise BadFile(checkpoint.path, "holds infinity or NaN; no trained model does", field=f"tensor {tensor.name!r}")
     return codes
 
 
-def _stored(blocks: Bytes, columns: int, format: Format) -> Codes:
+def _encoded(rows: NDArray[Any], format: Format) -> Bytes:
+    """Rows as a file of this format has them, by pronk.formats.quantize."""
+    if format.codes and format.codes.group:
+        return gguf_blocks.encode(rows, format.name)
+    made = quantize(rows, format.name)
+    return int8_rows.join(made.scale.astype(np.float32, copy=False), made.q.view(np.int8))
+
+
+def _codes(blocks: Bytes, columns: int, format: Format) -> Codes:
     """Of rows as a file has them: scales (and minima) before the codes that they are of."""
     assert format.codes
     if format.codes.group is None:
         row_scale, rows = int8_rows.split(blocks)
         return Codes(columns, _tensor(rows[:, None], torch.int8), _tensor(row_scale[:, None], torch.float32))
-    blocks = blocks.reshape(len(blocks), columns // format.codes.group, -1)  # [N, G, bytes]
+    blocks = blocks.reshape(len(blocks), -(-columns // format.codes.group), -1)  # [N, G, bytes]
     scale, minimum = _halves(blocks[..., :2]), _halves(blocks[..., 2:4]) if format.codes.minimum else None
     q = blocks[..., 2 if minimum is None else 4 :]
     return Codes(columns, _tensor(q, torch.uint8).view(_TYPES[format.bits]), scale, minimum, format.codes.origin)
@@ -140,31 +147,6 @@ def _stored(blocks: Bytes, columns: int, format: Format) -> Codes:
 def _halves(pairs: Bytes) -> Tensor:
     """Little-endian float16: bytes [N, G, 2] to [N, G]."""
     return _tensor(np.ascontiguousarray(pairs).view("<f2")[..., 0].astype(np.float16), torch.float16)
-
-
-def _made(checkpoint: Checkpoint, tensor: LazyTensor, format: Format) -> Codes:
-    """By pronk.formats.quantize, a few rows at a time."""
-    parts, kind = [], _group(format, tensor.shape[1])[1]
-    try:
-        for rows in _rows(tensor):
-            one = quantize(rows, format.name)
-            minimum = None if one.minimum is None else _tensor(one.minimum, torch.float16)
-            scale = _tensor(one.scale.reshape(len(rows), -1), kind)
-            parts.append(Codes(tensor.shape[1], _grouped(one.q, format), scale, minimum))
-    except BadRequest as error:
-        raise BadFile(checkpoint.path, str(error), field=f"tensor {tensor.name!r}") from None
-    q, scale = torch.cat([part.q for part in parts]), torch.cat([part.scale for part in parts])
-    minima = [part.minimum for part in parts if part.minimum is not None]
-    return Codes(tensor.shape[1], q, scale, torch.cat(minima) if minima else None)
-
-
-def _grouped(q: NDArray[Any], format: Format) -> Tensor:
-    """[N, K] to [N, G, 32], in 4 bits two to a byte."""
-    width, _ = _group(format, q.shape[1])
-    groups: NDArray[Any] = np.pad(q, ((0, 0), (0, -q.shape[1] % width))).reshape(len(q), -1, width)
-    if format.bits == 4:
-        groups = groups[..., : width // 2] | groups[..., width // 2 :] << 4
-    return _tensor(groups, _TYPES[format.bits])
 
 
 def _rows(tensor: LazyTensor) -> Iterator[NDArray[Any]]:

@@ -40,7 +40,7 @@ from pronk.checkpoint.writers.tensor_stream import (
 from pronk.config import ModelConfig
 from pronk.config.rope import frequency_factors, inverse_frequencies
 from pronk.errors import BadRequest, Unsupported
-from pronk.formats import FORMATS
+from pronk.formats import FORMATS, GROUP
 from pronk.system import processors
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
@@ -123,7 +123,7 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
         def encode(piece: NDArray[Any]) -> NDArray[np.uint8]:
             require_finite(name, piece, format)
             try:
-                return gguf_blocks.encode(piece.astype(np.float32, copy=False), format)
+                return gguf_blocks.encode(piece.astype(np.float32, copy=False).reshape(-1, GROUP), format)
             except BadRequest as error:
                 raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
 
