@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from tiny import in_memory, random_weights, tiny_config
 
@@ -15,6 +16,7 @@ from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.containers.gguf_file import FILE_TYPES, TENSOR_TYPES
 from pronk.checkpoint.readers.int8_rows import LAYOUTS
 from pronk.checkpoint.tensors import PLAIN_DTYPES
+from pronk.cpu_engine import weights
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.formats import FLOATS, FORMATS, KV_TYPES, TRAINED, Format, KVName, Quantize, kept, names, packed, wider
 from pronk.formats.int8 import SCHEMES
@@ -120,6 +122,12 @@ def test_the_engines_run_what_the_table_says() -> None:
             _native.packed_bytes(name, 64, 64, False)
     assert {*SCHEMES} == {*names(engine="torch")} - {*FLOATS}
     assert get_args(Quantize) == ("auto", *(name for name in names() if FORMATS[name].engines))
+
+
+@pytest.mark.parametrize("stored", sorted(weights._DIRECT))
+def test_the_native_code_reads_what_is_kept_as_it_is(stored: str) -> None:
+    nbytes = 4 + 256 if stored in LAYOUTS else 256 // BLOCK_TYPES[stored].elements * BLOCK_TYPES[stored].nbytes
+    assert _native.Matrix("f32", 1, 256).pack(np.zeros((1, nbytes), np.uint8), stored)
 
 
 @pytest.mark.parametrize("name", KV_TYPES)

@@ -202,9 +202,9 @@ def _kept(rows: Floats, format: str) -> bool:
     """Whether a format's rounding leaves much less than the twelfth of a squared step that it leaves on average."""
     if not np.isfinite(rows).all() or np.abs(rows).max() > 1e4:  # beyond scales in float16
         return False
-    made = quantize(rows, format)
+    made, codes = quantize(rows, format), FORMATS[format].codes
+    width = (codes and codes.group) or rows.shape[1]
     scale = made.scale.astype(np.float64).reshape(len(rows), -1)
-    width = rows.shape[1] if scale.shape[1] == 1 else GROUP
     steps = np.repeat(scale, width, axis=1)[:, : rows.shape[1]]
     counts = _informative(rows, width)
     usual = float((np.square(steps) * counts).sum()) / 12

@@ -217,7 +217,7 @@ def _why(choice: Mapping[str, Any]) -> list[str]:
         rows.append((part["part"], part["format"], *harms))
     return [
         "mean KL divergence that 8 and 4 bits cost, part by part:",
-        console.table(rows, right=(2, 3)),
+        console.table(rows, right=tuple(range(2, len(rows[0])))),
         f"all together: {choice['measured_kld']:.2g} ± {choice['standard_error']:.1g} on windows that had no part in "
         f"the choice; the budget is {choice['max_kld']:.2g}, and 16 bits alone cost {choice['floor_kld']:.2g}",
         "",

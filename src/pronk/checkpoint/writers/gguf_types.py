@@ -13,7 +13,7 @@ from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.containers.gguf_file import FILE_TYPES
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor
 from pronk.errors import BadRequest
-from pronk.formats import FORMATS, GROUP
+from pronk.formats import FORMATS
 
 
 def assign(checkpoint: Checkpoint, wanted: Mapping[str, str]) -> dict[str, str]:
@@ -62,4 +62,5 @@ def _format(tensor: LazyTensor, wanted: Mapping[str, str]) -> str:
         return tensor.dtype
     if format.outer and prefixes.is_outer(tensor.name, prefix):
         return _format(tensor, {"": format.outer})
-    return "f16" if format.codes and tensor.shape[1] % GROUP else format.name
+    group = (format.codes and format.codes.group) or 1
+    return "f16" if tensor.shape[1] % group else format.name
