@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 from pronk.checkpoint.containers.gguf_blocks import decode, encode_q8_0
 from pronk.errors import BadRequest
-from pronk.formats.quantize import GROUP, QuantizedTensor, quantize
+from pronk.formats import GROUP
+from pronk.formats.quantize import QuantizedTensor, quantize
 
 FORMATS = ("int8", "q8", "q4")
 weights = hnp.arrays(
@@ -212,5 +213,5 @@ def test_swapped_halves_of_a_group_would_be_noticed() -> None:
     rows = normal(4, 64)
     t = quantize(rows, "q4")
     swapped = t.q.reshape(4, 2, 2, 16)[:, :, ::-1].reshape(4, 64)
-    wrong = QuantizedTensor(t.format, t.shape, swapped, t.scale, t.minimum).dequantize()
+    wrong = QuantizedTensor(t.shape, swapped, t.scale, t.minimum).dequantize()
     assert squared_error(wrong, rows) > 100 * squared_error(t.dequantize(), rows)

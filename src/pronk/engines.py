@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pronk import formats
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadRequest, PronkError
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 Engine = Literal["cpu", "torch"]
 _SHARED = ("quantize", "int8_threshold", "int8_outliers")
 _OWN: dict[Engine, tuple[str, ...]] = {"cpu": ("kv_dtype",), "torch": ("device", "dtype", "attn")}
-# Formats that one engine alone has call for it.
-_QUANTIZE: dict[Engine, tuple[str, ...]] = {
-    "cpu": ("auto", "f32", "f16", "bf16", "q8", "q4"),
-    "torch": ("absmax", "absmax-row", "zeropoint"),
+# Formats that one engine alone has call for it; the torch engine has floats by `dtype`.
+_QUANTIZE: dict[Engine, set[str]] = {
+    "cpu": {"auto", *formats.FLOATS} | set(formats.names(engine="cpu")) - set(formats.names(engine="torch")),
+    "torch": set(formats.names(engine="torch")) - set(formats.names(engine="cpu")),
 }
 
 
@@ -33,8 +34,8 @@ def choose(engine: str | None, options: Mapping[str, Any]) -> Engine:
         known: [name for name in names if options[name] is not None] for known, names in _OWN.items()
     }
     quantize = options["quantize"]
-    for known, formats in _QUANTIZE.items():
-        if isinstance(quantize, str) and quantize in formats:
+    for known, alone in _QUANTIZE.items():
+        if isinstance(quantize, str) and quantize in alone:
             given[known].append(f"quantize={quantize!r}")
     if isinstance(quantize, Mapping):
         given["cpu"].append("quantize for single tensors")

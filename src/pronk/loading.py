@@ -21,7 +21,7 @@ from pronk.system import expanded
 from pronk.tokenizer.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
-    from pronk.cpu_engine.formats import Quantize
+    from pronk.formats import KVName, Quantize
     from pronk.tokenizer import Tokenizer
 
 
@@ -35,7 +35,7 @@ def load(
     quantize: Quantize | Mapping[str, str] | None = None,
     int8_threshold: float | None = None,
     int8_outliers: int | None = None,
-    kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] | None = None,
+    kv_dtype: KVName | None = None,
     device: str | None = None,
     dtype: Literal["f32", "bf16", "f16"] | None = None,
     attn: Literal["flash", "math"] | None = None,

@@ -19,8 +19,10 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk import checkpoint
 from pronk.checkpoint.readers import quantization
+from pronk.checkpoint.writers.int8 import quantization_config
 from pronk.checkpoint.writers.write import save
 from pronk.errors import BadFile, PronkError
+from pronk.formats import FORMATS
 
 CONFIG = tiny_config(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
@@ -149,9 +151,7 @@ def test_patterns_that_take_for_ever_are_not_run() -> None:
 
 
 def quantization_of(format: str) -> dict[str, Any]:
-    from pronk.checkpoint.writers.int8 import quantization_config
-
-    return quantization_config(format, None)
+    return quantization_config(FORMATS[format], None)
 
 
 def test_opening_reads_nothing_and_allocates_little(folder: Path) -> None:

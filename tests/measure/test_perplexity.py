@@ -15,7 +15,7 @@ from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 
 from pronk import tokenizer as tokenizers
 from pronk.cpu_engine.backend import CpuBackend
-from pronk.cpu_engine.formats import Wish
+from pronk.cpu_engine.slots import Wish
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import perplexity as module

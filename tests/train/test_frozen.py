@@ -90,7 +90,7 @@ def test_codes_are_those_of_quantize(format: str, name: str) -> None:
     checkpoint = source(name)
     for tensor in checkpoint.tensors.values():
         if codes.format_of(tensor, format):
-            expected = quantize(tensor.read(), codes._FORMATS[format]).dequantize()
+            expected = quantize(tensor.read(), format).dequantize()
             assert np.array_equal(codes.read(checkpoint, tensor, format).floats(slice(None)).numpy(), expected)
 
 

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor
-from pronk.formats.quantize import GROUP, Format, quantize
+from pronk.formats import FORMATS, GROUP, names
+from pronk.formats.quantize import quantize
 
 Floats = NDArray[np.float32]
 
@@ -43,8 +44,7 @@ _CHANCE = 1e-3
 _NEARLY_ALL = 0.9  # blocks of a matrix: some are flat, some unlucky
 _SMALL_ERROR = 0.5  # of a format's usual one
 _SMALL_SHARE = 0.1  # of weights: fewer decide nothing
-_FORMATS: dict[Format, tuple[str, ...]] = {"q4": ("q4",), "q8": ("q8",), "int8": ("int8", "llm-int8")}
-_BITS: dict[Format, int] = {"q4": 4, "q8": 8, "int8": 8}
+_CODED = tuple(name for name in names(engine="cpu") if FORMATS[name].codes)
 _UNITS = {"BF16": 2.0**-8, "F16": 2.0**-11, "F32": 2.0**-22}  # rounded off; decoding a block rounds a few times
 
 
@@ -82,11 +82,13 @@ class _Look:
     size: int
     stored: str | None
     bits: int | None
-    formats: frozenset[Format]
+    formats: frozenset[str]
 
     @property
     def coarsest(self) -> int | None:
-        return min((*(_BITS[format] for format in self.formats), *([self.bits] if self.bits else [])), default=None)
+        return min(
+            (*(FORMATS[format].bits for format in self.formats), *([self.bits] if self.bits else [])), default=None
+        )
 
 
 def find(checkpoint: Checkpoint) -> Grid | None:
@@ -116,7 +118,7 @@ def _looked_at(tensors: list[LazyTensor]) -> Iterable[_Look]:
         rows = _rows(tensor)
         stored = None if tensor.dtype in PLAIN_DTYPES else tensor.dtype
         bits = _stored_bits(stored) if stored else _levels(rows)
-        yield _Look(weights // count, stored, bits, frozenset(format for format in _BITS if _kept(rows, format)))
+        yield _Look(weights // count, stored, bits, frozenset(format for format in _CODED if _kept(rows, format)))
 
 
 def _stored_bits(dtype: str) -> int:
@@ -129,8 +131,8 @@ def _stored_bits(dtype: str) -> int:
 def _formats(looks: list[_Look]) -> tuple[str, ...]:
     """Those that keep what a tenth of these weights are."""
     total = sum(look.size for look in looks)
-    share = {format: sum(look.size for look in looks if format in look.formats) / total for format in _BITS}
-    return tuple(name for format, names in _FORMATS.items() if share[format] >= _SMALL_SHARE for name in names)
+    share = {format: sum(look.size for look in looks if format in look.formats) / total for format in _CODED}
+    return tuple(format for format in _CODED if share[format] >= _SMALL_SHARE)
 
 
 def _rows(tensor: LazyTensor) -> Floats:
@@ -138,7 +140,7 @@ def _rows(tensor: LazyTensor) -> Floats:
     picked = sorted({(2 * n + 1) * tensor.shape[0] // (2 * _ROWS) for n in range(_ROWS)})
     if tensor.read_blocks is not None and tensor.dtype in gguf_blocks.BLOCK_TYPES:
         return gguf_blocks.decode(tensor.dtype, tensor.read_blocks()[picked])
-    if tensor.read_blocks is not None and tensor.dtype in int8_rows.DTYPES:
+    if tensor.read_blocks is not None and tensor.dtype in int8_rows.LAYOUTS:
         return int8_rows.multiply(*int8_rows.split(tensor.read_blocks()[picked]))
     return tensor.read()[picked].astype(np.float32)
 
@@ -196,12 +198,12 @@ def _bits(blocks: Floats, unit: float) -> NDArray[np.float64]:
     return found
 
 
-def _kept(rows: Floats, format: Format) -> bool:
+def _kept(rows: Floats, format: str) -> bool:
     """Whether a format's rounding leaves much less than the twelfth of a squared step that it leaves on average."""
     if not np.isfinite(rows).all() or np.abs(rows).max() > 1e4:  # beyond scales in float16
         return False
-    made = quantize(rows, format)
-    width = rows.shape[1] if format == "int8" else GROUP
+    made, codes = quantize(rows, format), FORMATS[format].codes
+    width = (codes and codes.group) or rows.shape[1]
     scale = made.scale.astype(np.float64).reshape(len(rows), -1)
     steps = np.repeat(scale, width, axis=1)[:, : rows.shape[1]]
     counts = _informative(rows, width)

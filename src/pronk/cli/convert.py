@@ -10,6 +10,7 @@ import click
 
 from pronk.cli import console, options, progress
 from pronk.errors import PronkError, Unsupported
+from pronk.formats import FLOATS, FORMATS, kept
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -85,7 +86,7 @@ def command(
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     if to != "llama2c" and version is not None:
         raise click.UsageError(f"--version {version} is llama2c's; {to} has one version only")
-    in_groups = to == "llama2c" and (version == 2 or (version is None and dtype == "int8"))
+    in_groups = to == "llama2c" and (version == 2 or (version is None and dtype and FORMATS[dtype].codes is not None))
     if group_size is not None and not in_groups:
         raise click.UsageError("--group-size is for --to llama2c --version 2 only")
     checkpoint = open_source(src, tokenizer, revision)
@@ -165,8 +166,8 @@ def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
 
     if to == "llama2c" and version == 2:
         return "int8"
-    stored = {tensor.dtype.lower() for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
-    return stored.pop() if len(stored) == 1 and stored <= {"f32", "bf16", "f16"} & set(DTYPES[to]) else "f32"
+    stored = {kept(tensor.dtype).name for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
+    return stored.pop() if len(stored) == 1 and stored <= {*FLOATS} & {*DTYPES[to]} else "f32"
 
 
 def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None, rotate: int | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pronk.cli.perplexity import (
     text_options,
     write_windows,
 )
+from pronk.formats import FLOATS
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -43,7 +44,7 @@ another order: smaller differences mean nothing."""
 @click.argument("b", type=options.NAME, required=False)
 @text_options(windows=_WINDOWS)
 @per_window_option
-@click.option("--reference", type=click.Choice(["f32", "bf16", "f16", "auto"]), default="f32", show_default=True,
+@click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,
               help="What A's weights are made; auto: as its file has them.")  # fmt: skip
 @options.loading_options
 @options.json_option

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pronk import formats
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, tokenizer_for
 from pronk.cli.failures import short_of_memory
@@ -42,7 +43,7 @@ The receipt: how far DST's predictions lie from those of BASE with the adapter a
 @click.argument("dst", type=options.NAME)
 @click.option(
     "--dtype",
-    type=click.Choice(["f32", "bf16", "f16", "int8", "llm-int8", "q8", "q4"]),
+    type=click.Choice(formats.names(engine="cpu")),
     default="f32",
     show_default=True,
     help="What to make the weights; folders hold no q8 and q4, GGUF files no int8.",

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from pronk import formats
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -148,8 +149,7 @@ adapter_option = click.option(
     "--adapter", type=NAME, metavar="FOLDER", help="A LoRA adapter in PEFT's format, as of pronk finetune."
 )
 
-# What both engines have, then the CPU engine's own, then the torch engine's.
-QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
+QUANTIZE = get_args(formats.Quantize)
 
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
@@ -161,10 +161,10 @@ _how = together(
                  help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
                  help="llm-int8: and of each token at least the N largest.  [default: 6]"),
-    click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
+    click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     device_option,
-    click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Torch engine: computing type."),
+    click.option("--dtype", type=click.Choice(formats.FLOATS), help="Torch engine: computing type."),
     click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
     threads_option,
     click.option(

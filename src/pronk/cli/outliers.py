@@ -14,6 +14,7 @@ from pronk.cli import console, options, outlier_tables, progress
 from pronk.cli.failures import short_of_memory
 from pronk.cli.perplexity import read_text, text_options
 from pronk.errors import PronkError
+from pronk.formats import FLOATS
 
 if TYPE_CHECKING:
     from pronk.drawing.svg import Drawing
@@ -74,7 +75,7 @@ apart. An outlier feature, in the paper's words, is a dimension of the hidden st
                  help="Draw a heat map (layer x column), or the sweep: an .svg file."),
     click.option("--input", "fed", type=click.Choice(["hidden", *outlier_tables.INPUTS]),
                  help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]"),
-    click.option("--quantize", type=click.Choice(["f32", "bf16", "f16", "auto"]),
+    click.option("--quantize", type=click.Choice([*FLOATS, "auto"]),
                  help="What the weights are made; auto: as the file has them.  [default: f32]"),
 )  # fmt: skip
 @options.tokenizer_option

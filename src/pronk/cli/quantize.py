@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pronk import formats
 from pronk.cli import console, options, progress
 from pronk.cli.convert import open_source, save, tokenizer_for
 from pronk.cli.failures import short_of_memory
 from pronk.errors import BadRequest, NoTokenizer, PronkError
+from pronk.formats import FORMATS, GROUP
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.writers.write import Format
     from pronk.llm import LLM
 
-# How each format is saved; None is either, as DST is named.
+# How each format of fewer bits is saved; None is either, as DST is named.
 CONTAINERS: dict[str, Format | None] = {
-    "int8": "safetensors",
-    "llm-int8": "safetensors",
-    "q8": "gguf",
-    "q4": "gguf",
-    "bf16": None,
-    "f16": None,
+    name: None if FORMATS[name].codes is None else "gguf" if "gguf" in FORMATS[name].files else "safetensors"
+    for name in sorted(formats.names(engine="cpu"), key=lambda name: FORMATS[name].codes is None)
+    if FORMATS[name].bits < 32
 }
 _SHORTEST = 16  # tokens
 _COMPARE_ELSEWHERE = "compare the two on a larger machine, with pronk divergence"
@@ -87,7 +86,7 @@ def command(
 
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
-    if int8_threshold is not None and to != "llm-int8":
+    if int8_threshold is not None and not (to and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
     text, text_name = read_text(file)
@@ -119,7 +118,7 @@ def command(
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
         console.note(f"{dst} is no smaller than {src}, which is quantized already ({checkpoint.quantization})")
-    if container == "gguf" and to not in ("bf16", "f16"):
+    if container == "gguf" and not (to and FORMATS[to].codes is None):
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     if as_json:
@@ -167,8 +166,6 @@ def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> lis
 
 def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
     """Say which matrices could not be given 8 or 4 bits, whatever was asked for or chosen."""
-    from pronk.formats.quantize import GROUP
-
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     uneven = sum(tensor.shape[1] % GROUP > 0 for tensor in matrices)
     if uneven:
@@ -212,13 +209,15 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
 
 def _why(choice: Mapping[str, Any]) -> list[str]:
     """The parts, what each is made and what it would have cost; what the whole costs."""
-    rows = [("part", "format", "8 bits", "4 bits")]
+    from pronk.measure.parts import SMALLER
+
+    rows = [("part", "format", *(f"{FORMATS[bits].bits} bits" for bits in SMALLER))]
     for part in choice["parts"]:
-        harms = (f"{part['harms'][bits]:.2g}" if bits in part["harms"] else "" for bits in ("q8", "q4"))
+        harms = (f"{part['harms'][bits]:.2g}" if bits in part["harms"] else "" for bits in SMALLER)
         rows.append((part["part"], part["format"], *harms))
     return [
         "mean KL divergence that 8 and 4 bits cost, part by part:",
-        console.table(rows, right=(2, 3)),
+        console.table(rows, right=tuple(range(2, len(rows[0])))),
         f"all together: {choice['measured_kld']:.2g} ± {choice['standard_error']:.1g} on windows that had no part in "
         f"the choice; the budget is {choice['max_kld']:.2g}, and 16 bits alone cost {choice['floor_kld']:.2g}",
         "",

@@ -9,6 +9,7 @@ import click
 
 from pronk.cli import options
 from pronk.errors import BadRequest
+from pronk.formats import FLOATS, TRAINED
 
 if TYPE_CHECKING:
     from pronk.train.settings import Settings
@@ -71,7 +72,7 @@ lora = options.together(
                  help="Of what they are given.  [default: 0]"),
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
-    click.option("--quantize", type=click.Choice(["auto", "f32", "int8", "llm-int8", "q8", "q4"]), metavar="FORMAT",
+    click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
                  help="Keep frozen weights in int8, llm-int8, q8, q4, or auto: as the file has them.  [default: f32]"),
 )  # fmt: skip
 steps = options.together(
@@ -94,7 +95,7 @@ steps = options.together(
                  metavar="X", help="The longest gradient; 0: any."),
     click.option("--optimizer", "--optim", default="adamw", show_default=True,
                  type=click.Choice(["adamw", "adamw8bit", "sgd"]), help="adamw8bit keeps moments in 8 bits."),
-    click.option("--precision", type=click.Choice(["f32", "bf16", "f16"]),
+    click.option("--precision", type=click.Choice(FLOATS),
                  help="What is computed in; weights stay f32.  [default: f32; on a GPU bf16]"),
     click.option("--recompute", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
                  help="Forget activations of every K-th block and compute them again: less memory."),

@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 from pronk import system
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
-from pronk.cpu_engine import formats, weights
+from pronk.cpu_engine import weights
 from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
 from pronk.cpu_engine.rope import Rope
+from pronk.cpu_engine.slots import Slot, Wish, slots
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch, Int32
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
+from pronk.formats import FORMATS, KV_TYPES, SMALLEST
 from pronk.formats.int8 import Outliers
 
 if TYPE_CHECKING:
     from pronk import _native
 
-KV_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are kept whatever the weights are
 _FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
@@ -52,7 +53,7 @@ class CpuBackend:
         cls,
         checkpoint: Checkpoint,
         *,
-        quantize: formats.Wish = "auto",
+        quantize: Wish = "auto",
         int8_threshold: float | None = None,
         int8_outliers: int | None = None,
         kv_dtype: str | None = None,
@@ -67,30 +68,30 @@ class CpuBackend:
         weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
         PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
-        if kv_dtype not in (None, *KV_DTYPES):
-            raise BadRequest(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
+        if kv_dtype not in (None, "auto", *KV_TYPES):
+            raise BadRequest(f"kv_dtype must be one of {', '.join(('auto', *KV_TYPES))}, not {kv_dtype!r}")
         for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
-        native, slots = load_native(), formats.slots(checkpoint, quantize)
-        dtype = weights.commonest(checkpoint, slots)
-        outliers = _outliers(checkpoint, slots, int8_threshold, int8_outliers)
+        native, found = load_native(), slots(checkpoint, quantize)
+        dtype = weights.commonest(checkpoint, found)
+        outliers = _outliers(checkpoint, found, int8_threshold, int8_outliers)
         if kv_dtype in (None, "auto"):
-            kv_dtype = default_kv_dtype(dtype)
+            kv_dtype = FORMATS[dtype].kv
         model = new_model(native, checkpoint.config, threads or native.default_threads(), isa, outliers)
-        packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
+        packed = weights.packed_bytes(native.packed_bytes, checkpoint, found)
         blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
-        way_out = _smaller("q4" if quantize == "q4" else dtype, ctx_size is not None and cache > packed)
+        way_out = _smaller(SMALLEST in (quantize, dtype), ctx_size is not None and cache > packed)
         system.check_memory(
-            packed + cache + pass_bytes(checkpoint.config, slots), f"{checkpoint.path}: running it", way_out
+            packed + cache + pass_bytes(checkpoint.config, found), f"{checkpoint.path}: running it", way_out
         )
         try:
-            weights.pack(model, checkpoint, slots, progress)
+            weights.pack(model, checkpoint, found, progress)
         except MemoryError:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings
-        return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, slots))
+        return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, found))
 
     @property
     def nbytes(self) -> int:
@@ -217,11 +218,6 @@ def load_native() -> ModuleType:
     return _native
 
 
-def default_kv_dtype(dtype: str) -> str:
-    """For most weights packed as `dtype`: what adds no rounding of another order."""
-    return "f32" if dtype in ("f32", "f16") else "bf16"
-
-
 def new_model(
     native: ModuleType, config: ModelConfig, threads: int, isa: str | None = None, outliers: Outliers | None = None
 ) -> _native.Model:
@@ -248,12 +244,10 @@ def new_model(
     return model
 
 
-def _outliers(
-    checkpoint: Checkpoint, slots: list[formats.Slot], threshold: float | None, least: int | None
-) -> Outliers:
+def _outliers(checkpoint: Checkpoint, slots: list[Slot], threshold: float | None, least: int | None) -> Outliers:
     """What llm-int8 computes apart. Raises BadRequest where something is said of it and nothing packed so."""
     for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
-        if value is not None and not any(slot.format == "llm-int8" for slot in slots):
+        if value is not None and not any(slot.format.outliers for slot in slots):
             raise BadRequest(
                 f"{name}={value!r} is for llm-int8, and nothing is packed so; leave it out, or ask for that"
             )
@@ -263,22 +257,22 @@ def _outliers(
     return Outliers(threshold, usual.least if least is None else least)
 
 
-def _smaller(dtype: str, cache_is_most: bool) -> str:
+def _smaller(is_smallest: bool, cache_is_most: bool) -> str:
     if cache_is_most:
         return "give a smaller ctx_size (--ctx-size), or smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
-    if dtype == "q4":
+    if is_smallest:
         return "choose a smaller model"
-    return "choose a smaller model, or pack it smaller with quantize='q4' (--quantize q4)"
+    return f"choose a smaller model, or pack it smaller with quantize={SMALLEST!r} (--quantize {SMALLEST})"
 
 
-def pass_bytes(config: ModelConfig, slots: list[formats.Slot]) -> int:
+def pass_bytes(config: ModelConfig, slots: list[Slot]) -> int:
     """What a scheduler's forward pass takes besides, about."""
     return _PASS * token_bytes(config, slots) + 4 * config.vocab_size
 
 
-def token_bytes(config: ModelConfig, slots: list[formats.Slot]) -> int:
+def token_bytes(config: ModelConfig, slots: list[Slot]) -> int:
     """What a forward pass takes for each of its tokens, about."""
     q, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     widest = max(config.hidden_size, config.intermediate_size, q)
-    outliers = 2 * widest if any(slot.format == "llm-int8" for slot in slots) else 0  # room for all to be some
+    outliers = 2 * widest if any(slot.format.outliers for slot in slots) else 0  # room for all to be some
     return 4 * (outliers + config.hidden_size + 2 * q + 2 * keys + config.intermediate_size + widest)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.cpu_engine import formats, weights
-from pronk.cpu_engine.backend import default_kv_dtype, load_native, new_model, pass_bytes
+from pronk.cpu_engine import weights
+from pronk.cpu_engine.backend import load_native, new_model, pass_bytes
 from pronk.cpu_engine.kv import BLOCK_SIZE
+from pronk.cpu_engine.slots import Wish, slots
+from pronk.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,11 @@ class Plan:
     a_pass: int  # bytes, about: what a forward pass needs besides
 
 
-def plan(checkpoint: Checkpoint, quantize: formats.Wish = "auto", kv_dtype: str | None = None) -> Plan:
+def plan(checkpoint: Checkpoint, quantize: Wish = "auto", kv_dtype: str | None = None) -> Plan:
     """Raises BadRequest, and PronkError where there is no native module."""
-    native, slots = load_native(), formats.slots(checkpoint, quantize)
-    dtype = weights.commonest(checkpoint, slots)
-    kv_dtype = default_kv_dtype(dtype) if kv_dtype in (None, "auto") else kv_dtype
+    native, found = load_native(), slots(checkpoint, quantize)
+    dtype = weights.commonest(checkpoint, found)
+    kv_dtype = FORMATS[dtype].kv if kv_dtype in (None, "auto") else kv_dtype
     block = native.KV(new_model(native, checkpoint.config, 1), kv_dtype, 0).block_bytes
-    packed = weights.packed_bytes(native.packed_bytes, checkpoint, slots)
-    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE, pass_bytes(checkpoint.config, slots))
+    packed = weights.packed_bytes(native.packed_bytes, checkpoint, found)
+    return Plan(dtype, packed, str(kv_dtype), block // BLOCK_SIZE, pass_bytes(checkpoint.config, found))

@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.containers import gguf_blocks, mapped
-from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress
-from pronk.cpu_engine.formats import Slot
+from pronk.cpu_engine.slots import Slot
 from pronk.errors import BadFile
+from pronk.formats import FORMATS
 
 if TYPE_CHECKING:
     from pronk import _native
 
-_DIRECT = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", *int8_rows.DTYPES)  # block types that the packing code reads itself
+# Block types that the packing code reads itself.
+_DIRECT = {s for format in FORMATS.values() for s in (*format.stored, *format.nearly)} - PLAIN_DTYPES.keys()
 _PIECE = 1 << 24  # bytes of a tensor that are packed at once
 
 
@@ -27,26 +28,26 @@ def packed_bytes(native: Callable[[str, int, int, bool], int], checkpoint: Check
     total = 0
     for slot in slots:
         rows, cols = checkpoint.tensors[slot.tensors[0]].shape
-        total += native(slot.format, rows, cols, len(slot.tensors) > 1)
+        total += native(slot.format.name, rows, cols, len(slot.tensors) > 1)
     return total
 
 
 def commonest(checkpoint: Checkpoint, slots: list[Slot]) -> str:
-    """The format of the most weights; q4_0 is a kind of q4."""
+    """The format of the most weights; a kind of another counts as that."""
     counts: Counter[str] = Counter()
     for slot in slots:
         for name in slot.tensors:
-            counts[slot.format.removesuffix("_0")] += int(np.prod(checkpoint.tensors[name].shape))
+            counts[slot.format.kind_of or slot.format.name] += int(np.prod(checkpoint.tensors[name].shape))
     return counts.most_common(1)[0][0]
 
 
 def pack(model: _native.Model, checkpoint: Checkpoint, slots: list[Slot], progress: Progress | None) -> None:
     """Fill `model`. Raises BadFile where a number is not finite, or does not fit its format."""
     for slot in slots:
-        model.allocate(slot.role, slot.layer, slot.format)
+        model.allocate(slot.role, slot.layer, slot.format.name)
     if checkpoint.config.tie_word_embeddings:
         model.tie()
-    formats = {name: slot.format for slot in slots for name in slot.tensors}
+    formats = {name: slot.format.name for slot in slots for name in slot.tensors}
     total, done, unreleased = sum(t.nbytes for t in checkpoint.tensors.values()), 0, 0
     for name, tensor in checkpoint.tensors.items():
         role, layer, kind = place(name)
@@ -83,7 +84,7 @@ def _pack_matrix(model: _native.Model, role: str, layer: int, tensor: LazyTensor
 
 def _pieces(tensor: LazyTensor) -> Iterator[tuple[int, NDArray[np.uint8], str]]:
     """Rows from `first` on as bytes, and the type they are of: the stored one, or float32."""
-    in_blocks = tensor.read_blocks is not None and tensor.dtype in (*gguf_blocks.BLOCK_TYPES, *_DIRECT)
+    in_blocks = tensor.read_blocks is not None and tensor.dtype in _DIRECT | gguf_blocks.BLOCK_TYPES.keys()
     array = tensor.read_blocks() if tensor.read_blocks and in_blocks else tensor.read()
     # In whole panels of 64 rows, which several threads then share.
     step = max(1, _PIECE // (array[0].nbytes * (4 if in_blocks else 1)) // 64) * 64

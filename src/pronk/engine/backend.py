@@ -35,7 +35,7 @@ class Backend(Protocol):
     dtype: str  # of weights and activations: "f32", "bf16", "f16"
     engine: str  # "cpu", "torch"
     exact: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
-    shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (int8.PER_BATCH)
+    shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (formats.Format)
 
     @property
     def nbytes(self) -> int:

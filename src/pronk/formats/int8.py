@@ -27,7 +27,6 @@ from pronk.formats.quantize import INT8_THRESHOLD, quantize
 
 Scheme = Literal["absmax", "absmax-row", "zeropoint", "int8", "llm-int8"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-PER_BATCH: tuple[Scheme, ...] = ("absmax", "zeropoint")  # one scale for all tokens of a pass
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.errors import BadRequest
+from pronk.formats.table import FORMATS, GROUP
 
-Format = Literal["int8", "q8", "q4"]
 Floats = NDArray[np.float32]
 
 INT8_THRESHOLD = 6.0  # of LLM.int8() (arXiv 2208.07339): activations over it are computed apart
-GROUP = 32  # weights along a row that share a scale in q8 and q4
 _SHRINK = np.array([0, -0.25, 0.35, 0.7], np.float32)  # steps cut from either end of q4's grid
 
 
@@ -27,7 +26,6 @@ _SHRINK = np.array([0, -0.25, 0.35, 0.7], np.float32)  # steps cut from either e
 class QuantizedTensor:
     """Rows of codes [..., K], with what turns them back: one scale a row, or one (and a minimum) a group of 32."""
 
-    format: Format
     shape: tuple[int, ...]
     q: NDArray[np.int8] | NDArray[np.uint8]  # of [-127, 127]; q4: of [0, 15]
     scale: NDArray[np.floating]  # int8: float32 [...]; q8, q4: float16 [..., ceil(K / 32)]
@@ -36,13 +34,15 @@ class QuantizedTensor:
     def dequantize(self) -> Floats:
         """scale * q, and for q4 + minimum."""
         scale = self.scale.astype(np.float32)
-        scale = scale[..., None] if self.format == "int8" else _spread(scale, self.shape)
+        scale = scale[..., None] if scale.ndim < len(self.shape) else _spread(scale, self.shape)
         values = scale * self.q.astype(np.float32)
         return values if self.minimum is None else values + _spread(self.minimum.astype(np.float32), self.shape)
 
 
-def quantize(array: NDArray[Any], format: Format) -> QuantizedTensor:
+def quantize(array: NDArray[Any], format: str) -> QuantizedTensor:
     """Quantize along the last axis. What is not finite, or too large for a float16 scale, is refused."""
+    codes = FORMATS[format].codes
+    assert codes
     with np.errstate(over="ignore"):  # what float32 cannot hold is not finite in it
         rows = np.asarray(array, np.float32)
     if rows.ndim == 0 or rows.size == 0:
@@ -50,7 +50,7 @@ def quantize(array: NDArray[Any], format: Format) -> QuantizedTensor:
     if not np.isfinite(rows).all():
         raise BadRequest(f"cannot quantize to {format}: not every weight is finite")
     with np.errstate(all="ignore"):  # flat groups divide by zero; what overflows is found below
-        quantized = {"int8": _int8, "q8": _q8, "q4": _q4}[format](rows)
+        quantized = NUMERICS[codes.name](rows)
     for stored in (quantized.scale, quantized.minimum):
         if stored is not None and not np.isfinite(stored).all():
             raise BadRequest(f"cannot quantize to {format}: weights are too large for scales in float16")
@@ -60,7 +60,7 @@ def quantize(array: NDArray[Any], format: Format) -> QuantizedTensor:
 def _int8(rows: Floats) -> QuantizedTensor:
     """scale = max|w| / 127 of a row, q = round(w / scale): what LLM.int8() makes of weights; see pronk.formats.int8."""
     scale = np.abs(rows).max(axis=-1) / np.float32(127)
-    return QuantizedTensor("int8", rows.shape, _codes(rows, scale[..., None]), scale)
+    return QuantizedTensor(rows.shape, _codes(rows, scale[..., None]), scale)
 
 
 def _q8(rows: Floats) -> QuantizedTensor:
@@ -69,7 +69,7 @@ def _q8(rows: Floats) -> QuantizedTensor:
     scale = exact.astype(np.float16)
     scale = np.where(scale < exact, np.nextafter(scale, np.float16(np.inf)), scale)
     codes = _codes(rows, _spread(scale.astype(np.float32), rows.shape))
-    return QuantizedTensor("q8", rows.shape, codes, scale)
+    return QuantizedTensor(rows.shape, codes, scale)
 
 
 def _codes(rows: Floats, scale: Floats) -> NDArray[np.int8]:
@@ -121,7 +121,7 @@ def _q4(rows: Floats) -> QuantizedTensor:
     _round(codes)
     whole = np.ascontiguousarray(codes.astype(np.uint8).T).reshape(*rows.shape[:-1], -1)
     heads = (half.reshape(*rows.shape[:-1], -1) for half in (half_scale, half_minimum))
-    return QuantizedTensor("q4", rows.shape, whole[..., : rows.shape[-1]], *heads)
+    return QuantizedTensor(rows.shape, whole[..., : rows.shape[-1]], *heads)
 
 
 def _round(codes: Floats) -> None:
@@ -148,3 +148,6 @@ def _sum(x: Floats) -> Floats:
     for row in x[1:]:
         total += row
     return total
+
+
+NUMERICS = {"int8": _int8, "q8": _q8, "q4": _q4}  # by Coding.name

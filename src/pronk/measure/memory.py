@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.formats import FORMATS
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
 
 _FIRST_BLOCKS = 4  # that a PrefixCache begins with
 _PASS = 512  # tokens of the passes that a scheduler makes
-_TORCH_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> 
 
 def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Prediction:
     """Weights as plain tensors; in 8 bits, with the head and the embedding as they are computed in."""
-    config, width = checkpoint.config, _TORCH_BYTES[options.get("dtype") or "f32"]
+    config, width = checkpoint.config, FORMATS[options.get("dtype") or "f32"].bits // 8
     on_cpu = not str(options.get("device") or "cpu").startswith("cuda")
     loaded = checkpoint.plan(width, head_apart=on_cpu).loaded
     if options.get("quantize"):

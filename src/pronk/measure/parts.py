@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from pronk.formats import FLOATS, FORMATS, names
+
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
 
 Formats = dict[str, str]  # the beginning of tensor names -> a format, as pronk.load(quantize=) takes them
 
-SIXTEEN, SMALLER = ("bf16", "f16"), ("q8", "q4")
-_BLOCK = {"q8": 34, "q4": 20}  # bytes of 32 weights, as GGUF's Q8_0 and Q4_1 store them
+SIXTEEN = tuple(name for name in FLOATS if FORMATS[name].bits == 16)
+SMALLER = tuple(name for name in names(engine="cpu", file="gguf") if FORMATS[name].codes)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,14 @@ def parts_of(checkpoint: Checkpoint) -> list[Part]:
         size = sizes.setdefault(part, dict.fromkeys((*SIXTEEN, *SMALLER), 0))
         rows, columns = shape
         for format in size:
-            size[format] += rows * -(-columns // 32) * _BLOCK[format] if format in _BLOCK else 2 * rows * columns
+            size[format] += FORMATS[format].nbytes(rows, columns)
     return [Part(name, nbytes) for name, nbytes in sizes.items()]
 
 
 def sixteen_bits(checkpoint: Checkpoint) -> str:
     """The format of 16 bits that loses less of what the file has."""
     matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
-    return "f16" if all(tensor.dtype == "F16" for tensor in matrices) else "bf16"
+    return "f16" if all(FORMATS["f16"].holds(tensor.dtype) for tensor in matrices) else "bf16"
 
 
 def in_order(parts: Sequence[Part], wide: str, harms: Mapping[str, Mapping[str, float]]) -> list[Step]:

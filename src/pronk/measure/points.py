@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.formats import KV_TYPES
 from pronk.measure.settling import options_of, schemes
 from pronk.system import processors
 
@@ -139,7 +140,7 @@ def _kv_dtype(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poin
     read, new = _room(comparison, 512, 32)
     texts = _texts(comparison, read, 8)
     options = {key: value for key, value in plain["options"].items() if key != "kv_dtype"}
-    for name in ("f32", "bf16", "f16", "int8"):
+    for name in KV_TYPES:
         yield Point(
             "kv-dtype", f"batch 8, input {read}, output {new}", name, texts, new, {**options, "kv_dtype": name},
             plain["engine"], "all_tok_s", reference=("cpu", {**options, "kv_dtype": "f32"}),

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pronk import checkpoint as checkpoints
-from pronk import engines, loading, system
+from pronk import engines, formats, loading, system
 from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
 from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
-from pronk.formats.int8 import SCHEMES as INT8_SCHEMES
+from pronk.formats import FLOATS, FORMATS
 from pronk.measure import memory, tasks, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.parts import sixteen_bits
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
 
 TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is compared where nothing is named
-FLOATS = ("f32", "bf16", "f16")
 REFERENCE = "f32"
 PREFILL = (32, 128, 512)  # tokens of the prompts
 WINDOWS, WINDOW = 16, 512
@@ -113,17 +112,13 @@ def settle(request: Request) -> Comparison:
 def options_of(name: str, engine: Engine, loading: Mapping[str, Any]) -> dict[str, Any]:
     """What pronk.load is to be told for a variant. LLM.int8()'s own options go to it alone."""
     own = {key: value for key, value in loading.items() if key != "engine"}
-    if name != "llm-int8":
+    if not (name in FORMATS and FORMATS[name].outliers):
         own = {key: value for key, value in own.items() if not key.startswith("int8_")}
     return {**own, ("dtype" if engine == "torch" and name in FLOATS else "quantize"): name}
 
 
 def schemes(engine: Engine) -> tuple[str, ...]:
-    if engine == "torch":
-        return (*FLOATS, *INT8_SCHEMES)
-    from pronk.cpu_engine.formats import Quantize
-
-    return get_args(Quantize)
+    return formats.names(engine=engine) if engine == "torch" else ("auto", *formats.names(engine=engine))
 
 
 def _engine(request: Request, against: str) -> Engine:
@@ -144,7 +139,7 @@ def _engine(request: Request, against: str) -> Engine:
             options["quantize"] = name
             asked = asked or "torch"
     own = options["int8_threshold"] is not None or options["int8_outliers"] is not None
-    if own and request.to is not None and "llm-int8" not in names:
+    if own and request.to is not None and not any(FORMATS[n].outliers for n in names & FORMATS.keys()):
         raise BadRequest("--int8-threshold and --int8-outliers are llm-int8's; name it with --to, or leave them out")
     return engines.choose(asked, {name: options[name] for name in _OPTIONS} | {"quantize": options["quantize"]})
 

@@ -18,7 +18,8 @@ from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progr
 from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
-from pronk.formats.int8 import LONGEST_ROW, PER_BATCH, SCHEMES, Outliers, Scheme
+from pronk.formats import FORMATS
+from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
@@ -42,7 +43,7 @@ class TorchBackend:
         schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
         # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
         self.dtype = "+".join([*schemes, self.kv_dtype])
-        self.shares_scales = model.every_row = not schemes.isdisjoint(PER_BATCH)
+        self.shares_scales = model.every_row = any(FORMATS[scheme].shares_scales for scheme in schemes)
 
     @classmethod
     def from_checkpoint(
@@ -157,7 +158,7 @@ def _scheme(quantize: str | None, threshold: float | None, least: int | None) ->
     if quantize is not None and quantize not in SCHEMES:
         raise BadRequest(f"quantize must be one of {', '.join(SCHEMES)} on the torch engine, not {quantize!r}")
     for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
-        if value is not None and quantize != "llm-int8":
+        if value is not None and not (quantize and FORMATS[quantize].outliers):
             raise BadRequest(f"{name}={value!r} is for quantize='llm-int8'; leave it out, or ask for that")
     return next((scheme for scheme in SCHEMES if scheme == quantize), None)
 
@@ -250,7 +251,7 @@ def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: t
     if tensor.shape[1] > LONGEST_ROW:
         problem = f"has rows of {tensor.shape[1]} weights, too long for sums of 8-bit products in 32 bits"
         raise BadRequest(f"{checkpoint.path}: {tensor.name} {problem}; leave quantize out")
-    if scheme in ("int8", "llm-int8") and tensor.read_blocks and tensor.dtype in int8_rows.DTYPES:
+    if tensor.read_blocks and FORMATS[scheme].holds(tensor.dtype):
         scale, q = int8_rows.split(tensor.read_blocks())
         return Int8Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
     return weight_codes(floats(checkpoint, tensor, device, torch.float32), scheme)

@@ -79,7 +79,7 @@ class Settings:
         if not 0 <= self.warmup <= 1:
             raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
         codes.check(self.quantize)
-        if self.lora is None and self.quantize not in (None, "auto", "f32"):
+        if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
         for name in ("rate", "decay", "clip", "epochs"):
             if not 0 <= (value := getattr(self, name)) <= _MOST:

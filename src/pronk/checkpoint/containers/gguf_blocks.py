@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.formats import FORMATS, GROUP
 from pronk.formats.quantize import quantize
 
 Bytes = NDArray[np.uint8]
@@ -67,28 +67,25 @@ def encode_q8_0(rows: Floats) -> Bytes:
     return packed.reshape(*rows.shape[:-1], -1)
 
 
-def encode_q8(rows: Floats) -> Bytes:
-    """As `encode_q8_0`, rounded as `pronk.formats.quantize` does. Raises BadRequest for what no float16 scale holds."""
-    return _encode(rows, "q8", 34)
+def encode(rows: Floats, format: str) -> Bytes:
+    """float32 [N, C] to N rows of blocks of the type that a format is stored as; the last of a row is filled up.
 
-
-def encode_q4(rows: Floats) -> Bytes:
-    """float32 [..., C], C a multiple of 32, to Q4_1 blocks [..., C / 32 * 20] of `pronk.formats.quantize`'s q4."""
-    return _encode(rows, "q4", 20)
-
-
-def _encode(rows: Floats, format: Literal["q8", "q4"], nbytes: int) -> Bytes:
-    groups = rows.reshape(-1, 32)
-    out = np.empty((len(groups), nbytes), np.uint8)
-    for start in range(0, len(groups), _GROUPS):
-        part = slice(start, start + _GROUPS)
-        quantized = quantize(groups[part], format)
-        heads = [quantized.scale] if quantized.minimum is None else [quantized.scale, quantized.minimum]
-        codes: Bytes = quantized.q.view(np.uint8)
-        if format == "q4":
+    Rounded as `pronk.formats.quantize` does; q8_0 as ggml. Raises BadRequest for what no float16 scale holds.
+    """
+    if format == "q8_0":
+        return encode_q8_0(rows)
+    kind, columns = FORMATS[format], rows.shape[1]
+    out = np.empty((len(rows), kind.nbytes(1, columns)), np.uint8)
+    step = max(1, _GROUPS * GROUP // columns)
+    for part in (slice(start, start + step) for start in range(0, len(rows), step)):
+        made = quantize(rows[part], format)
+        codes: Bytes = np.pad(made.q.view(np.uint8), ((0, 0), (0, -columns % GROUP))).reshape(-1, GROUP)
+        if kind.bits == 4:
             codes = codes[:, :16] | np.left_shift(codes[:, 16:], 4, dtype=np.uint8)
-        np.concatenate([*(head.astype("<f2").view(np.uint8) for head in heads), codes], axis=1, out=out[part])
-    return out.reshape(*rows.shape[:-1], -1)
+        heads = [head.astype("<f2").reshape(-1, 1) for head in (made.scale, made.minimum) if head is not None]
+        blocks = np.concatenate([*(head.view(np.uint8) for head in heads), codes], axis=1)
+        out[part] = blocks.reshape(len(made.q), -1)
+    return out
 
 
 def finite(dtype: str, blocks: Bytes) -> bool:

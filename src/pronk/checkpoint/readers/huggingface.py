@@ -42,7 +42,7 @@ def read(path: Path) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     config_path = folder / "config.json"
     raw = strict_json.read(config_path)
-    layout = quantization.parse(raw.pop("quantization_config", None), config_path)
+    quantized = quantization.parse(raw.pop("quantization_config", None), config_path)
     config = ModelConfig.from_dict(raw, path=str(config_path))
     config = _more_ends(config, folder)
     files, weight_map, source = _chosen_files(path)
@@ -50,13 +50,13 @@ def read(path: Path) -> Checkpoint:
     if config.tie_word_embeddings and HEAD in tensors:
         config = _settle_head(config, tensors)
     described = None
-    if layout:
-        tensors, described = quantization.gather(layout, path, tensors)
+    if quantized:
+        tensors, described = quantization.gather(quantized, path, tensors)
     check_tensors(path, config, tensors)
     for tensor in tensors.values():
-        if not layout or tensor.dtype != layout.dtype:
+        if not quantized or tensor.dtype != quantized.layout.dtype:
             plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
-    threshold = layout.threshold if layout else None
+    threshold = quantized.threshold if quantized else None
     return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), described, threshold, tuple(files))
 
 

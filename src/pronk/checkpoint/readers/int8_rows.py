@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +14,42 @@ from numpy.typing import NDArray
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, Unsupported, short
 
-DTYPES = ("INT8", "LLM_INT8")
 _PIECE = 1 << 20  # weights that are multiplied out at once
 
 Int8s = NDArray[np.int8]
 Floats = NDArray[np.float32]
 
 
+class Layout(NamedTuple):
+    """How a method that has such rows in folders names and scales what stands beside the codes of X.weight."""
+
+    dtype: str  # of the tensors here
+    method: str  # as config.json names it
+    scale: str  # what the scale's name ends in: X.scale
+    scale_dtypes: tuple[str, ...]  # it may be stored in; the first is what is written
+    column: bool  # [N, 1]; else [N], which is read of both
+    steps: int  # of a code that one of it stands for
+    companion: str  # the end of the name of a tensor that may stand there, too, all zeros
+    marked: bool  # whether it is written
+
+
+LAYOUTS = {
+    layout.dtype: layout
+    for layout in (
+        Layout(
+            "INT8", "compressed-tensors", "weight_scale", ("F32", "F16", "BF16"), True, 1, "weight_zero_point", False
+        ),
+        Layout(
+            "LLM_INT8", "bitsandbytes", "SCB", ("F32",), False, 127, "weight_format", True
+        ),  # SCB: of a row, max |w|
+    )
+}
+
+
 def lazy(
-    dtype: str, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None = None, steps: int = 1
+    layout: Layout, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None = None
 ) -> LazyTensor:
-    """The tensor of int8 `codes` [N, K] and of `scale`, N numbers that each stand for `steps` steps of a code.
+    """The tensor of int8 `codes` [N, K] and of `scale`, N numbers.
 
     `zeros`, a zero point or a number for the order of codes, must be 0, and like the scales is looked at when read:
     BadFile where a scale is negative or not finite, Unsupported for another order.
@@ -36,7 +62,7 @@ def lazy(
         stored: Floats = scale.read().reshape(rows).astype(np.float32)
         if not (np.isfinite(stored) & (stored >= 0)).all():
             raise BadFile(path, "holds a scale that is negative or not finite", field=f"tensor {short(scale.name)}")
-        stored /= np.float32(steps)
+        stored /= np.float32(layout.steps)
         return stored
 
     def read() -> Floats:
@@ -46,7 +72,7 @@ def lazy(
         return join(scales(), _bytes(codes).view(np.int8))
 
     nbytes = codes.nbytes + scale.nbytes + (zeros.nbytes if zeros else 0)
-    return LazyTensor(codes.name, (rows, cols), dtype, nbytes, read, read_blocks)
+    return LazyTensor(codes.name, (rows, cols), layout.dtype, nbytes, read, read_blocks)
 
 
 def _bytes(tensor: LazyTensor) -> NDArray[np.uint8]:

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pronk.checkpoint.readers import int8_rows
+from pronk.checkpoint.readers.int8_rows import LAYOUTS, Layout
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, Unsupported, short
 from pronk.formats.quantize import INT8_THRESHOLD
 
 WAY_OUT = "use the weights that were not quantized, or a GGUF file"
-
-_SCALE_DTYPES = {"LLM_INT8": ("F32",), "INT8": ("F32", "F16", "BF16")}
 
 # Keys that say how a quantization was come by, or how some program is to run it.
 _HISTORY = frozenset("version global_compression_ratio run_compressed dequantize use_optimized_inference".split())
@@ -36,11 +35,8 @@ _PRESETS = ("W8A8", "INT8")  # names that compressed-tensors has for the layout 
 
 
 @dataclass(frozen=True)
-class Int8Layout:
-    dtype: str  # of the tensors: "LLM_INT8" or "INT8"
-    method: str  # as the file names it
-    scale: str  # what a scale's name ends in
-    companion: str  # and that of a tensor which may stand beside it, all zeros
+class Quantization:
+    layout: Layout
     left_out: frozenset[str]  # modules that it names as not quantized
     threshold: float | None = None  # LLM.int8()'s
 
@@ -49,10 +45,10 @@ class Int8Layout:
         threshold = "" if self.threshold is None else f", threshold {self.threshold:g}"
         if self.threshold == math.inf:
             threshold = ", no threshold"
-        return f"{self.dtype} x {count} ({self.method}{threshold})"
+        return f"{self.layout.dtype} x {count} ({self.layout.method}{threshold})"
 
 
-def parse(raw: object, path: Path) -> Int8Layout | None:
+def parse(raw: object, path: Path) -> Quantization | None:
     """None where nothing is quantized. Raises BadFile for what is broken, Unsupported for what pronk has not."""
     if raw is None or raw == {}:
         return None
@@ -66,10 +62,10 @@ def parse(raw: object, path: Path) -> Int8Layout | None:
     raise Unsupported(f"{path}: quantization_config ({short(method)}) is not supported; {WAY_OUT}")
 
 
-def gather(layout: Int8Layout, path: Path, tensors: Mapping[str, LazyTensor]) -> tuple[dict[str, LazyTensor], str]:
-    """Codes and scales joined into tensors of `layout.dtype`, all others as they are; and what was found, in words.
+def gather(found: Quantization, path: Path, tensors: Mapping[str, LazyTensor]) -> tuple[dict[str, LazyTensor], str]:
+    """Codes and scales joined into tensors of its type, all others as they are; and what was found, in words.
     Raises BadFile where the two do not belong together."""
-    gathered, companions, count = dict(tensors), dict[str, LazyTensor](), 0
+    layout, gathered, companions, count = found.layout, dict(tensors), dict[str, LazyTensor](), 0
     for name in tensors:
         module, _, kind = name.rpartition(".")
         if kind in (layout.scale, layout.companion):
@@ -83,7 +79,7 @@ def gather(layout: Int8Layout, path: Path, tensors: Mapping[str, LazyTensor]) ->
         scale = companions.get(f"{module}.{layout.scale}")
         if scale is None:
             raise BadFile(path, f"is int8 and has no {module}.{layout.scale}", field=f"tensor {short(name)}")
-        if module in layout.left_out:
+        if module in found.left_out:
             raise BadFile(path, "is int8, though quantization_config leaves it out", field=f"tensor {short(name)}")
         if module == "model.embed_tokens":
             raise Unsupported(f"{path}: embeddings in int8 are not supported; {WAY_OUT}")
@@ -92,19 +88,18 @@ def gather(layout: Int8Layout, path: Path, tensors: Mapping[str, LazyTensor]) ->
     if not count:
         problem = f"says {layout.method}, and no tensor is int8; delete the key"
         raise BadFile(path, problem, field="quantization_config")
-    return gathered, layout.describe(count)
+    return gathered, found.describe(count)
 
 
-def _join(layout: Int8Layout, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None) -> LazyTensor:
+def _join(layout: Layout, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None) -> LazyTensor:
     rows = codes.shape[0] if len(codes.shape) == 2 else 0
-    shapes = [(rows,)] if layout.dtype == "LLM_INT8" else [(rows,), (rows, 1)]
-    if not rows or scale.shape not in shapes or scale.dtype not in _SCALE_DTYPES[layout.dtype]:
+    shapes = [(rows,), (rows, 1)] if layout.column else [(rows,)]
+    if not rows or scale.shape not in shapes or scale.dtype not in layout.scale_dtypes:
         problem = f"{scale.dtype} {scale.shape} is no scale for each row of int8 {codes.shape}"
         raise BadFile(path, problem, field=f"tensor {short(scale.name)}")
     if zeros and (zeros.dtype not in ("I8", "U8") or math.prod(zeros.shape) > rows):
         raise BadFile(path, f"{zeros.dtype} {zeros.shape} is not understood", field=f"tensor {short(zeros.name)}")
-    steps = 127 if layout.dtype == "LLM_INT8" else 1  # SCB is a row's largest magnitude
-    return int8_rows.lazy(layout.dtype, path, codes, scale, zeros, steps)
+    return int8_rows.lazy(layout, path, codes, scale, zeros)
 
 
 class _Keys:
@@ -149,7 +144,7 @@ class _Keys:
 _NAMES = {bool: "true or false", dict: "an object", list: "a list", float: "a number"}
 
 
-def _bitsandbytes(keys: _Keys) -> Int8Layout:
+def _bitsandbytes(keys: _Keys) -> Quantization:
     flags = {key: keys.of_type(key, bool, False) for key in ("load_in_8bit", "load_in_4bit")}
     for key, value in flags.items():
         if keys.of_type(f"_{key}", bool, value) is not value:
@@ -169,10 +164,10 @@ def _bitsandbytes(keys: _Keys) -> Int8Layout:
     keys.of_type("llm_int8_enable_fp32_cpu_offload", bool, False)
     keys.finish(frozenset(key for key in keys.raw if key.startswith("bnb_4bit_")))
     # To bitsandbytes 0 means that nothing is computed apart; here that is a threshold nothing passes.
-    return Int8Layout("LLM_INT8", "bitsandbytes", "SCB", "weight_format", left_out, float(threshold) or math.inf)
+    return Quantization(LAYOUTS["LLM_INT8"], left_out, float(threshold) or math.inf)
 
 
-def _compressed_tensors(keys: _Keys) -> Int8Layout:
+def _compressed_tensors(keys: _Keys) -> Quantization:
     keys.must_be("format", "int-quantized", "naive-quantized")
     keys.must_be("quantization_status", "compressed", "frozen")
     sparsity = keys.of_type("sparsity_config", dict, {})
@@ -187,7 +182,7 @@ def _compressed_tensors(keys: _Keys) -> Int8Layout:
     for name, group in groups.items():
         _check_group(name, group, keys.path)
     keys.finish(_HISTORY)
-    return Int8Layout("INT8", "compressed-tensors", "weight_scale", "weight_zero_point", left_out)
+    return Quantization(LAYOUTS["INT8"], left_out)
 
 
 def _check_group(name: str, raw: object, path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES, encode_q4, encode_q8, encode_q8_0
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.containers.gguf_file import (
     ARRAY,
     BOOL,
@@ -39,11 +40,11 @@ from pronk.checkpoint.writers.tensor_stream import (
 from pronk.config import ModelConfig
 from pronk.config.rope import frequency_factors, inverse_frequencies
 from pronk.errors import BadRequest, Unsupported
+from pronk.formats import FORMATS, GROUP
 from pronk.system import processors
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 _VERSION = 3
-_ENCODERS = {"q8_0": encode_q8_0, "q8": encode_q8, "q4": encode_q4}
 _TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 _END_TOKENS = ("eos", "eot", "eom")
 
@@ -113,7 +114,7 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
     kind = stored(format)
     if kind in PLAIN_DTYPES:
         write_numbers(file, name, interleaved(stream.read(name)), kind)
-    elif format not in _ENCODERS:
+    elif format not in FORMATS:
         blocks = stream.read_blocks(name, format)
         assert blocks is not None
         write_array(file, interleaved(blocks))
@@ -122,7 +123,7 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
         def encode(piece: NDArray[Any]) -> NDArray[np.uint8]:
             require_finite(name, piece, format)
             try:
-                return _ENCODERS[format](piece.astype(np.float32, copy=False))
+                return gguf_blocks.encode(piece.astype(np.float32, copy=False).reshape(-1, GROUP), format)
             except BadRequest as error:
                 raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
 

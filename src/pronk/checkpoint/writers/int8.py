@@ -14,38 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.readers import int8_rows
-from pronk.checkpoint.readers.int8_rows import Floats, Int8s
+from pronk.checkpoint.readers.int8_rows import LAYOUTS, Floats, Int8s
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
 from pronk.checkpoint.writers.tensor_stream import TensorStream, require_finite
 from pronk.errors import BadRequest
+from pronk.formats import Format
 from pronk.formats.quantize import INT8_THRESHOLD, quantize
 
-# By the name of the format: the type of its tensors, and what stands beside X.weight, with type and shape by rows.
-DTYPES = {"int8": "INT8", "llm-int8": "LLM_INT8"}
-_COMPANIONS = {"INT8": {"weight_scale": "F32"}, "LLM_INT8": {"SCB": "F32", "weight_format": "U8"}}
 _PIECE = 1 << 18  # weights that are quantized at once
 
 
-def assign(checkpoint: Checkpoint, format: str) -> dict[str, str]:
+def assign(checkpoint: Checkpoint, format: Format) -> dict[str, str]:
     """For each tensor the type it is written in. Embeddings and a head in blocks become F16: of what the blocks hold it
     rounds off less than a tenth of what they had rounded off, and in F32 a step would read twice as much."""
     types = {}
     for name, tensor in checkpoint.tensors.items():
         in_layer = len(tensor.shape) == 2 and name.startswith("model.layers.")
-        types[name] = DTYPES[format] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
+        types[name] = format.stored[0] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
     return types
 
 
-def quantization_config(format: str, threshold: float | None) -> dict[str, Any]:
+def quantization_config(format: Format, threshold: float | None) -> dict[str, Any]:
     """What config.json says of it. Raises BadRequest for a threshold that bitsandbytes means something else by."""
-    if format == "llm-int8":
+    method = LAYOUTS[format.stored[0]].method
+    if method == "bitsandbytes":
         threshold = INT8_THRESHOLD if threshold is None else float(threshold)
         if not threshold > 0:
             raise BadRequest(
                 f"a threshold of {threshold:g} cannot be saved: to bitsandbytes 0 means none; give it when loading"
             )
         return {
-            "quant_method": "bitsandbytes",
+            "quant_method": method,
             "load_in_8bit": True,
             "load_in_4bit": False,
             "llm_int8_threshold": 0.0 if threshold == math.inf else threshold,
@@ -54,10 +53,10 @@ def quantization_config(format: str, threshold: float | None) -> dict[str, Any]:
             "llm_int8_has_fp16_weight": False,
         }
     if threshold is not None:
-        raise BadRequest(f"a threshold is llm-int8's; {format} has none")
+        raise BadRequest(f"a threshold is llm-int8's; {format.name} has none")
     eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
     return {
-        "quant_method": "compressed-tensors",
+        "quant_method": method,
         "format": "int-quantized",
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
@@ -74,15 +73,15 @@ def quantization_config(format: str, threshold: float | None) -> dict[str, Any]:
 
 
 def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The tensors that make one of type `kind`, "INT8" or "LLM_INT8": name -> type and shape, the codes first."""
-    module = name.removesuffix("weight")
-    shapes = {"weight_scale": (shape[0], 1), "SCB": (shape[0],), "weight_format": ()}
-    return {name: ("I8", shape)} | {module + end: (dtype, shapes[end]) for end, dtype in _COMPANIONS[kind].items()}
+    """The tensors that make one of type `kind`, as LAYOUTS has it: name -> type and shape, the codes first."""
+    module, row = name.removesuffix("weight"), LAYOUTS[kind]
+    parts = {name: ("I8", shape), module + row.scale: ("F32", (shape[0], 1) if row.column else shape[:1])}
+    return parts | ({module + row.companion: ("U8", ())} if row.marked else {})
 
 
 def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
     """Scales and codes of a matrix, some rows at a time: those that it has, where it has them."""
-    blocks = stream.read_blocks(name, *int8_rows.DTYPES)
+    blocks = stream.read_blocks(name, *LAYOUTS)
     if blocks is not None:
         yield int8_rows.split(blocks)
         return
@@ -97,20 +96,20 @@ def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
 
 def companions(name: str, kind: str, scale: Floats) -> dict[str, NDArray[Any]]:
     """What stands beside the codes, by name."""
-    module = name.removesuffix("weight")
-    if kind == "INT8":
-        return {module + "weight_scale": scale[:, None]}
-    return {module + "SCB": _largest(scale), module + "weight_format": np.zeros((), np.uint8)}
+    module, row = name.removesuffix("weight"), LAYOUTS[kind]
+    stored = _times(scale, np.float32(row.steps))
+    parts: dict[str, NDArray[Any]] = {module + row.scale: stored[:, None] if row.column else stored}
+    return parts | ({module + row.companion: np.zeros((), np.uint8)} if row.marked else {})
 
 
-def _largest(scale: Floats) -> Floats:
-    """What divided by 127 is the scale. There is always such a number where the scale came of one; of other scales one
-    in 128 has none, and gets the nearest."""
+def _times(scale: Floats, steps: np.float32) -> Floats:
+    """What divided by `steps` is the scale. There is always such a number where the scale came of one; of other scales
+    one in 128 has none, and gets the nearest."""
     with np.errstate(over="ignore"):
-        near = scale * np.float32(127)
+        near = scale * steps
     best = near
     for candidate in (np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))):
-        better = (candidate / np.float32(127) == scale) & (best / np.float32(127) != scale)
+        better = (candidate / steps == scale) & (best / steps != scale)
         best = np.where(better, candidate, best)
     largest: Floats = np.minimum(best, np.finfo(np.float32).max)
     return largest

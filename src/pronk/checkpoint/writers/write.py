@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
+from pronk import formats
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.checkpoint.writers import gguf as write_gguf
 from pronk.checkpoint.writers import gguf_types
@@ -15,17 +16,13 @@ from pronk.checkpoint.writers import llama2c as write_llama2c
 from pronk.checkpoint.writers import safetensors as write_safetensors
 from pronk.checkpoint.writers.tensor_stream import TensorStream
 from pronk.errors import BadRequest, PronkError
+from pronk.formats import FORMATS
 from pronk.system import replacing
 from pronk.tokenizer.vocabulary import Vocabulary
 
 Format = Literal["safetensors", "llama2c", "gguf"]
-Dtype = Literal["f32", "f16", "bf16", "q8_0", "int8", "llm-int8", "q8", "q4"]
 
-DTYPES: dict[Format, tuple[Dtype, ...]] = {
-    "safetensors": ("f32", "f16", "bf16", "int8", "llm-int8"),
-    "llama2c": ("f32", "int8"),
-    "gguf": ("f32", "f16", "bf16", "q8_0", "q8", "q4"),
-}
+DTYPES: dict[Format, tuple[str, ...]] = {file: formats.names(file=file) for file in get_args(Format)}
 MAX_SHARD_BYTES = 5_000_000_000  # Hugging Face's
 
 
@@ -34,7 +31,7 @@ def save(
     destination: Path,
     *,
     to: Format,
-    dtype: Dtype | Mapping[str, str],
+    dtype: str | Mapping[str, str],
     int8_threshold: float | None = None,
     finite: bool = False,
     version: int | None = None,
@@ -77,12 +74,12 @@ def save(
     quantization, types = None, dict[str, str]()
     if to == "gguf":
         types = gguf_types.assign(checkpoint, {"": dtype} if isinstance(dtype, str) else dtype)
-    elif isinstance(dtype, str) and dtype in write_int8.DTYPES:
-        told = checkpoint.int8_threshold if int8_threshold is None and dtype == "llm-int8" else int8_threshold
-        quantization = write_int8.quantization_config(dtype, told)
-        types = write_int8.assign(checkpoint, dtype)
+    elif (format := FORMATS[str(dtype)]).codes:
+        told = checkpoint.int8_threshold if int8_threshold is None and format.outliers else int8_threshold
+        quantization = write_int8.quantization_config(format, told)
+        types = write_int8.assign(checkpoint, format)
     else:
-        types = dict.fromkeys(checkpoint.tensors, str(dtype).upper())
+        types = dict.fromkeys(checkpoint.tensors, format.stored[0])
     if int8_threshold is not None and quantization is None:
         raise BadRequest("int8_threshold is llm-int8's; leave it out")
     carried = tokenizer_problem(checkpoint, to, vocabulary, tokenizer_files) is None
@@ -142,7 +139,7 @@ def tokenizer_problem(
     return write_llama2c.tokenizer_problem(vocabulary, checkpoint.config.vocab_size) if to == "llama2c" else None
 
 
-def _check_request(to: Format, dtype: Dtype | Mapping[str, str], version: int | None) -> int:
+def _check_request(to: Format, dtype: str | Mapping[str, str], version: int | None) -> int:
     """llama2.c's version; 0 for the other formats."""
     if to not in get_args(Format):
         raise BadRequest(f"format {to!r} is not one of {', '.join(get_args(Format))}")
@@ -154,7 +151,7 @@ def _check_request(to: Format, dtype: Dtype | Mapping[str, str], version: int | 
         if version is not None:
             raise BadRequest(f"version is llama2.c's; {to} has none to choose")
         return 0
-    allowed = (2,) if dtype == "int8" else (0, 1)
+    allowed = (2,) if FORMATS[str(dtype)].codes else (0, 1)
     if version is not None and version not in allowed:
         raise BadRequest(f"llama2.c in {dtype} is version {' or '.join(map(str, allowed))}, not {version}")
     return allowed[0] if version is None else version

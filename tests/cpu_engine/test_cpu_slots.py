@@ -13,8 +13,8 @@ from tiny import in_memory, random_weights, tiny_config
 from pronk import checkpoint as checkpoints
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.config import ModelConfig
-from pronk.cpu_engine import formats
 from pronk.cpu_engine.backend import CpuBackend
+from pronk.cpu_engine.slots import Wish, slots
 from pronk.errors import BadFile, BadRequest
 from pronk.formats.quantize import quantize
 
@@ -30,8 +30,8 @@ def stored_as(dtypes: dict[str, str], others: str, config: ModelConfig = CONFIG)
     return replace(plain, tensors=tensors)
 
 
-def chosen(checkpoint: Checkpoint, quantize: formats.Wish) -> dict[str, str]:
-    return {name: slot.format for slot in formats.slots(checkpoint, quantize) for name in slot.tensors}
+def chosen(checkpoint: Checkpoint, quantize: Wish) -> dict[str, str]:
+    return {name: slot.format.name for slot in slots(checkpoint, quantize) for name in slot.tensors}
 
 
 @pytest.mark.parametrize(
