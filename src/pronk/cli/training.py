@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from pronk.train.data.examples import Example
     from pronk.train.data.sources import Data
     from pronk.train.distributed import Group
-    from pronk.train.run import Run
     from pronk.train.settings import Settings
+    from pronk.train.trainer import Trainer
 
 SAMPLE_TOKENS = 64
 
@@ -118,8 +117,8 @@ def _make(
     threads: int | None,
     device: str | None,
     group: Group,
-) -> Run:
-    from pronk.train.run import Run
+) -> Trainer:
+    from pronk.train.trainer import Trainer
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with (
@@ -132,9 +131,9 @@ def _make(
             made()
             advance(name, done, total)
 
-        asking = partial(ask, "")
-        how = {"device": device, "threads": threads, "progress": loading, "asking": asking, "group": group}
-        return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
+        preparing = partial(ask, "")
+        how = {"device": device, "threads": threads, "progress": loading, "preparing": preparing, "group": group}
+        return Trainer(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
 
 
 def _of_pairs(done: int, total: int) -> str:
@@ -150,7 +149,7 @@ def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]],
 
 def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
     """The prompt of an example, up to what is learned first, and the answer that it has."""
-    first = int(example.learned.argmax())
+    first = int(example.loss_mask.argmax())
     ids = example.ids.tolist()
     answer = [token for token in ids[first:] if token not in tokenizer.eos_ids]
     return ids[:first], tokenizer.decode(answer).strip()
@@ -195,14 +194,15 @@ def note_step(data: Data, settings: Settings) -> None:
         )
 
 
-def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:
+def to_its_end(run: Trainer, *, resume: bool, log_to: Sequence[str] = ()) -> None:
     """Or to where it is told to stop: then it is saved, and the program exits with the code that says why."""
     from pronk.train.logs import Logs
+    from pronk.train.saved_settings import flat
 
     if resume:
         run.resume()
     wanted = log_to if run.group.first else ()
-    logs = Logs(wanted, run.folder, asdict(run.settings), run.loop.position.step, console.note)
+    logs = Logs(wanted, run.folder, flat(run.settings), run.loop.position.step, console.note)
     with closing(logs) as run.listener, _stopping() as stop:
         if training_progress.train(run, stop):
             return

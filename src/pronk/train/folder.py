@@ -112,7 +112,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             break
         if not isinstance(line, dict) or type(line.get("step")) is not int or not all(map(_is_metric, line.values())):
             break
-        found.append(line)
+        found.append({"lr" if name == "rate" else name: value for name, value in line.items()})  # so 0.1 called it
     return found
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from pronk.errors import PronkError, one_line
 
-_NAMES = {"rate": "learning_rate"}
+_NAMES = {"lr": "learning_rate"}
 _HELD_OUT = "held_out_"
 
 

@@ -1,6 +1,6 @@
 """The loop: micro-batches through the cache-free forward, gradients added up, a step, and a look at held-out data.
 
-The loss of a step is the sum over all tokens that are learned in its micro-batches (or whatever else the objective
+The loss of a step is the sum over all tokens in the loss masks of its micro-batches (or whatever else the objective
 counts) divided by their number: how examples were dealt out to micro-batches makes no difference, whatever their
 lengths, nor how micro-batches are dealt out to processes.
 """
@@ -23,7 +23,8 @@ from pronk.torch_engine.model import Llama
 from pronk.train import lora
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
-from pronk.train.objectives.objective import Imitation, Objective
+from pronk.train.objectives.objective import Objective
+from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
 
 Precision = Literal["f32", "bf16", "f16"]
@@ -42,8 +43,8 @@ class Step:
 
     step: int  # from 1
     epoch: float
-    loss: float  # mean over what the objective counts; of imitation over learned tokens, nats
-    rate: float
+    loss: float  # mean over what the objective counts: tokens in the loss mask, nats each, or pairs
+    lr: float
     grad_norm: float  # before clipping
     tokens: int  # read
     targets: int  # what the loss is the mean over
@@ -92,7 +93,7 @@ class Loop:
         names: Sequence[str] = (),
         group: Group | None = None,
     ) -> None:
-        """`objective`: imitation, unless another is given. `names`: where each example stands, for messages.
+        """`objective`: SFT, unless another is given. `names`: where each example stands, for messages.
 
         Steps end with the schedule. Raises BadRequest where micro-batches cannot be dealt out evenly to the group.
         """
@@ -104,7 +105,7 @@ class Loop:
             )
         self.model, self.examples, self.batches = model, examples, batches
         self.optimizer, self.schedule = optimizer, schedule
-        self.objective: Objective = objective or Imitation()
+        self.objective: Objective = objective or SFT()
         self.accumulate, self.clip, self.precision, self.names = accumulate, clip, precision, names
         self.position = Position()
         self.device = model.model.embed_tokens.weight.device
@@ -124,19 +125,19 @@ class Loop:
         """
         begun, position = time.perf_counter(), self.position
         self.model.train()
-        rate = self.schedule.at(position.step)
+        lr = self.schedule.at(position.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = lr
         chosen = [self._next() for _ in range(self.accumulate)]
         mine = self.group.share(chosen)
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
             mine = self.batches.passes(mine)
-        micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in mine]
-        weight, tokens = map(int, self.group.sum(sum(w.weight for w in micro), sum(w.tokens for w in micro)))
+        micro = [self.objective.collate([self.examples[i] for i in indices], self.device) for indices in mine]
+        weight, tokens = map(int, self.group.sum(sum(m.weight for m in micro), sum(m.tokens for m in micro)))
         total, seen = 0.0, Counter[str]()
-        for number, work in enumerate(micro, 1):
+        for number, batch in enumerate(micro, 1):
             self.group.reduce(self.model, last=number == len(micro))
-            cost, shown = self._cost(work)
+            cost, shown = self._loss(batch)
             loss = cost / weight
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
@@ -155,7 +156,7 @@ class Loop:
         position.losses = [*position.losses, total][-REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
         seconds = time.perf_counter() - begun
-        return Step(position.step, epoch, total, rate, norm, tokens, weight, seconds, _means(seen, weight))
+        return Step(position.step, epoch, total, lr, norm, tokens, weight, seconds, _means(seen, weight))
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> Evaluation:
@@ -166,10 +167,10 @@ class Loop:
             if watch:
                 watch(done, len(examples))
             at = done + self.group.rank
-            work = self.objective.work([examples[min(at, len(examples) - 1)]], self.device)
-            cost, shown = self._cost(work)
+            batch = self.objective.collate([examples[min(at, len(examples) - 1)]], self.device)
+            cost, shown = self._loss(batch)
             counts = at < len(examples)  # a process that has none left takes part in the others' work
-            total, weight = total + float(cost) * counts, weight + work.weight * counts
+            total, weight = total + float(cost) * counts, weight + batch.weight * counts
             seen.update({name: value * counts for name, value in shown.items()})
         self.group.rest(self.model)
         total, seen = self._summed(total, seen)
@@ -193,9 +194,15 @@ class Loop:
         """What the model is computed under."""
         return torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES)
 
-    def _cost(self, work: Any) -> tuple[Tensor, Mapping[str, float]]:
+    def prepare(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> None:
+        """The objective, for all `examples` that the run will see."""
         with self.autocast():
-            return self.objective.cost(self.model, work)
+            self.objective.prepare(self.model, examples, self.group, watch)
+        self.group.rest(self.model)
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
+        with self.autocast():
+            return self.objective.loss(self.model, batch)
 
     def _summed(self, total: float, seen: Counter[str]) -> tuple[float, Counter[str]]:
         """Over the group."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from typing import Any
 
@@ -24,8 +24,6 @@ from pronk.train import codes, frozen, lora, optimizers
 from pronk.train.data.batches import Batches, filled
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
-from pronk.train.objectives.dpo import Preferences
-from pronk.train.objectives.objective import Imitation, Objective
 from pronk.train.recompute import recompute
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
@@ -91,12 +89,9 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
     """Of training on `examples`, as Data has them."""
     on_cpu = device.type == "cpu"
     batch = largest(settings, examples)
-    objective = Preferences(settings.preference) if settings.preference else Imitation()
     with FakeTensorMode():
-        loop = _loop(checkpoint, settings, batch, device, objective)
-        if isinstance(objective, Preferences):  # whose reference was asked before the first step, or with the others
-            with loop.autocast():
-                objective.reference.ask(loop.model, batch)
+        loop = _loop(checkpoint, settings, batch, device)
+        loop.prepare(batch)
         trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
@@ -153,10 +148,8 @@ def _passes(settings: Settings, batches: Batches) -> Iterator[list[int]]:
         yield from batches.passes(list(islice(every, settings.accumulate)))
 
 
-def _loop(
-    checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device, objective: Objective
-) -> Loop:
-    """A run's loop (run.py), with one micro-batch a step."""
+def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device) -> Loop:
+    """A run's loop (trainer.py), with one micro-batch a step."""
     with device:
         model = Llama(checkpoint.config)
         if settings.lora:
@@ -167,9 +160,9 @@ def _loop(
         model,
         batch,
         Batches([len(example) for example in batch], len(batch)),
-        optimizers.make(model, settings.optimizer, settings.rate, settings.decay),
-        Schedule(settings.rate, 1),
-        objective=objective,
+        optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay),
+        Schedule(settings.lr, 1),
+        objective=replace(settings.objective),
         clip=settings.clip,
         precision=settings.precision,
     )
