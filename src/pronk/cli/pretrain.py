@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, processes, progress, training, training_options, training_report
+from pronk.cli import console, options, progress, training, training_options, training_report
 from pronk.errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def command(
     folder = training.folder_of(out)
     vocabulary: Tokenizer | int = _tokenizer(tokenizer) if tokenizer else vocab_size or 512
     settings, shape = _settings(text, tokenizer or f"{vocabulary} tokens", device, given)
-    with processes.joined(device) as group, ExitStack() as held:
+    with training.joined(device) as group, ExitStack() as held:
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(training.memory_suffices(_LESS))
         with progress.shown("reading", unit=_of_characters, logged=True) as advance:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, masks, processes, progress, training_plan, training_progress, training_report
+from pronk.cli import console, progress, training_masks, training_plan, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
 from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory, short
 
@@ -50,7 +50,7 @@ def perform(
     if show_batch and plan:
         raise click.UsageError("--show-batch and --plan print different things; give one of them")
     folder = None if show_batch or plan else folder_of(out)
-    with processes.joined(device) as group, ExitStack() as held:
+    with joined(device) as group, ExitStack() as held:
         checkpoint = open_source(settings.model, tokenizer, None)
         codec = tokenizer_of(checkpoint)
         if codec is None:
@@ -60,7 +60,7 @@ def perform(
             if plan:
                 training_plan.show(checkpoint, data, settings, group.device or device, as_json=as_json)
             else:
-                masks.show(data, settings, codec)
+                training_masks.show(data, settings, codec)
             return
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(memory_suffices())
@@ -70,7 +70,7 @@ def perform(
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
         before = group.lead(lambda _: _samples(settings.model, prompts, tokenizer=tokenizer, **loading))
-        run = _make(checkpoint, data, settings, folder, threads, device, group)
+        run = _make(checkpoint, data, settings, folder, threads=threads, device=device, group=group)
         to_its_end(run, resume=resume, log_to=log_to)
         if not group.first:
             return
@@ -89,15 +89,28 @@ def perform(
         console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
 
+@contextmanager
+def joined(device: str | None) -> Iterator[Group]:
+    """The group of processes that this one shares its work with; without torchrun it is alone. The first speaks, the
+    others are silent, and one of all says what went wrong."""
+    from pronk.train import distributed
+
+    try:
+        with distributed.joined(device) as group, ExitStack() as silence:
+            if not group.first:
+                nowhere = silence.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                silence.enter_context(redirect_stdout(nowhere))
+                silence.enter_context(redirect_stderr(nowhere))
+            yield group
+    except distributed.SaidAlready:
+        raise click.exceptions.Exit(1) from None
+
+
 def _prepared(settings: Settings, codec: Tokenizer, checkpoint: Checkpoint) -> Data:
     from pronk.train.data.sources import prepare
 
-    with progress.shown("reading", _of_records) as advance:
+    with progress.shown("reading", lambda done, total: f"{done} of {total} records") as advance:
         return prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
-
-
-def _of_records(done: int, total: int) -> str:
-    return f"{done} of {total} records"
 
 
 def folder_of(out: str | None) -> Path:
@@ -109,35 +122,22 @@ def folder_of(out: str | None) -> Path:
     return expanded(out)
 
 
-def _make(
-    checkpoint: Checkpoint,
-    data: Data,
-    settings: Settings,
-    folder: Path,
-    threads: int | None,
-    device: str | None,
-    group: Group,
-) -> Trainer:
+def _make(checkpoint: Checkpoint, data: Data, settings: Settings, folder: Path, **how: Any) -> Trainer:
     from pronk.train.trainer import Trainer
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with (
         training_plan.being_made() as made,
         progress.shown("loading", patience=0) as advance,
-        progress.shown("reference", _of_pairs, logged=True) as ask,
+        progress.shown("preparing", lambda done, total: f"{done} of {total} examples", logged=True) as prepare,
     ):
 
         def loading(name: str, done: int, total: int) -> None:
             made()
             advance(name, done, total)
 
-        preparing = partial(ask, "")
-        how = {"device": device, "threads": threads, "progress": loading, "preparing": preparing, "group": group}
-        return Trainer(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
-
-
-def _of_pairs(done: int, total: int) -> str:
-    return f"{done} of {total} preferences"
+        how |= {"progress": loading, "preparing": partial(prepare, "")}
+        return Trainer(checkpoint, data, settings, folder, tokenizer_files=files, **how)
 
 
 def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[dict[str, str]]]:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -70,9 +70,6 @@ class Position:
     losses: list[float] = field(default_factory=list)  # the newest
     best: float | None = None  # held-out loss
     waited: int = 0  # evaluations since
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Loop:
@@ -146,7 +143,8 @@ class Loop:
         read = [i for indices in chosen for i in indices]
         self._check(total, read)
         self.scaler.unscale_(self.optimizer)
-        norm = self._clipped()
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = float(self.group.whole(nn.utils.clip_grad_norm_(trained, self.clip or math.inf)))  # before clipping
         if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
             self._break("gradient is not a number", read)
         self.scaler.step(self.optimizer)
@@ -209,13 +207,6 @@ class Loop:
         total, *values = self.group.sum(total, *seen.values())
         return total, Counter(dict(zip(seen, values, strict=True)))
 
-    def _clipped(self) -> float:
-        """The gradient's length, before."""
-        return float(self.group.whole(nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf)))
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
     def _next(self) -> list[int]:
         """The examples of the next micro-batch."""
         if self.position.at == len(self._of_epoch(self.position.epoch)):
@@ -234,9 +225,8 @@ class Loop:
         usual = sum(before) / len(before) if len(before) == REMEMBERED else math.inf
         if math.isfinite(loss) and loss <= _SPIKE * usual + self.objective.slack:
             return
-        self._break(
-            f"loss leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "loss is not a number", examples
-        )
+        leapt = f"loss leapt to {loss:.3g} from {usual:.3g}"
+        self._break(leapt if math.isfinite(loss) else "loss is not a number", examples)
 
     def _break(self, what: str, examples: Sequence[int]) -> NoReturn:
         self.optimizer.zero_grad(set_to_none=True)

@@ -45,10 +45,6 @@ class LoraLinear(nn.Module):
         """N, K of the weight."""
         return len(self.lora_B), self.lora_A.shape[1]
 
-    def delta(self) -> Tensor:
-        """What is added to the weight, [N, K] float32."""
-        return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
-
 
 class _Beside(torch.autograd.Function):
     """y + scale * x A^T B^T, added in place to what the base made, x without what is dropped of it.

@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -
     destination = folder / f"step-{loop.position.step:06d}"
     partial = folder / f".{destination.name}.part"  # one run has the folder for itself
     position = {
-        "position": loop.position.to_dict(),
+        "position": asdict(loop.position),
         "scaler": loop.scaler.state_dict(),
         "version": saved_settings.VERSION,
         "settings": dict(settings),
@@ -117,7 +118,7 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any], usual: Mappi
 def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
     """Raises ValueError or TypeError where it is none, or of another step than its folder."""
     position = Position(**raw)
-    if raw.keys() != position.to_dict().keys():
+    if raw.keys() != asdict(position).keys():
         raise ValueError("its position is not whole")
     step, losses = position.step, position.losses
     bounds = {"step": loop.schedule.steps, "epoch": step * loop.accumulate, "waited": step}

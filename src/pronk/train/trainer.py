@@ -185,7 +185,7 @@ class Trainer:
             )
             return
         try:
-            adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder, whole)
+            adapter.save(self.model, self.settings.lora, self.settings.model, self.folder, whole)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 
