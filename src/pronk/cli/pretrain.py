@@ -182,21 +182,11 @@ def _note(ready: Ready) -> None:
 
 def _samples(folder: Path, ready: Ready, count: int, **loading: Any) -> list[dict[str, str]]:
     """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
-    import pronk
-
     prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.data.held_out if len(one) > _PROMPT + 1][:count]
-    if not prompts:
-        return []
-    with progress.shown("loading", patience=0) as advance:
-        llm = pronk.load(str(folder), **loading, prefix_cache=0, progress=advance)
-    room = min(training.SAMPLE_TOKENS * 2, llm.ctx_size - _PROMPT - 1)
-    with progress.shown("writing", unit=progress.of_tokens) as advance:
-        found = llm.generate(prompts, max_new_tokens=room, temperature=0.8, seed=ready.settings.seed, progress=advance)
-    assert isinstance(found, list)
-    return [
-        {"prompt": ready.tokenizer.decode(ids), "goes on": generation.text}
-        for ids, generation in zip(prompts, found, strict=True)
-    ]
+    room = min(training.SAMPLE_TOKENS * 2, ready.checkpoint.config.max_position_embeddings - _PROMPT - 1)
+    drawn = {"max_new_tokens": room, "temperature": 0.8, "seed": ready.settings.seed}
+    texts = training.answered(str(folder), prompts, drawn, **loading)
+    return [{"prompt": ready.tokenizer.decode(p), "goes on": text} for p, text in zip(prompts, texts, strict=True)]
 
 
 def _as_text(report: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def perform(
         note_step(data, settings)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
-        before = group.lead(lambda _: _samples(settings.model, prompts, tokenizer=tokenizer, **loading))
+        before = group.lead(lambda _: answered(settings.model, prompts, tokenizer=tokenizer, **loading))
         run = _make(checkpoint, data, settings, folder, threads=threads, device=device, group=group)
         to_its_end(run, resume=resume, log_to=log_to)
         if not group.first:
@@ -79,11 +79,11 @@ def perform(
             console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
         del run  # what it kept best is read back, not what it ended with
         if settings.lora:
-            after = _samples(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
+            after = answered(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
         else:
-            after = _samples(str(folder / MODEL), prompts, **loading)
+            after = answered(str(folder / MODEL), prompts, **loading)
         report["samples"] = [
-            {"prompt": codec.decode(ids), "before": b, "after": a, **of_data}
+            {"prompt": codec.decode(ids), "before": b.strip(), "after": a.strip(), **of_data}
             for ids, b, a, of_data in zip(prompts, before or [], after, answers, strict=True)
         ]
         console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
@@ -155,18 +155,21 @@ def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
     return ids[:first], tokenizer.decode(answer).strip()
 
 
-def _samples(model: str, prompts: Sequence[Sequence[int]], **loading: Any) -> list[str]:
-    """What a model says to each prompt, greedily."""
+def answered(
+    model: str, prompts: Sequence[Sequence[int]], drawn: Mapping[str, Any] | None = None, **loading: Any
+) -> list[str]:
+    """What a model says to each prompt, greedily, or as `drawn` has it."""
     import pronk
 
     if not prompts:
         return []
     with progress.shown("loading", patience=0) as advance:
         llm = pronk.load(model, **loading, prefix_cache=0, progress=advance)
-    with progress.shown("answering", unit=progress.of_tokens) as advance:
-        found = llm.generate([list(ids) for ids in prompts], max_new_tokens=SAMPLE_TOKENS, progress=advance)
+    how = {"max_new_tokens": SAMPLE_TOKENS, **(drawn or {})}
+    with progress.shown("writing", unit=progress.of_tokens) as advance:
+        found = llm.generate([list(ids) for ids in prompts], **how, progress=advance)
     assert isinstance(found, list)
-    return [generation.text.strip() for generation in found]
+    return [generation.text for generation in found]
 
 
 def _note_losses(data: Data) -> None:
@@ -184,9 +187,7 @@ def _note_losses(data: Data) -> None:
 
 def note_step(data: Data, settings: Settings) -> None:
     """Said where a step holds more than all there is: it takes longer, and learns nothing more."""
-    from pronk.train.data.sources import batches_of
-
-    there = len(batches_of(data, settings).epoch(0))
+    there = len(settings.batches(data.train).epoch(0))
     if settings.accumulate > there:
         console.note(
             f"each step reads all the data {settings.accumulate / there:.1f} times: --accumulate is "

@@ -23,9 +23,9 @@ _SHOWN = 2  # micro-batches
 
 def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
     """The first micro-batches on stdout: what is learned in green, or in brackets where there is no colour."""
-    from pronk.train.data.sources import batches_of, shown
+    from pronk.train.data.sources import shown
 
-    chosen = batches_of(data, settings).epoch(0)[:_SHOWN]
+    chosen = settings.batches(data.train).epoch(0)[:_SHOWN]
     on_terminal = sys.stdout.isatty()
     coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
     lines = []

@@ -11,8 +11,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,15 @@ from torch.optim import Optimizer
 
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
-from pronk.train import lora
+from pronk.train import lora, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
 from pronk.train.objectives.objective import Objective
 from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pronk.train.settings import Settings
 
 Precision = Literal["f32", "bf16", "f16"]
 _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -110,6 +113,22 @@ class Loop:
             lora.narrow(model, _TYPES[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "f16")
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
+
+    @classmethod
+    def of(cls, settings: Settings, model: Llama, examples: Sequence[Any], batches: Batches, **more: Any) -> Loop:
+        """As `settings` have it, with an objective that has not seen another run; `more`: of the arguments above."""
+        steps = settings.steps(batches)
+        return cls(
+            model,
+            examples,
+            batches,
+            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay),
+            Schedule(settings.lr, steps, round(settings.warmup * steps), settings.schedule),  # type: ignore[arg-type]
+            objective=replace(settings.objective),
+            clip=settings.clip,
+            precision=settings.precision,
+            **more,
+        )
 
     @property
     def done(self) -> bool:

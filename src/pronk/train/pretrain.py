@@ -22,7 +22,7 @@ from pronk.tokenizer import Tokenizer
 from pronk.train.data import documents, vocabulary
 from pronk.train.data.examples import Encoder, Example
 from pronk.train.data.records import Record, Records
-from pronk.train.data.sources import Data, batches_of, encoded
+from pronk.train.data.sources import Data, encoded
 from pronk.train.saved_settings import NEW_MODEL
 from pronk.train.settings import Settings
 
@@ -153,7 +153,7 @@ def prepare(
         raise BadFile(settings.data, f"too short: {problem}")
     data = Data(train, held, names)
     if settings.eval_every is None:
-        steps = settings.max_steps or settings.epochs * len(batches_of(data, settings).epoch(0)) / settings.accumulate
+        steps = settings.max_steps or settings.epochs * len(settings.batches(train).epoch(0)) / settings.accumulate
         settings = replace(settings, eval_every=max(1, round(steps / _LOOKS)))
     nbytes = (sum(len(text.encode()) for text in part) for part in (texts, held_out))
     return Ready(settings, codec, initial(config, settings.seed), data, *nbytes)

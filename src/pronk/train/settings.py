@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
 from pronk.train import codes
+from pronk.train.data.batches import Batches
 from pronk.train.loop import Precision
 from pronk.train.objectives.objective import Objective
 from pronk.train.objectives.sft import SFT
@@ -72,3 +75,10 @@ class Settings:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if not self.epochs > 0:
             raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
+
+    def batches(self, examples: Sequence[Any]) -> Batches:
+        lengths = [len(example) for example in examples]
+        return Batches(lengths, self.batch_size, self.pack, self.bucket, self.seed)
+
+    def steps(self, batches: Batches) -> int:
+        return self.max_steps or max(1, round(self.epochs * len(batches.epoch(0)) / self.accumulate))

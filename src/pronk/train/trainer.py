@@ -24,15 +24,14 @@ from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, codes, frozen, lora, optimizers, saved_settings, sharding, state
-from pronk.train.data.sources import Data, batches_of
+from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
+from pronk.train.data.sources import Data
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
 from pronk.train.memory import plan
 from pronk.train.recompute import recompute
 from pronk.train.saved_settings import DIGEST, flat
-from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
 
 _MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
@@ -78,23 +77,10 @@ class Trainer:
         self.model = self._load(where, progress)
         recompute(self.model, settings.recompute)
         group.seed(settings.seed)
-        batches = batches_of(data, settings)
+        batches = settings.batches(data.train)
         self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
-        steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
-        schedule = Schedule(settings.lr, steps, round(settings.warmup * steps), settings.schedule)  # type: ignore[arg-type]
-        self.loop = Loop(
-            self.model,
-            data.train,
-            batches,
-            optimizers.make(self.model, settings.optimizer, settings.lr, settings.weight_decay),
-            schedule,
-            objective=replace(settings.objective),  # one that has not seen another run
-            accumulate=settings.accumulate,
-            clip=settings.clip,
-            precision=settings.precision,
-            names=data.names,
-            group=group,
-        )
+        how: dict[str, Any] = {"accumulate": settings.accumulate, "names": data.names, "group": group}
+        self.loop = Loop.of(settings, self.model, data.train, batches, **how)
         self.resumed_from: Path | None = None
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told

@@ -13,7 +13,6 @@ from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
-from pronk.train.data.batches import Batches
 from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder, Example, Overlong
 from pronk.train.data.records import Records
@@ -90,11 +89,6 @@ def encoded(
     if not examples:
         raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
     return examples, names
-
-
-def batches_of(data: Data, settings: Settings) -> Batches:
-    lengths = [len(example) for example in data.train]
-    return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
 
 
 def shown(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
