@@ -14,8 +14,8 @@ import argparse
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,10 @@ from pronk.torch_engine.model import Llama
 from pronk.train.data.batches import Batches, MicroBatch
 from pronk.train.data.examples import Example
 from pronk.train.loop import Loop
+from pronk.train.objectives.pretraining import Pretraining
 from pronk.train.optimizers import make
-from pronk.train.run import trained
 from pronk.train.schedule import Schedule
+from pronk.train.trainer import trained
 
 LENGTH = 512  # tokens of a text that the original writes
 WINDOWS = 12  # of 512 tokens, of the text that comes with pronk
@@ -93,23 +94,18 @@ def written(llm: pronk.LLM, tokens: int, seed: int) -> list[Example]:
     return examples
 
 
-class Distillation:
+@dataclass(frozen=True)
+class Distillation(Pretraining):
     """To predict as the teacher does: KL divergence from its distribution over the next token, in nats."""
 
-    slack = 1.0
+    teacher: Llama
 
-    def __init__(self, teacher: Llama) -> None:
-        self.teacher = teacher
-
-    def work(self, examples: Sequence[Example], device: torch.device) -> MicroBatch:
-        return MicroBatch.of(examples, device)
-
-    def cost(self, model: Llama, work: MicroBatch) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, model: Llama, batch: MicroBatch) -> tuple[Tensor, Mapping[str, float]]:
         with torch.no_grad():
-            right = self.teacher(work.batch).float().log_softmax(-1)  # [R, V]
-        own = model(work.batch).float().log_softmax(-1)
+            right = self.teacher(batch.batch).float().log_softmax(-1)  # [R, V]
+        own = model(batch.batch).float().log_softmax(-1)
         each = (right.exp() * (right - own)).sum(-1)
-        return each[work.targets >= 0].sum(), {}
+        return each[batch.targets >= 0].sum(), {}
 
 
 def taught(original: Checkpoint, source: Checkpoint, examples: list[Example], rate: float, seed: int) -> Checkpoint:

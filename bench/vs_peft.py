@@ -125,13 +125,14 @@ def encoded(path: Path) -> dict[str, Any]:
     """The examples as both sides get them: tokens, and which are learned."""
     from pronk import checkpoint, tokenizer
     from pronk.train.data import records
-    from pronk.train.data.examples import Encoder, Example
+    from pronk.train.data.examples import Encoder
+    from pronk.train.objectives.sft import SFT
 
     source = checkpoint.open(models.huggingface(MODEL)).tokenizer
     assert source
-    examples = map(Encoder(tokenizer.load(source), 8192).encode, records.read(str(path)).items)
-    singles = [example for example in examples if isinstance(example, Example)]
-    return {"ids": [one.ids.tolist() for one in singles], "learned": [one.learned.tolist() for one in singles]}
+    encoder = Encoder(tokenizer.load(source), 8192)
+    examples = [one for record in records.read(str(path)).items for one in SFT().encode(record, encoder)]
+    return {"ids": [one.ids.tolist() for one in examples], "learned": [one.loss_mask.tolist() for one in examples]}
 
 
 def report(results: dict[str, Any]) -> str:

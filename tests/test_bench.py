@@ -228,9 +228,9 @@ def test_what_the_shaken_model_is_taught_is_the_divergence(bench: Any) -> None:
     teacher, pupil = (load_model(of, torch.device("cpu"), torch.float32) for of in models)
     ids = np.arange(3, 20, dtype=np.int32)
     objective = shaken.Distillation(teacher)
-    work = objective.work([Example(ids, np.arange(len(ids)) > 0)], torch.device("cpu"))
+    work = objective.collate([Example(ids, np.arange(len(ids)) > 0)], torch.device("cpu"))
     p, q = (oracle.logits(config, random_weights(config, seed), ids[:-1].tolist()) for seed in (0, 1))
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
-    cost, _ = objective.cost(pupil, work)
+    cost, _ = objective.loss(pupil, work)
     assert float(cost.detach()) == pytest.approx(float((np.exp(p) * (p - q)).sum()), rel=1e-5)
-    assert abs(float(objective.cost(teacher, work)[0].detach())) < 1e-4
+    assert abs(float(objective.loss(teacher, work)[0].detach())) < 1e-4

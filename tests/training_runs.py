@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pronk.train.loop import Loop
-    from pronk.train.run import Run
     from pronk.train.settings import Settings
+    from pronk.train.trainer import Trainer
 
 
 # Options of a run of a few seconds.
@@ -32,16 +32,16 @@ def write_sums(path: Path, answers: Callable[[int, int], dict[str, str]]) -> Pat
     return path
 
 
-def run_of(chosen: Settings, folder: Path, **options: Any) -> Run:
+def run_of(chosen: Settings, folder: Path, **options: Any) -> Trainer:
     from pronk import checkpoint, tokenizer
     from pronk.train.data.sources import prepare
-    from pronk.train.run import Run
+    from pronk.train.trainer import Trainer
 
     opened = checkpoint.open(chosen.model)
     assert opened.tokenizer
     ready = prepare(chosen, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
     folder.mkdir(exist_ok=True)
-    return Run(opened, ready, chosen, folder, device="cpu", **options)
+    return Trainer(opened, ready, chosen, folder, device="cpu", **options)
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:

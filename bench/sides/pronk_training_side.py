@@ -1,4 +1,4 @@
-"""pronk's training: `Run`, as `pronk finetune` makes it, told to take one step after another."""
+"""pronk's training: `Trainer`, as `pronk finetune` makes it, told to take one step after another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pronk.checkpoint.adapter import LoraConfig
 from pronk.train import adapter
 from pronk.train.data.examples import Example
 from pronk.train.data.sources import Data
-from pronk.train.run import Run
 from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 
 class PronkTraining:
@@ -33,11 +33,11 @@ class PronkTraining:
         lora = LoraConfig(given["rank"], given["alpha"], given["dropout"])
         settings = Settings(
             path, work, lora=lora, batch_size=batch_size, accumulate=accumulate, precision=precision,
-            recompute=int(checkpointing), rate=given["rate"], warmup=0.0, schedule="constant", seed=given["seed"],
+            recompute=int(checkpointing), lr=given["rate"], warmup=0.0, schedule="constant", seed=given["seed"],
         )  # fmt: skip
-        data = Data(examples, [], [str(i) for i in range(len(examples))], [], 0, 0, {})
-        self.run = Run(checkpoint.open(path), data, settings, Path(work).parent, device="cpu", threads=threads)
-        adapter.save(self.run.model, lora, path, Path(work).parent)
+        folder = Path(work).parent
+        self.run = Trainer(checkpoint.open(path), Data(examples), settings, folder, device="cpu", threads=threads)
+        adapter.save(self.run.model, lora, path, folder)
         memory = memory_mb()
         forget_peak()
         return {"name": f"pronk {pronk.__version__}, torch {torch.__version__}", "memory_mb": memory}

@@ -121,8 +121,8 @@ GOOD = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
         ([GOOD, '{"prompt": "a", "chosen": "b", "rejected": " "}'], "line 2: has no answer: rejected is empty"),
         ([GOOD, '{"prompt": "a", "chosen": "b", "rejected": "b"}'], "line 2: chosen and rejected are the same"),
         ([GOOD, '{"prompt": "a", "chosen": "b", "rejected": "' + "long " * 60 + '"}'], "line 2: takes 302 tokens"),
-        ([GOOD, '{"prompt": "a", "completion": "b"}'], "mixes preferences (chosen, rejected) with records of other"),
-        (['{"prompt": "a", "completion": "b"}'], "holds no preferences: prompt, chosen and rejected make one; pronk"),
+        ([GOOD, '{"prompt": "a", "completion": "b"}'], "line 2: prompt+completion is what pronk finetune"),
+        (['{"prompt": "a", "completion": "b"}'], "pronk finetune learns from; here it is chosen+rejected (+prompt)"),
     ],
 )
 def test_bad_data(dpo: Run, tmp_path: Path, lines: list[str], message: str) -> None:

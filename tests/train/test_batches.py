@@ -121,7 +121,7 @@ def test_packed_together_each_is_as_if_alone() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
     # The inverse: one long text is not the same as three.
     joined = example([int(i) for text in texts for i in text.ids], 1)
-    rows = np.concatenate([np.append(text.learned[1:], False) for text in texts])[:-1]
+    rows = np.concatenate([np.append(text.loss_mask[1:], False) for text in texts])[:-1]
     assert not torch.allclose(logits(model, [joined])[torch.from_numpy(rows)], alone, atol=1e-2)
 
 

@@ -17,8 +17,8 @@ from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
 from pronk.train.data.sources import prepare
 from pronk.train.folder import CHECKPOINTS, METRICS
-from pronk.train.run import Run
 from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def make(model: Path, data: Path, folder: Path, **changes: Any) -> Run:
+def make(model: Path, data: Path, folder: Path, **changes: Any) -> Trainer:
     chosen = Settings(str(model), str(data), **{"max_steps": 4, "eval_every": 2, "save_every": 2} | changes)
     return run_of(chosen, folder)
 

@@ -40,8 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "tied": {"model": "tied", "optimizer": "sgd", "recompute": 2, "accumulate": 4, "clip": 0.5},
     "lora": {"lora": LORA, "recompute": 1, "accumulate": 4},
     "codes": {"lora": LORA, "quantize": "q8"},
-    "dpo": {"lora": LORA, "preference": {}, "data": "pairs.jsonl"},
-    "dpo-full": {"preference": {}, "data": "pairs.jsonl"},
+    "dpo": {"lora": LORA, "objective": {}, "data": "pairs.jsonl"},
+    "dpo-full": {"objective": {}, "data": "pairs.jsonl"},
     "bf16": {"precision": "bf16"},
     "f16": {"precision": "f16", "lora": LORA},
 }
@@ -74,7 +74,7 @@ def settings(root: Path) -> Callable[..., dict[str, Any]]:
     def of(**changes: Any) -> dict[str, Any]:
         """3 of 20 examples are held out: of two processes one has 2 of them to read, and the other 1."""
         base = {"model": "plain", "data": "sums.jsonl", "lora": None, "max_steps": 4, "batch_size": 2, "accumulate": 2,
-                "rate": 1e-2, "save_every": 9, "eval_every": 2, "eval_share": 0.15}  # fmt: skip
+                "lr": 1e-2, "save_every": 9, "eval_every": 2, "eval_share": 0.15}  # fmt: skip
         chosen = {**base, **changes}
         return {**chosen, "model": str(root / chosen["model"]), "data": str(root / chosen["data"])}
 

@@ -12,6 +12,11 @@ import pytest
 from pronk.errors import BadFile, ModelNotFound, PronkError
 from pronk.tokenizer.spm import SpmTokenizer
 from pronk.train.data import documents, vocabulary
+from pronk.train.data.examples import Encoder
+from pronk.train.data.records import Record, Records
+from pronk.train.data.sources import encoded
+from pronk.train.objectives import pretraining
+from pronk.train.objectives.pretraining import Pretraining
 
 TALES = "one one\ntwo\n<|endoftext|>\n\nthree <|endoftext|> three\n<|endoftext|>  \n<|endoftext|>\nfour"
 
@@ -38,7 +43,7 @@ def test_records_are_documents(tmp_path: Path) -> None:
     path = written(tmp_path, "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b\nc")), "tales.jsonl")
     assert documents.read(path) == ["a", "b\nc"]
     path = written(tmp_path, '{"prompt": "a", "completion": "b"}\n', "tales.jsonl")
-    with pytest.raises(BadFile, match="line 1: is no text to learn from"):
+    with pytest.raises(BadFile, match=r"line 1: prompt\+completion is what pronk .*; here it is text$"):
         documents.read(path)
 
 
@@ -85,31 +90,32 @@ def test_the_end_is_held_out() -> None:
 @pytest.mark.parametrize("ctx_size", [4, 7, 1000])
 def test_each_token_is_learned_once_in_its_own_document(codec: SpmTokenizer, ctx_size: int) -> None:
     texts = ["the theme of the theme\n\nof others", "then <s> and </s> are text", "x"]
-    found = documents.sequences(texts, codec, ctx_size, "tales.txt")
-    assert len(found.examples) == len(found.names) > 2
-    learned = [example.ids[example.learned].tolist() for example in found.examples]
+    items = [Record("text", {"text": text}, f"document {number}") for number, text in enumerate(texts, 1)]
+    found, names = encoded(Pretraining(), Encoder(codec, ctx_size), Records("tales.txt", items))
+    assert len(found) == len(names) > 2
+    learned = [example.ids[example.loss_mask].tolist() for example in found]
     of_texts = [[*codec.encode(text, bos=False, special=False), 1] for text in texts]
     assert [*chain(*learned)] == [*chain(*of_texts)]
     ends = [n for n, ids in enumerate(learned) if ids[-1] == 1]
     assert len(ends) == len(texts)  # none goes on in the next: <s> as text is no end either
-    for example in found.examples:
+    for example in found:
         assert example.ids[0] == 1
-        assert not example.learned[0]
+        assert not example.loss_mask[0]
         assert 1 <= example.targets <= ctx_size
-    assert found.tokens == sum(map(len, of_texts))
-    assert found.nbytes == sum(len(text.encode()) for text in texts)
-    assert found.names[-1] == "tales.txt: document 3, from token 0 on"
+    assert names[-1] == "tales.txt: document 3"
+    assert names[0] == "tales.txt: document 1" + ", part 1" * (len(names) > len(texts))
 
 
 def test_long_documents_are_encoded_by_stretches(codec: SpmTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut after lines, or anywhere in longer ones; nothing gets lost."""
-    monkeypatch.setattr(documents, "_STRETCH", 16)
+    monkeypatch.setattr(pretraining, "_STRETCH", 16)
     text = "the theme\nof the other\n" + "then" * 12
-    assert "".join(documents._stretches(text)) == text
-    assert list(documents._stretches(text))[:2] == ["the theme\n", "of the other\n"]
-    told: list[tuple[int, int]] = []
-    found = documents.sequences([text], codec, 1000, "t", lambda name, done, total: told.append((done, total)))
-    assert codec.decode(found.examples[0].ids.tolist()).replace(" ", "") == text.replace(" ", "")
-    assert told[-1] == (len(text), len(text))
+    assert "".join(pretraining._stretches(text)) == text
+    assert list(pretraining._stretches(text))[:2] == ["the theme\n", "of the other\n"]
+    told: list[int] = []
+    encoder = Encoder(codec, 1000, heard=told.append)
+    (found,) = Pretraining().encode(Record("text", {"text": text}, ""), encoder)
+    assert codec.decode(found.ids.tolist()).replace(" ", "") == text.replace(" ", "")
+    assert sum(told) == len(text)
     assert len(told) == 5
-    assert found.examples[0].ids.dtype == np.int32
+    assert found.ids.dtype == np.int32

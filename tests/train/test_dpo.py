@@ -27,9 +27,10 @@ from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder, Example, Pair
 from pronk.train.data.records import parse
 from pronk.train.loop import Loop
-from pronk.train.objectives.dpo import Preferences, losses
+from pronk.train.objectives.dpo import DPO, losses
+from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
-from pronk.train.settings import Preference, Settings
+from pronk.train.settings import Settings
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(rank=4, alpha=8, dropout=0.2)
@@ -81,14 +82,14 @@ TRL = {
 }
 
 
-def plain(settings: Preference) -> np.ndarray:
+def plain(settings: DPO) -> np.ndarray:
     """The formulas, in float64."""
     policy, reference, tokens = np.array(POLICY), np.array(REFERENCE), np.array(TOKENS).reshape(-1, 2)
-    if settings.loss == "ipo":
+    if settings.loss_type == "ipo":
         ratios = (policy - reference) / tokens
         return (ratios[:, 0] - ratios[:, 1] - 0.5 / settings.beta) ** 2
     h = settings.beta * ((policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1]))
-    if settings.loss == "hinge":
+    if settings.loss_type == "hinge":
         return np.maximum(0.0, 1 - h)
     likely, flipped = -np.log(1 / (1 + np.exp(-h))), -np.log(1 / (1 + np.exp(h)))
     return (1 - settings.label_smoothing) * likely + settings.label_smoothing * flipped
@@ -97,27 +98,27 @@ def plain(settings: Preference) -> np.ndarray:
 @pytest.mark.parametrize("beta", [0.1, 0.5])
 @pytest.mark.parametrize(
     "chosen",
-    [Preference(), Preference(label_smoothing=0.2), Preference(loss="hinge"), Preference(loss="ipo")],
+    [DPO(), DPO(label_smoothing=0.2), DPO(loss_type="hinge"), DPO(loss_type="ipo")],
     ids=["sigmoid", "smoothed", "hinge", "ipo"],
 )
-def test_the_losses_are_their_formulas_and_trl_s(chosen: Preference, beta: float) -> None:
+def test_the_losses_are_their_formulas_and_trl_s(chosen: DPO, beta: float) -> None:
     settings = replace(chosen, beta=beta)
     ratios = torch.tensor(POLICY, dtype=torch.float64) - torch.tensor(REFERENCE, dtype=torch.float64)
     found = losses(ratios, TOKENS, settings).numpy()
     np.testing.assert_allclose(found, plain(settings), rtol=1e-12)
     if beta == 0.1 and not settings.label_smoothing:
-        np.testing.assert_allclose(found, TRL[settings.loss], rtol=1e-12)
+        np.testing.assert_allclose(found, TRL[settings.loss_type], rtol=1e-12)
     alone = losses(ratios[:1], TOKENS[:2], settings)
     assert float(alone) == pytest.approx(found[0], rel=1e-12)
 
 
-def in_float64(folder: Path, model: Llama, pairs: list[Pair], settings: Preference) -> torch.Tensor:
+def in_float64(folder: Path, model: Llama, pairs: list[Pair], settings: DPO) -> torch.Tensor:
     """Mean loss by definition: each answer alone, whole logits, and a second model for reference."""
 
     def likelihood(module: Llama, example: Example) -> torch.Tensor:
         batch = Batch.of([Rows(example.ids.tolist(), logits="all")])
         logits = module(TorchBatch.of(batch, CPU, None)).log_softmax(-1)
-        picked = [logits[at - 1, int(example.ids[at])] for at in np.flatnonzero(example.learned)]
+        picked = [logits[at - 1, int(example.ids[at])] for at in np.flatnonzero(example.loss_mask)]
         return torch.stack(picked).sum()
 
     second = load(folder).double()
@@ -130,12 +131,12 @@ def in_float64(folder: Path, model: Llama, pairs: list[Pair], settings: Preferen
     return total / len(pairs)
 
 
-@pytest.mark.parametrize("chosen", [Preference(beta=0.3), Preference(loss="ipo")], ids=["sigmoid", "ipo"])
+@pytest.mark.parametrize("chosen", [DPO(beta=0.3), DPO(loss_type="ipo")], ids=["sigmoid", "ipo"])
 @pytest.mark.parametrize("config", [None, LoraConfig(rank=4, alpha=8)], ids=["full", "lora"])
 def test_loss_and_gradients_are_those_of_a_plain_float64_version(
-    folder: Path, pairs: list[Pair], config: LoraConfig | None, chosen: Preference
+    folder: Path, pairs: list[Pair], config: LoraConfig | None, chosen: DPO
 ) -> None:
-    model, objective = load(folder, config), Preferences(chosen)
+    model, objective = load(folder, config), replace(chosen)
     exact = load(folder, config)
     if config is None:  # away from the reference, or only half of the loss would be looked at
         objective.reference.ask(model, pairs)
@@ -146,7 +147,7 @@ def test_loss_and_gradients_are_those_of_a_plain_float64_version(
                     parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.02)
     expected = in_float64(folder, exact.double(), pairs, chosen)
     expected.backward()
-    cost, seen = objective.cost(model, objective.work(pairs, CPU))
+    cost, seen = objective.loss(model, objective.collate(pairs, CPU))
     (cost / len(pairs)).backward()
     assert cost.item() / len(pairs) == pytest.approx(expected.item(), rel=1e-5)
     assert abs(seen["rewards/margins"]) > 0.01
@@ -162,18 +163,18 @@ def test_loss_and_gradients_are_those_of_a_plain_float64_version(
 
 def test_what_is_shown(folder: Path, pairs: list[Pair]) -> None:
     """Sums over pairs, under TRL's names; and before any step nothing is preferred."""
-    objective = Preferences(Preference(beta=0.2))
+    objective = DPO(beta=0.2)
     model = load(folder, LORA).eval()
-    _, seen = objective.cost(model, work := objective.work(pairs, CPU))
+    _, seen = objective.loss(model, work := objective.collate(pairs, CPU))
     ratios = np.array([seen["rewards/chosen"], seen["rewards/rejected"]]) / 0.2
     reference = objective.reference.of(model, work.pairs).sum(0).numpy()
     np.testing.assert_allclose([seen["logps/chosen"], seen["logps/rejected"]] - reference, ratios, rtol=1e-3)
     assert seen["rewards/margins"] == pytest.approx(seen["rewards/chosen"] - seen["rewards/rejected"], abs=1e-5)
-    each = [objective.cost(model, objective.work([pair], CPU))[1]["rewards/margins"] for pair in pairs]
+    each = [objective.loss(model, objective.collate([pair], CPU))[1]["rewards/margins"] for pair in pairs]
     assert seen["rewards/accuracies"] == sum(margin > 0 for margin in each)
     fresh = load_module(checkpoint.open(folder))
     lora.add(fresh, LORA)
-    cost, seen = Preferences(Preference()).cost(fresh, objective.work(pairs[:1], CPU))
+    cost, seen = DPO().loss(fresh, objective.collate(pairs[:1], CPU))
     assert cost.item() == pytest.approx(np.log(2))
     assert [seen["rewards/margins"], seen["rewards/accuracies"]] == [0.0, 0.5]
 
@@ -183,11 +184,11 @@ def test_what_is_shown(folder: Path, pairs: list[Pair]) -> None:
 
 def test_the_reference_is_a_second_copy_of_the_model(folder: Path, pairs: list[Pair]) -> None:
     """To the bit: with the adapter switched off, dropout or not, in whatever batch; and kept."""
-    copy = Preferences(Preference()).reference
+    copy = DPO().reference
     copy.ask(load(folder), pairs)
     expected = copy.of(load(folder), pairs)
     model = load(folder, LORA).train()
-    switched = Preferences(Preference()).reference
+    switched = DPO().reference
     found = torch.cat([switched.of(model, pairs[:5]), switched.of(model, pairs[5:])])
     assert torch.equal(found, expected)
     assert all(layer.enabled for _, layer in lora.layers(model))
@@ -199,32 +200,32 @@ def test_the_reference_is_a_second_copy_of_the_model(folder: Path, pairs: list[P
 
 def test_an_adapter_left_on_would_be_seen(folder: Path, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """The inverse."""
-    expected = Preferences(Preference()).reference.of(load(folder, LORA), pairs)
+    expected = DPO().reference.of(load(folder, LORA), pairs)
     monkeypatch.setattr("pronk.train.objectives.dpo.lora.disabled", lambda model: torch.no_grad())
-    left_on = Preferences(Preference()).reference.of(load(folder, LORA).eval(), pairs)
+    left_on = DPO().reference.of(load(folder, LORA).eval(), pairs)
     assert float((left_on - expected).abs().max()) > 1e-2
 
 
 def test_dropout_is_the_policy_s_alone(folder: Path, pairs: list[Pair]) -> None:
-    model, objective = load(folder, LORA).train(), Preferences(Preference())
-    work = objective.work(pairs, CPU)
+    model, objective = load(folder, LORA).train(), DPO()
+    work = objective.collate(pairs, CPU)
     before = objective.reference.of(model, pairs)
     torch.manual_seed(3)
-    costs = [objective.cost(model, work)[0].item() for _ in range(2)]
+    costs = [objective.loss(model, work)[0].item() for _ in range(2)]
     assert costs[0] != costs[1]
     assert torch.equal(objective.reference.of(model, pairs), before)
     model.eval()
-    costs = [objective.cost(model, work)[0].item() for _ in range(2)]
+    costs = [objective.loss(model, work)[0].item() for _ in range(2)]
     assert costs[0] == costs[1]
 
 
 def test_of_all_weights_the_reference_is_asked_before_they_change(folder: Path, pairs: list[Pair]) -> None:
-    objective, model = Preferences(Preference()), load(folder)
+    objective, model = DPO(), load(folder)
     told: list[tuple[int, int]] = []
     objective.reference.ask(model, pairs[:7], lambda done, of: told.append((done, of)))
     assert told == [(n, 7) for n in range(7)]
     with pytest.raises(LookupError, match="was not asked of this pair before"):
-        objective.cost(model, objective.work(pairs, CPU))
+        objective.loss(model, objective.collate(pairs, CPU))
 
 
 # -- in the loop --
@@ -239,8 +240,8 @@ def make(model: Llama, pairs: list[Pair], *, steps: int = 4, rate: float = 1e-3,
 @pytest.mark.parametrize("ways", [{"size": 1, "accumulate": 8}, {"size": 3, "accumulate": 3}])
 def test_however_pairs_are_dealt_out(folder: Path, pairs: list[Pair], ways: dict[str, Any]) -> None:
     config = LoraConfig(rank=4, alpha=8)
-    whole = make(load(folder, config), pairs, size=8, objective=Preferences(Preference()))
-    dealt = make(load(folder, config), pairs, **ways, objective=Preferences(Preference()))
+    whole = make(load(folder, config), pairs, size=8, objective=DPO())
+    dealt = make(load(folder, config), pairs, **ways, objective=DPO())
     expected, found = gradients(whole), gradients(dealt)
     assert dealt.position.losses == [pytest.approx(whole.position.losses[0], abs=1e-6)]
     assert expected.keys() == found.keys()
@@ -250,18 +251,16 @@ def test_however_pairs_are_dealt_out(folder: Path, pairs: list[Pair], ways: dict
 
 def test_what_is_shown_of_a_step_is_the_mean_over_all_its_pairs(folder: Path, pairs: list[Pair]) -> None:
     shown = [
-        make(load(folder, LoraConfig(rank=4)), pairs, **ways, objective=Preferences(Preference())).step().seen
+        make(load(folder, LoraConfig(rank=4)), pairs, **ways, objective=DPO()).step().seen
         for ways in ({"size": 8}, {"size": 3, "accumulate": 3})
     ]
     assert shown[0] == pytest.approx(shown[1], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("chosen", [Preference(), Preference(loss="hinge"), Preference(loss="ipo")])
+@pytest.mark.parametrize("chosen", [DPO(), DPO(loss_type="hinge"), DPO(loss_type="ipo")])
 @pytest.mark.parametrize("config", [None, LoraConfig(rank=8, alpha=16)], ids=["full", "lora"])
-def test_it_learns_what_is_preferred(
-    folder: Path, pairs: list[Pair], config: LoraConfig | None, chosen: Preference
-) -> None:
-    model, objective = load_module(checkpoint.open(folder)), Preferences(chosen)
+def test_it_learns_what_is_preferred(folder: Path, pairs: list[Pair], config: LoraConfig | None, chosen: DPO) -> None:
+    model, objective = load_module(checkpoint.open(folder)), replace(chosen)
     if config:
         torch.manual_seed(0)
         lora.add(model, config)
@@ -284,7 +283,7 @@ def test_it_learns_what_is_preferred(
 def test_reference_and_policy_are_computed_in_the_same_type(folder: Path, pairs: list[Pair], precision: Any) -> None:
     """Or rewards would not be zero before the first step."""
     for config in (LoraConfig(rank=4), None):
-        model, objective = load_module(checkpoint.open(folder)), Preferences(Preference())
+        model, objective = load_module(checkpoint.open(folder)), DPO()
         loop = make(model, pairs, size=1, precision=precision, objective=objective)
         with loop.autocast():
             if config:
@@ -297,7 +296,7 @@ def test_reference_and_policy_are_computed_in_the_same_type(folder: Path, pairs:
 
 def test_one_pair_that_is_far_off_is_no_leap(folder: Path, pairs: list[Pair]) -> None:
     """A margin of -10 where the others are learned costs 10; hundreds of that are one."""
-    loop = make(load(folder, LORA), pairs, objective=Preferences(Preference()))
+    loop = make(load(folder, LORA), pairs, objective=DPO())
     loop.position.losses = [0.01] * 20
     loop._check(10.0, [0])
     with pytest.raises(Exception, match="the loss leapt to"):
@@ -314,14 +313,14 @@ def data(tmp_path: Path) -> Path:
 
 
 def settings(model: Path, data: Path, **changes: Any) -> Settings:
-    base = Settings(str(model), str(data), lora=LORA, max_steps=6, batch_size=2, accumulate=2, rate=1e-2, save_every=3)
-    return replace(base, **{"eval_every": 3, "preference": Preference(), **changes})
+    base = Settings(str(model), str(data), lora=LORA, max_steps=6, batch_size=2, accumulate=2, lr=1e-2, save_every=3)
+    return replace(base, **{"eval_every": 3, "objective": DPO(), **changes})
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 def test_resumed_is_as_if_never_stopped(folder: Path, data: Path, tmp_path: Path, lora: LoraConfig | None) -> None:
     """The reference is that of before the first step, not of where the run was stopped."""
-    chosen = settings(folder, data, lora=lora, rate=1e-2 if lora else 1e-3)
+    chosen = settings(folder, data, lora=lora, lr=1e-2 if lora else 1e-3)
     assert run_of(chosen, tmp_path / "whole").train()
     calls = count()
     assert not run_of(chosen, tmp_path / "parts").train(stop=lambda: next(calls) == 4)
@@ -349,17 +348,21 @@ def test_a_run_knows_its_preferences(folder: Path, data: Path, tmp_path: Path, o
 
 def test_another_beta_is_another_run(folder: Path, data: Path, tmp_path: Path) -> None:
     run_of(settings(folder, data), tmp_path / "run").train(stop=lambda: True)
-    with pytest.raises(BadRequest, match=r"preference=\{'beta': 0.1, .*, and now it is \{'beta': 0.2"):
-        run_of(settings(folder, data, preference=Preference(beta=0.2)), tmp_path / "run").resume()
+    with pytest.raises(BadRequest, match=r"made with objective\.beta=0\.1, and now it is 0\.2; resume"):
+        run_of(settings(folder, data, objective=DPO(beta=0.2)), tmp_path / "run").resume()
 
 
 def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"holds preferences \(chosen, rejected\), .*; pronk dpo learns from them"):
-        run_of(settings(folder, data, preference=None), tmp_path / "run")
+    with pytest.raises(
+        BadFile, match=r"line 1: chosen\+rejected is what pronk dpo .*; here it is messages; prompt\+com"
+    ):
+        run_of(settings(folder, data, objective=SFT()), tmp_path / "run")
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "a", "completion": "b"}\n')
     for changes in ({"data": str(other)}, {"eval_data": str(other)}):
-        with pytest.raises(BadFile, match=r"other.jsonl: holds no preferences: .*; pronk finetune learns from other"):
+        with pytest.raises(
+            BadFile, match=r"other.jsonl: line 1: prompt\+completion is what pronk finetune learns from"
+        ):
             run_of(replace(settings(folder, data), **changes), tmp_path / "run")
 
 
@@ -370,18 +373,16 @@ def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: 
         ({"beta": float("nan")}, "beta must be from 1e-09 to 1e"),
         ({"beta": 1e300}, "beta must be from 1e-09 to 1e"),  # rewards of no float32: "the loss leapt to 1 from inf"
         ({"label_smoothing": 0.5}, "label_smoothing must be from 0 to less than 0.5"),
-        ({"loss": "sigmoidal"}, "loss must be one of sigmoid, hinge, ipo"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is for the sigmoid loss; with ipo leave it out"),
+        ({"loss_type": "sigmoidal"}, "the loss must be one of sigmoid, hinge, ipo"),
+        (
+            {"loss_type": "ipo", "label_smoothing": 0.1},
+            "is for the sigmoid loss; with ipo leave it out",
+        ),
     ],
 )
 def test_settings_out_of_range(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        Preference(**change)
-
-
-def test_a_prompt_cannot_be_preferred() -> None:
-    with pytest.raises(BadRequest, match="have the same prompt: there is nothing in it to train on"):
-        Settings("model", "data", preference=Preference(), train_on_prompt=True)
+        DPO(**change)
 
 
 def test_what_a_cut_leaves_of_pairs(folder: Path) -> None:
@@ -391,13 +392,12 @@ def test_what_a_cut_leaves_of_pairs(folder: Path) -> None:
     encoder = Encoder(tokenizer.load(source), 6, too_long="cut")
     long = parse({"prompt": "2+2=", "chosen": "4444", "rejected": "four"}, "")
     alike = parse({"prompt": "2+2=", "chosen": "fourteen", "rejected": "four"}, "")
-    pair = encoder.encode(long)
-    assert isinstance(pair, Pair)
+    (pair,) = DPO().encode(long, encoder)
     assert (len(pair), encoder.cut, encoder.skipped) == (12, 1, 0)
-    assert encoder.encode(alike) is None
+    assert DPO().encode(alike, encoder) == []
     assert (encoder.cut, encoder.skipped) == (1, 1)
     skipping = Encoder(encoder.tokenizer, 6, too_long="skip")
-    assert skipping.encode(long) is None
+    assert DPO().encode(long, skipping) == []
     assert skipping.skipped == 1
 
 
@@ -408,4 +408,4 @@ def test_answers_that_are_the_same_tokens(folder: Path, monkeypatch: pytest.Monk
     plain = encoder.tokenizer.encode
     monkeypatch.setattr(encoder.tokenizer, "encode", lambda text, **more: plain(text.lower(), **more))
     with pytest.raises(BadRecord, match="are the same tokens: nothing is preferred"):
-        encoder.encode(parse({"prompt": "a", "chosen": "B", "rejected": "b"}, ""))
+        DPO().encode(parse({"prompt": "a", "chosen": "B", "rejected": "b"}, ""), encoder)

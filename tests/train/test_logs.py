@@ -18,8 +18,8 @@ from pronk.train.logs import Logs, check, named
 SETTINGS = {"model": "tiny", "lora": {"rank": 4}}
 LINES: list[dict[str, Any]] = [
     {"step": 0, "held_out_loss": 3.0},
-    {"step": 1, "epoch": 0.5, "loss": 2.0, "rate": 1e-3, "grad_norm": 0.5, "tokens": 99, "targets": 40, "seconds": 2.0},
-    {"step": 2, "epoch": 1.0, "loss": 1.5, "rate": 5e-4, "grad_norm": 0.4, "tokens": 80, "targets": 30, "seconds": 1.0},
+    {"step": 1, "epoch": 0.5, "loss": 2.0, "lr": 1e-3, "grad_norm": 0.5, "tokens": 99, "targets": 40, "seconds": 2.0},
+    {"step": 2, "epoch": 1.0, "loss": 1.5, "lr": 5e-4, "grad_norm": 0.4, "tokens": 80, "targets": 30, "seconds": 1.0},
     {"step": 2, "held_out_loss": 2.5, "held_out_accuracy": 0.75},
 ]
 

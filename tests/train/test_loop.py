@@ -23,7 +23,7 @@ from pronk.train.data.examples import Example
 from pronk.train.loop import Broken, Loop
 from pronk.train.schedule import Schedule
 
-SETTINGS = {"rate": 1e-3, "data": "some"}
+SETTINGS = {"lr": 1e-3, "data": "some"}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_loss_and_gradients_are_those_of_transformers(folder: Path, examples: li
     total, targets = torch.zeros(()), 0
     for example in examples:
         ids = torch.from_numpy(example.ids.astype(np.int64))
-        labels = torch.where(torch.from_numpy(example.learned), ids, -100)
-        count = int(example.learned.sum())
+        labels = torch.where(torch.from_numpy(example.loss_mask), ids, -100)
+        count = int(example.loss_mask.sum())
         total = total + theirs(ids[None], labels=labels[None]).loss * count
         targets += count
     (total / targets).backward()
@@ -223,8 +223,8 @@ def test_a_step_tells_what_it_was(folder: Path, examples: list[Example]) -> None
     taken = []
     while not loop.done:
         taken.append(loop.step())
-        assert {group["lr"] for group in loop.optimizer.param_groups} == {taken[-1].rate}
-    assert [step.rate for step in taken] == [loop.schedule.at(number) for number in range(4)]
+        assert {group["lr"] for group in loop.optimizer.param_groups} == {taken[-1].lr}
+    assert [step.lr for step in taken] == [loop.schedule.at(number) for number in range(4)]
     assert taken[0].loss == pytest.approx(first, abs=1e-5)  # one by one or all at once
     assert (taken[0].tokens, taken[0].targets) == (sum(len(e) - 1 for e in examples), sum(e.targets for e in examples))
     assert told == [(number, 8) for number in range(8)]
@@ -296,8 +296,8 @@ def test_a_checkpoint_is_whole_or_absent(
 def test_other_settings_and_other_models_are_refused(folder: Path, examples: list[Example], tmp_path: Path) -> None:
     loop = make(load(folder), examples)
     saved = state.save(loop, tmp_path, SETTINGS)
-    with pytest.raises(BadRequest, match=r"was made with rate=0.001, and now it is 0.1"):
-        state.load(loop, saved, {**SETTINGS, "rate": 0.1})
+    with pytest.raises(BadRequest, match=r"was made with lr=0.001, and now it is 0.1"):
+        state.load(loop, saved, {**SETTINGS, "lr": 0.1})
     other = load(folder)
     lora.add(other, lora.LoraConfig(rank=4))
     with pytest.raises(BadFile, match="no checkpoint of this run"):

@@ -23,9 +23,10 @@ from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer.export import huggingface_files
 from pronk.train import pretrain
 from pronk.train.folder import CHECKPOINTS, MODEL, read_metrics
-from pronk.train.pretrain import Ready, Shape, prepare
-from pronk.train.run import Run
+from pronk.train.objectives.pretraining import Pretraining
+from pronk.train.pretrain import Ready, Shape, prepare, tokens
 from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 PROSE = Path(pronk.__file__).parent / "measure" / "evaluation.txt"
 SHAPE = Shape(hidden=32, layers=2, heads=4, kv_heads=2, ctx_size=48)
@@ -33,14 +34,15 @@ PROMPT = "The old man"
 
 
 def settings(text: Path = PROSE, shape: Shape = SHAPE, **changes: Any) -> Settings:
-    base = Settings(str(shape), str(text), lora=None, max_steps=80, rate=1e-2, pack=8 * 49, accumulate=1, decay=0.1)
-    return replace(base, **{"eval_every": 40, "save_every": 40, **changes})
+    base = Settings(str(shape), str(text), lora=None, max_steps=80, lr=1e-2, pack=8 * 49, accumulate=1)
+    usual = {"objective": Pretraining(), "weight_decay": 0.1, "eval_every": 40, "save_every": 40}
+    return replace(base, **usual | changes)
 
 
-def make(folder: Path, ready: Ready) -> Run:
+def make(folder: Path, ready: Ready) -> Trainer:
     folder.mkdir(exist_ok=True)
     files = huggingface_files(ready.tokenizer)
-    return Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, device="cpu")
+    return Trainer(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_a_shape_s_proportions() -> None:
     config = Shape(hidden=128, layers=4, heads=4, ctx_size=256).config(512)
     assert (config.intermediate_size, config.head_dim, config.num_key_value_heads) == (352, 32, 4)
     assert (config.rms_norm_eps, config.rope_theta, config.tie_word_embeddings) == (1e-5, 10000.0, True)
-    rates = [Shape(hidden=hidden, heads=1).usual_rate for hidden in (64, 128, 768, 1024, 2048)]
+    rates = [Shape(hidden=hidden, heads=1).usual_lr for hidden in (64, 128, 768, 1024, 2048)]
     assert rates == [3e-3, 3e-3, 5e-4, 4e-4, 2e-4]
 
 
@@ -124,7 +126,7 @@ def test_an_untrained_model_guesses(ready: Ready, tmp_path: Path) -> None:
 
 
 def test_the_text_s_end_is_held_out_and_has_no_say_in_the_vocabulary(ready: Ready, tmp_path: Path) -> None:
-    train, held_out = ready.train.nbytes, ready.held_out.nbytes
+    train, held_out = ready.train_bytes, ready.held_out_bytes
     assert train + held_out == PROSE.stat().st_size - 1  # but for its last newline
     assert 0.05 < held_out / (train + held_out) <= 0.1
     (tmp_path / "begin.txt").write_bytes(PROSE.read_bytes()[:train])
@@ -132,12 +134,12 @@ def test_the_text_s_end_is_held_out_and_has_no_say_in_the_vocabulary(ready: Read
     assert alone.tokenizer.vocabulary() == ready.tokenizer.vocabulary()
     assert not alone.data.held_out
     elsewhere = prepare(settings(tmp_path / "begin.txt", eval_data=str(PROSE)), SHAPE, 360)
-    assert elsewhere.held_out.nbytes == train + held_out
+    assert elsewhere.held_out_bytes == train + held_out
 
 
 def test_bits_a_byte(ready: Ready) -> None:
     """A model that finds all 2^8 bytes equally likely takes 8 bits for each, however long its tokens are."""
-    nats = 8 * math.log(2) * ready.held_out.nbytes / ready.held_out.tokens
+    nats = 8 * math.log(2) * ready.held_out_bytes / tokens(ready.data.held_out)
     assert ready.bits_a_byte(nats) == pytest.approx(8)
 
 
@@ -149,7 +151,7 @@ def test_ten_looks_where_nothing_else_is_asked_for() -> None:
 
 def test_what_is_held_out_unasked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "HELD_OUT", 1000)
-    assert 500 < prepare(settings(), SHAPE, 360).held_out.nbytes <= 1000
+    assert 500 < prepare(settings(), SHAPE, 360).held_out_bytes <= 1000
 
 
 @pytest.mark.parametrize(

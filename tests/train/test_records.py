@@ -198,9 +198,10 @@ def test_the_prompt_of_two_conversations_is_what_both_begin_with(beside: dict[st
     assert found.values == {"prompt": TALK[:1], "chosen": answers[0], "rejected": answers[1]}
 
 
-def test_preferences_stand_alone(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="mixes preferences"):
-        records.read(write_lines(tmp_path / "data", ONE_OF_EACH["preference"], ONE_OF_EACH["text"]))
+def test_a_record_of_a_kind_that_is_not_wanted_names_what_is(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "data", ONE_OF_EACH["text"], ONE_OF_EACH["preference"])
+    with pytest.raises(BadFile, match=r"line 2: chosen\+rejected is what pronk dpo learns from; here it is text$"):
+        records.read(path, ("text",))
 
 
 @pytest.mark.parametrize("name", ["nowhere.json", "no/where.JSONL", "./no/where", "a/b/c", "/tmp/none/here.jsonl"])

@@ -31,8 +31,8 @@ from pronk.train.data.examples import Example
 from pronk.train.data.sources import shown
 from pronk.train.folder import CHECKPOINTS, METRICS, MODEL, claimed, read_metrics
 from pronk.train.recompute import recompute
-from pronk.train.run import Run
 from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 LORA = LoraConfig(rank=4, alpha=8, dropout=0.2)
 
@@ -48,11 +48,11 @@ def data(tmp_path: Path) -> Path:
 
 
 def settings(model: Path, data: Path, **changes: Any) -> Settings:
-    base = Settings(str(model), str(data), lora=LORA, max_steps=8, batch_size=2, accumulate=2, rate=1e-2, save_every=3)
+    base = Settings(str(model), str(data), lora=LORA, max_steps=8, batch_size=2, accumulate=2, lr=1e-2, save_every=3)
     return replace(base, **{"eval_every": 3, **changes})
 
 
-def trained_of(run: Run) -> dict[str, torch.Tensor]:
+def trained_of(run: Trainer) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in run.model.named_parameters() if p.requires_grad}
 
 
@@ -140,7 +140,7 @@ def test_few_records_are_all_trained_on(model: Path, tmp_path: Path) -> None:
 
 def test_preferences_are_not_imitated(model: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    with pytest.raises(BadFile, match="holds preferences"):
+    with pytest.raises(BadFile, match="line 1: chosen\\+rejected is what pronk dpo learns from"):
         make(settings(model, tmp_path / "pairs.jsonl"), tmp_path / "run")
 
 
@@ -399,7 +399,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         ({"epochs": 0.0}, "epochs must be more than 0"),
         ({"epochs": float("nan")}, "epochs must be a number"),
         ({"epochs": 1e308}, "epochs must be a number from 0 to 1e"),  # no whole number of steps
-        ({"rate": 1e300}, "rate must be a number from 0 to 1e"),  # no float32
+        ({"lr": 1e300}, "lr must be a number from 0 to 1e"),  # no float32
         ({"lora": LoraConfig(alpha=1e300)}, "LoRA's rank is at most 1048576 and its alpha 1e"),
         ({"lora": LoraConfig(rank=10**20)}, "LoRA's rank is at most 1048576"),
         ({"seed": 1 << 64}, "seed must be from 0 to 18446744073709551615"),

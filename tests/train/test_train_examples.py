@@ -14,9 +14,11 @@ from tiny_folder import save_tiny_chat_model
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer import Tokenizer
-from pronk.train.data.examples import Encoder, Example, Pair, alpaca_prompt
+from pronk.train.data.examples import Encoder, Example, Pair
 from pronk.train.data.records import Record, parse
 from pronk.train.data.sources import Data, prepare
+from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.sft import SFT, alpaca_prompt
 from pronk.train.settings import Settings
 
 TALK = [
@@ -34,9 +36,8 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizers.load(source)
 
 
-def encode(codec: Tokenizer, raw: Any, **options: Any) -> Example:
-    found = Encoder(codec, max_length=1000, **options).encode(parse(raw, "line 1"))
-    assert isinstance(found, Example)
+def encode(codec: Tokenizer, raw: Any, objective: SFT | None = None, **options: Any) -> Example:
+    (found,) = (objective or SFT()).encode(parse(raw, "line 1"), Encoder(codec, max_length=1000, **options))
     return found
 
 
@@ -44,7 +45,7 @@ def texts(codec: Tokenizer, example: Example) -> tuple[str, str]:
     """All of it, and what is learned, a bar wherever something lies between."""
     pieces = [codec.token_text(int(token)) for token in example.ids]
     learned, last = "", 0
-    for at in np.flatnonzero(example.learned):
+    for at in np.flatnonzero(example.loss_mask):
         learned += "|" * bool(learned and at != last + 1) + pieces[at]
         last = at
     return "".join(pieces), learned
@@ -57,7 +58,7 @@ def test_only_the_answer_and_its_end_are_learned(codec: Tokenizer) -> None:
 
 
 def test_the_prompt_too_where_that_was_asked_for(codec: Tokenizer) -> None:
-    example = encode(codec, {"prompt": "2+2=", "completion": "4"}, train_on_prompt=True)
+    example = encode(codec, {"prompt": "2+2=", "completion": "4"}, SFT(train_on_prompt=True))
     assert texts(codec, example)[1] == "+2=4</s>"  # nothing foretells the first
 
 
@@ -84,13 +85,12 @@ def test_what_a_template_puts_behind_the_end_of_a_turn_is_not_learned(codec: Tok
 def test_the_default_model_is_asked_as_it_is_when_it_chats(codec: Tokenizer) -> None:
     """The learned part begins exactly where generation would begin."""
     encoder = Encoder(codec, 1000)
-    example = encoder.encode(parse({"messages": TALK[:2]}, ""))
-    assert isinstance(example, Example)
+    example = encoder.conversation(TALK[:2])
     assert encoder._chat
     prompt = codec.encode(encoder._chat.render(TALK[:1]), bos=False)
     assert example.ids[: len(prompt)].tolist() == prompt
-    assert not example.learned[: len(prompt)].any()
-    assert example.learned[len(prompt) :].all()
+    assert not example.loss_mask[: len(prompt)].any()
+    assert example.loss_mask[len(prompt) :].all()
 
 
 def test_alpaca_has_two_templates(codec: Tokenizer) -> None:
@@ -104,7 +104,7 @@ def test_alpaca_has_two_templates(codec: Tokenizer) -> None:
 
 def test_instructions_may_go_through_the_chat_template(codec: Tokenizer) -> None:
     raw = {"instruction": "Add.", "input": "2, 2", "output": "4"}
-    example = encode(codec, raw, chat_instructions=True)
+    example = encode(codec, raw, SFT(chat_instructions=True))
     assert texts(codec, example) == ("<s>user:Add.\n\n2, 2</s><s>assistant:4</s>", "4</s>")
 
 
@@ -113,12 +113,12 @@ def test_a_preference_is_two_examples_of_one_prompt(codec: Tokenizer, talks: boo
     raw: dict[str, Any] = {"prompt": "2+2=", "chosen": "4", "rejected": "five"}
     if talks:
         raw = {key: [{"role": "user" if key == "prompt" else "assistant", "content": raw[key]}] for key in raw}
-    pair = Encoder(codec, 1000).encode(parse(raw, ""))
+    (pair,) = DPO().encode(parse(raw, ""), Encoder(codec, 1000))
     assert isinstance(pair, Pair)
     assert texts(codec, pair.chosen)[1] == "4</s>"
     assert texts(codec, pair.rejected)[1] == "five</s>"
-    prompt = pair.chosen.ids[~pair.chosen.learned]
-    assert np.array_equal(prompt, pair.rejected.ids[~pair.rejected.learned])
+    prompt = pair.chosen.ids[~pair.chosen.loss_mask]
+    assert np.array_equal(prompt, pair.rejected.ids[~pair.rejected.loss_mask])
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_cut_that_takes_the_answer_takes_the_record(codec: Tokenizer, prepared
     with pytest.raises(BadFile, match=r"no record fits into 4 tokens \(1 were skipped\)"):
         prepared(record, max_length=4, too_long="cut")
     encoder = Encoder(codec, 4, too_long="cut")
-    assert encoder.encode(parse(record, "")) is None
+    assert SFT().encode(parse(record, ""), encoder) == []
     assert (encoder.cut, encoder.skipped) == (0, 1)
 
 
@@ -178,4 +178,4 @@ def test_a_chat_template_that_is_not_there_although_no_record_needs_it(codec: To
 def test_a_model_without_a_chat_template(codec: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "chat_template", None)
     with pytest.raises(Unsupported, match="--chat-template"):
-        Encoder(codec, 1000).encode(Record("messages", {"messages": TALK}, ""))
+        SFT().encode(Record("messages", {"messages": TALK}, ""), Encoder(codec, 1000))

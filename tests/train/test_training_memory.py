@@ -22,8 +22,8 @@ from pronk.train.data.batches import Batches
 from pronk.train.data.examples import Example
 from pronk.train.data.sources import Data
 from pronk.train.ledger import KINDS, Ledger
-from pronk.train.run import Run
 from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 CONFIG = tiny_config(
@@ -72,7 +72,7 @@ def never_read() -> Checkpoint:
 def test_what_is_foretold_is_what_a_ledger_sees_of_the_step(changes: dict[str, Any], tmp_path: Path) -> None:
     chosen, data = settings(**changes), examples()
     foretold = memory.plan(never_read(), chosen, data, CPU)
-    run = Run(
+    run = Trainer(
         in_memory(CONFIG, random_weights(CONFIG)), Data(list(data), [], ["", ""], [], 0, 0, {}), chosen, tmp_path,
         device="cpu",
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_products_of_examples_of_many_lengths_have_few_shapes(precision: Any, tm
         data = [one for tokens in lengths for one in examples(1, tokens)]
         chosen = settings(lora=LORA, precision=precision, accumulate=1, max_steps=len(data))
         given = Data(data, [], ["" for _ in data], [], 0, 0, {})
-        run = Run(in_memory(CONFIG, random_weights(CONFIG)), given, chosen, tmp_path, device="cpu")
+        run = Trainer(in_memory(CONFIG, random_weights(CONFIG)), given, chosen, tmp_path, device="cpu")
         with Products() as products:
             while not run.loop.done:
                 run.loop.step()
@@ -157,7 +157,7 @@ def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: s
     model = tmp_path / "model"
     save_huggingface(model, config, random_weights(config))
     ids = np.random.default_rng(1).integers(3, 16_000, 513).tolist()
-    given = {"lora": None, "rate": 1e-5, "max_steps": 9, **MEASURED[name]["settings"]}
+    given = {"lora": None, "lr": 1e-5, "max_steps": 9, **MEASURED[name]["settings"]}
     given.pop("lora")
     with Worker(name, (sys.executable, "-m", "pronk.measure.training_subject")) as worker:
         foretold = worker.call(

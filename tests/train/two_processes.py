@@ -25,8 +25,9 @@ from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import PronkError
 from pronk.train.data.sources import prepare
 from pronk.train.distributed import Group, joined
-from pronk.train.run import Run
-from pronk.train.settings import Preference, Settings
+from pronk.train.objectives.dpo import DPO
+from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
 
 
 def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
     (root / work["folder"]).mkdir(exist_ok=True)
     steps, stop = count(), work.get("stop")
     try:
-        with mock.patch("pronk.train.run.plan"):  # of memory, which is foretold for seconds, and is others' to test
-            run = Run(opened, data, settings, root / work["folder"], device="cpu", group=group)
+        with mock.patch("pronk.train.trainer.plan"):  # of memory, which is foretold for seconds, and is others' to test
+            run = Trainer(opened, data, settings, root / work["folder"], device="cpu", group=group)
         if work.get("resume"):
             run.resume()
         ended = run.train(stop=lambda: last and next(steps) == stop)
@@ -50,7 +51,7 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    kinds = {"lora": LoraConfig, "preference": Preference}
+    kinds = {"lora": LoraConfig, "objective": DPO}
     return Settings(**{name: kinds[name](**v) if name in kinds and v is not None else v for name, v in given.items()})
 
 

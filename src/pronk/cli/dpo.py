@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from pronk.cli import options, training, training_options
 
+if TYPE_CHECKING:
+    from pronk.train.objectives.dpo import DPO
+
 RATES = training_options.Rates(lora=5e-5, full=1e-6)  # TRL's for all weights; docs/training.md has figures for LoRA
+
+_own = options.together(
+    click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
+                 help="The larger, the closer to MODEL it stays."),
+    click.option("--loss", "--loss-type", "loss_type", type=click.Choice(["sigmoid", "hinge", "ipo"]),
+                 default="sigmoid", show_default=True, help="sigmoid is DPO's."),
+    click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
+                 metavar="P", help="sigmoid: how probable it is that a record has its answers the wrong way round."),
+)  # fmt: skip
+
+
+def _objective() -> type[DPO]:
+    from pronk.train.objectives.dpo import DPO
+
+    return DPO
 
 
 @options.verb(
@@ -21,8 +41,8 @@ A record is {"prompt", "chosen", "rejected"}, texts or lists of messages; or {"c
 conversations that begin with the same messages.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
-@training_options.of_records(training_options.preference, RATES)
+@training_options.of_records(_own, RATES)
 def command(model: str, **given: Any) -> None:
     """Teach MODEL which answers are liked better."""
-    settings, how = training_options.settings(model, given, RATES)
+    settings, how = training_options.settings(model, given, RATES, _objective)
     training.perform(settings, **how)

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from pronk.cli import options, training, training_options
 
+if TYPE_CHECKING:
+    from pronk.train.objectives.sft import SFT
+
 RATES = training_options.Rates(lora=2e-4, full=2e-5)  # TRL's for all weights; for LoRA the usual ten times that
+
+_own = options.together(
+    click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
+    click.option("--chat-instructions", is_flag=True,
+                 help="Put instruction records through the chat template instead of Alpaca's."),
+)  # fmt: skip
+
+
+def _objective() -> type[SFT]:
+    from pronk.train.objectives.sft import SFT
+
+    return SFT
 
 
 @options.verb(
@@ -20,8 +37,8 @@ Examples:
 A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"} or {"text"}.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
-@training_options.of_records(training_options.imitation, RATES)
+@training_options.of_records(_own, RATES)
 def command(model: str, **given: Any) -> None:
     """Adapt MODEL to data of one's own."""
-    settings, how = training_options.settings(model, given, RATES)
+    settings, how = training_options.settings(model, given, RATES, _objective)
     training.perform(settings, **how)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -75,7 +73,7 @@ def command(
     from pronk.checkpoint.adapter import applied
     from pronk.checkpoint.writers import write
     from pronk.cli.perplexity import read_text
-    from pronk.system import expanded
+    from pronk.system import expanded, replacing
 
     destination = expanded(dst)
     to: Format = "gguf" if destination.suffix.lower() == ".gguf" else "safetensors"
@@ -88,20 +86,10 @@ def command(
     vocabulary, files = tokenizer_for(source, to)
     loading = {"tokenizer": tokenizer, "revision": revision}
     try:  # beside DST, which gets its name once the receipt is good
-        with TemporaryDirectory(prefix=f".{destination.name}.", dir=destination.parent) as beside:
-            made = Path(beside) / destination.name
+        with replacing(destination) as made:
             with progress.shown("writing") as advance:
-                write.save(
-                    merged,
-                    made,
-                    to=to,
-                    dtype=dtype,
-                    finite=True,
-                    vocabulary=vocabulary,
-                    tokenizer_files=files,
-                    progress=advance,
-                    known_as=Path(dst),
-                )
+                with_it: dict[str, Any] = {"vocabulary": vocabulary, "tokenizer_files": files, "known_as": Path(dst)}
+                write.save(merged, made, to=to, dtype=dtype, finite=True, progress=advance, **with_it)
             receipt = _receipt(base, adapter, source, made, text, loading)
             receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}
             receipt["merged_into"] = _types(source)
@@ -111,7 +99,6 @@ def command(
                     f"{dst} is not written: in {dtype} its predictions lie {found:.3g} nats from those of the adapter "
                     f"applied, and --max-kld allows {max_kld:g}; store more bits, or allow more"
                 )
-            _move(made, destination)
     except OSError as error:
         raise PronkError(f"{dst}: cannot be written: {error.strerror or error}") from None
     if problem := write.tokenizer_problem(source, to, vocabulary, files):
@@ -143,21 +130,6 @@ def _types(source: Checkpoint) -> str:
     if source.quantization:
         return source.quantization
     return Counter(tensor.dtype for tensor in source.tensors.values()).most_common(1)[0][0]
-
-
-def _move(made: Path, destination: Path) -> None:
-    """In one step, but for a folder that is replaced, which systems do in two."""
-    if destination.is_dir():
-        old = made.with_name(f"{made.name}.old")
-        destination.rename(old)
-        try:
-            made.rename(destination)
-        except OSError:
-            old.rename(destination)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        made.replace(destination)
 
 
 def _as_text(receipt: Mapping[str, Any]) -> str:

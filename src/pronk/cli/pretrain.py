@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, processes, progress, training, training_options, training_report
+from pronk.cli import console, options, progress, training, training_options, training_report
 from pronk.errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _shape = options.together(
                  help="Of keys and values.  [default: as many]"),
     click.option("--ctx", "--max-position-embeddings", "ctx_size", type=_N, default=256, show_default=True,
                  metavar="N", help="Tokens of a sequence, and the longest context."),
-    click.option("--lr", "--learning-rate", "rate", type=options.Number(min=0, min_open=True), metavar="X",
+    click.option("--lr", "--learning-rate", "lr", type=options.Number(min=0, min_open=True), metavar="X",
                  help="Learning rate.  [default: by --hidden, 3e-3 for 128 and 4e-4 for 1024]"),
 )  # fmt: skip
 
@@ -56,7 +56,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
     "batch_size": {"default": 4, "help": "Full sequences of a micro-batch, or as many tokens of shorter ones."},
     "accumulate": {"default": 1},
     "warmup": {"default": 0.05},
-    "decay": {"default": 0.1},
+    "weight_decay": {"default": 0.1},
     "eval_every": {"help": "Steps between two looks at held-out text.  [default: a tenth of them]"},
     "samples": {"help": "Beginnings of held-out text to go on from, at the end."},
 }
@@ -101,14 +101,14 @@ def command(
     from pronk.tokenizer.export import huggingface_files
     from pronk.train import pretrain
     from pronk.train.folder import MODEL, claimed
-    from pronk.train.run import Run
+    from pronk.train.trainer import Trainer
 
     if tokenizer and vocab_size:
         raise click.UsageError("--tokenizer names a vocabulary that is made already; leave --vocab-size out")
     folder = training.folder_of(out)
     vocabulary: Tokenizer | int = _tokenizer(tokenizer) if tokenizer else vocab_size or 512
     settings, shape = _settings(text, tokenizer or f"{vocabulary} tokens", device, given)
-    with processes.joined(device) as group, ExitStack() as held:
+    with training.joined(device) as group, ExitStack() as held:
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(training.memory_suffices(_LESS))
         with progress.shown("reading", unit=_of_characters, logged=True) as advance:
@@ -117,7 +117,7 @@ def command(
         training.note_step(ready.data, ready.settings)
         files = huggingface_files(ready.tokenizer)
         how: dict[str, Any] = {"device": group.device or device, "threads": threads}
-        run = Run(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)
+        run = Trainer(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)
         training.to_its_end(run, resume=resume, log_to=log_to)
         if not group.first:
             return
@@ -141,15 +141,17 @@ for _parameter in command.params:
 
 def _settings(text: str, vocabulary: str, device: str | None, given: dict[str, Any]) -> tuple[Settings, Shape]:
     """What contradicts itself is wrong usage."""
+    from pronk.train.objectives.pretraining import Pretraining
     from pronk.train.pretrain import Shape
     from pronk.train.settings import Settings
 
     training_options.settle_computing(given, device)
     try:
         shape = Shape(**{name: given.pop(name) for name in ("hidden", "layers", "heads", "kv_heads", "ctx_size")})
-        given["rate"] = given["rate"] or shape.usual_rate
+        given["lr"] = given["lr"] or shape.usual_lr
         pack = given["batch_size"] * (shape.ctx_size + 1)
-        return Settings(f"{shape} of {vocabulary}", text, lora=None, pack=pack, **given), shape
+        model = f"{shape} of {vocabulary}"
+        return Settings(model, text, lora=None, objective=Pretraining(), pack=pack, **given), shape
     except BadRequest as error:
         raise click.UsageError(str(error)) from None
 
@@ -169,30 +171,22 @@ def _of_characters(done: int, total: int) -> str:
 
 
 def _note(ready: Ready) -> None:
-    bytes_each = ready.train.nbytes / ready.train.tokens
+    from pronk.train.pretrain import tokens
+
+    learned, held_out = tokens(ready.data.train), tokens(ready.data.held_out)
     console.note(
-        f"{ready.train.tokens:,} tokens to learn and {ready.held_out.tokens:,} held out; "
-        f"{ready.tokenizer.vocab_size:,} different ones, of {bytes_each:.2f} bytes on average"
+        f"{learned:,} tokens to learn and {held_out:,} held out; {ready.tokenizer.vocab_size:,} different ones, of "
+        f"{ready.train_bytes / learned:.2f} bytes on average"
     )
 
 
 def _samples(folder: Path, ready: Ready, count: int, **loading: Any) -> list[dict[str, str]]:
     """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
-    import pronk
-
-    prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.held_out.examples if len(one) > _PROMPT + 1][:count]
-    if not prompts:
-        return []
-    with progress.shown("loading", patience=0) as advance:
-        llm = pronk.load(str(folder), **loading, prefix_cache=0, progress=advance)
-    room = min(training.SAMPLE_TOKENS * 2, llm.ctx_size - _PROMPT - 1)
-    with progress.shown("writing", unit=progress.of_tokens) as advance:
-        found = llm.generate(prompts, max_new_tokens=room, temperature=0.8, seed=ready.settings.seed, progress=advance)
-    assert isinstance(found, list)
-    return [
-        {"prompt": ready.tokenizer.decode(ids), "goes on": generation.text}
-        for ids, generation in zip(prompts, found, strict=True)
-    ]
+    prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.data.held_out if len(one) > _PROMPT + 1][:count]
+    room = min(training.SAMPLE_TOKENS * 2, ready.checkpoint.config.max_position_embeddings - _PROMPT - 1)
+    drawn = {"max_new_tokens": room, "temperature": 0.8, "seed": ready.settings.seed}
+    texts = training.answered(str(folder), prompts, drawn, **loading)
+    return [{"prompt": ready.tokenizer.decode(p), "goes on": text} for p, text in zip(prompts, texts, strict=True)]
 
 
 def _as_text(report: dict[str, Any]) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, masks, processes, progress, training_plan, training_progress, training_report
+from pronk.cli import console, progress, training_masks, training_plan, training_progress, training_report
 from pronk.cli.convert import open_source, tokenizer_for
 from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory, short
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from pronk.train.data.examples import Example
     from pronk.train.data.sources import Data
     from pronk.train.distributed import Group
-    from pronk.train.run import Run
     from pronk.train.settings import Settings
+    from pronk.train.trainer import Trainer
 
 SAMPLE_TOKENS = 64
 
@@ -51,7 +50,7 @@ def perform(
     if show_batch and plan:
         raise click.UsageError("--show-batch and --plan print different things; give one of them")
     folder = None if show_batch or plan else folder_of(out)
-    with processes.joined(device) as group, ExitStack() as held:
+    with joined(device) as group, ExitStack() as held:
         checkpoint = open_source(settings.model, tokenizer, None)
         codec = tokenizer_of(checkpoint)
         if codec is None:
@@ -61,7 +60,7 @@ def perform(
             if plan:
                 training_plan.show(checkpoint, data, settings, group.device or device, as_json=as_json)
             else:
-                masks.show(data, settings, codec)
+                training_masks.show(data, settings, codec)
             return
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
         held.enter_context(memory_suffices())
@@ -70,8 +69,8 @@ def perform(
         note_step(data, settings)
         prompts, answers = _prompts(data, codec, samples)
         loading: dict[str, Any] = {"device": group.device or device, "threads": threads}
-        before = group.lead(lambda _: _samples(settings.model, prompts, tokenizer=tokenizer, **loading))
-        run = _make(checkpoint, data, settings, folder, threads, device, group)
+        before = group.lead(lambda _: answered(settings.model, prompts, tokenizer=tokenizer, **loading))
+        run = _make(checkpoint, data, settings, folder, threads=threads, device=device, group=group)
         to_its_end(run, resume=resume, log_to=log_to)
         if not group.first:
             return
@@ -80,25 +79,38 @@ def perform(
             console.note("held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data")
         del run  # what it kept best is read back, not what it ended with
         if settings.lora:
-            after = _samples(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
+            after = answered(settings.model, prompts, tokenizer=tokenizer, adapter=folder, **loading)
         else:
-            after = _samples(str(folder / MODEL), prompts, **loading)
+            after = answered(str(folder / MODEL), prompts, **loading)
         report["samples"] = [
-            {"prompt": codec.decode(ids), "before": b, "after": a, **of_data}
+            {"prompt": codec.decode(ids), "before": b.strip(), "after": a.strip(), **of_data}
             for ids, b, a, of_data in zip(prompts, before or [], after, answers, strict=True)
         ]
         console.write_json(report) if as_json else console.write(training_report.as_text(report) + "\n")
 
 
+@contextmanager
+def joined(device: str | None) -> Iterator[Group]:
+    """The group of processes that this one shares its work with; without torchrun it is alone. The first speaks, the
+    others are silent, and one of all says what went wrong."""
+    from pronk.train import distributed
+
+    try:
+        with distributed.joined(device) as group, ExitStack() as silence:
+            if not group.first:
+                nowhere = silence.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                silence.enter_context(redirect_stdout(nowhere))
+                silence.enter_context(redirect_stderr(nowhere))
+            yield group
+    except distributed.SaidAlready:
+        raise click.exceptions.Exit(1) from None
+
+
 def _prepared(settings: Settings, codec: Tokenizer, checkpoint: Checkpoint) -> Data:
     from pronk.train.data.sources import prepare
 
-    with progress.shown("reading", _of_records) as advance:
+    with progress.shown("reading", lambda done, total: f"{done} of {total} records") as advance:
         return prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
-
-
-def _of_records(done: int, total: int) -> str:
-    return f"{done} of {total} records"
 
 
 def folder_of(out: str | None) -> Path:
@@ -110,35 +122,22 @@ def folder_of(out: str | None) -> Path:
     return expanded(out)
 
 
-def _make(
-    checkpoint: Checkpoint,
-    data: Data,
-    settings: Settings,
-    folder: Path,
-    threads: int | None,
-    device: str | None,
-    group: Group,
-) -> Run:
-    from pronk.train.run import Run
+def _make(checkpoint: Checkpoint, data: Data, settings: Settings, folder: Path, **how: Any) -> Trainer:
+    from pronk.train.trainer import Trainer
 
     _, files = (None, None) if settings.lora else tokenizer_for(checkpoint, "safetensors")
     with (
         training_plan.being_made() as made,
         progress.shown("loading", patience=0) as advance,
-        progress.shown("reference", _of_pairs, logged=True) as ask,
+        progress.shown("preparing", lambda done, total: f"{done} of {total} examples", logged=True) as prepare,
     ):
 
         def loading(name: str, done: int, total: int) -> None:
             made()
             advance(name, done, total)
 
-        asking = partial(ask, "")
-        how = {"device": device, "threads": threads, "progress": loading, "asking": asking, "group": group}
-        return Run(checkpoint, data, settings, folder, tokenizer_files=files, **how)  # type: ignore[arg-type]
-
-
-def _of_pairs(done: int, total: int) -> str:
-    return f"{done} of {total} preferences"
+        how |= {"progress": loading, "preparing": partial(prepare, "")}
+        return Trainer(checkpoint, data, settings, folder, tokenizer_files=files, **how)
 
 
 def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[dict[str, str]]]:
@@ -150,24 +149,27 @@ def _prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]],
 
 def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
     """The prompt of an example, up to what is learned first, and the answer that it has."""
-    first = int(example.learned.argmax())
+    first = int(example.loss_mask.argmax())
     ids = example.ids.tolist()
     answer = [token for token in ids[first:] if token not in tokenizer.eos_ids]
     return ids[:first], tokenizer.decode(answer).strip()
 
 
-def _samples(model: str, prompts: Sequence[Sequence[int]], **loading: Any) -> list[str]:
-    """What a model says to each prompt, greedily."""
+def answered(
+    model: str, prompts: Sequence[Sequence[int]], drawn: Mapping[str, Any] | None = None, **loading: Any
+) -> list[str]:
+    """What a model says to each prompt, greedily, or as `drawn` has it."""
     import pronk
 
     if not prompts:
         return []
     with progress.shown("loading", patience=0) as advance:
         llm = pronk.load(model, **loading, prefix_cache=0, progress=advance)
-    with progress.shown("answering", unit=progress.of_tokens) as advance:
-        found = llm.generate([list(ids) for ids in prompts], max_new_tokens=SAMPLE_TOKENS, progress=advance)
+    how = {"max_new_tokens": SAMPLE_TOKENS, **(drawn or {})}
+    with progress.shown("writing", unit=progress.of_tokens) as advance:
+        found = llm.generate([list(ids) for ids in prompts], **how, progress=advance)
     assert isinstance(found, list)
-    return [generation.text.strip() for generation in found]
+    return [generation.text for generation in found]
 
 
 def _note_losses(data: Data) -> None:
@@ -185,9 +187,7 @@ def _note_losses(data: Data) -> None:
 
 def note_step(data: Data, settings: Settings) -> None:
     """Said where a step holds more than all there is: it takes longer, and learns nothing more."""
-    from pronk.train.data.sources import batches_of
-
-    there = len(batches_of(data, settings).epoch(0))
+    there = len(settings.batches(data.train).epoch(0))
     if settings.accumulate > there:
         console.note(
             f"each step reads all the data {settings.accumulate / there:.1f} times: --accumulate is "
@@ -195,14 +195,15 @@ def note_step(data: Data, settings: Settings) -> None:
         )
 
 
-def to_its_end(run: Run, *, resume: bool, log_to: Sequence[str] = ()) -> None:
+def to_its_end(run: Trainer, *, resume: bool, log_to: Sequence[str] = ()) -> None:
     """Or to where it is told to stop: then it is saved, and the program exits with the code that says why."""
     from pronk.train.logs import Logs
+    from pronk.train.saved_settings import flat
 
     if resume:
         run.resume()
     wanted = log_to if run.group.first else ()
-    logs = Logs(wanted, run.folder, asdict(run.settings), run.loop.position.step, console.note)
+    logs = Logs(wanted, run.folder, flat(run.settings), run.loop.position.step, console.note)
     with closing(logs) as run.listener, _stopping() as stop:
         if training_progress.train(run, stop):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -12,6 +13,7 @@ from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
 
 if TYPE_CHECKING:
+    from pronk.train.objectives.objective import Objective
     from pronk.train.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,10 +29,10 @@ class Rates(NamedTuple):
     full: float
 
 
-def rate(usual: Rates) -> Callable[[F], F]:
+def lr(usual: Rates) -> Callable[[F], F]:
     shown = [f"{number:.0e}".replace("e-0", "e-") for number in usual]
     return click.option(
-        "--lr", "--learning-rate", "rate", type=_POSITIVE, metavar="X",
+        "--lr", "--learning-rate", "lr", type=_POSITIVE, metavar="X",
         help=f"Learning rate.  [default: {shown[0]}; with --full {shown[1]}]",
     )  # fmt: skip
 
@@ -59,11 +61,6 @@ data = options.together(
     click.option("--show-batch", is_flag=True, help="Print the first micro-batches, what is learned marked, and stop."),
     click.option("--plan", is_flag=True, help="Print what memory it will take, and whether that is free, and stop."),
 )  # fmt: skip
-imitation = options.together(
-    click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
-    click.option("--chat-instructions", is_flag=True,
-                 help="Put instruction records through the chat template instead of Alpaca's."),
-)  # fmt: skip
 lora = options.together(
     click.option("--full", is_flag=True, help="Train all weights instead of LoRA."),
     click.option("--lora-rank", "--lora-r", type=_N, metavar="R", help="Rank of the two thin matrices.  [default: 16]"),
@@ -89,7 +86,7 @@ steps = options.together(
                  metavar="X", help="The share of all steps in which it rises."),
     click.option("--schedule", "--lr-scheduler", "--lr-scheduler-type", default="cosine", show_default=True,
                  type=click.Choice(["cosine", "linear", "constant"]), help="How it falls."),
-    click.option("--weight-decay", "decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
+    click.option("--weight-decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
                  help="Of matrices."),
     click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
                  metavar="X", help="The longest gradient; 0: any."),
@@ -103,15 +100,6 @@ steps = options.together(
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N"),
     click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.  [default: one a core]"),
     click.option("--device", type=options.NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: a GPU's]"),
-)  # fmt: skip
-PREFERENCE = ("beta", "label_smoothing", "loss")
-preference = options.together(
-    click.option("--beta", type=_POSITIVE, default=0.1, show_default=True, metavar="X",
-                 help="The larger, the closer to MODEL it stays."),
-    click.option("--loss", "--loss-type", type=click.Choice(["sigmoid", "hinge", "ipo"]), default="sigmoid",
-                 show_default=True, help="sigmoid is DPO's."),
-    click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
-                 metavar="P", help="sigmoid: how probable it is that a record has its answers the wrong way round."),
 )  # fmt: skip
 course = options.together(
     click.option("--eval-every", "--eval-steps", type=_N, metavar="N",
@@ -131,7 +119,7 @@ course = options.together(
 def of_records(own: Callable[[F], F], usual: Rates) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
     return options.together(
-        options.model_argument, data, own, lora, rate(usual), steps, course, options.tokenizer_option,
+        options.model_argument, data, own, lora, lr(usual), steps, course, options.tokenizer_option,
         options.json_option,
     )  # fmt: skip
 
@@ -140,13 +128,18 @@ def of_records(own: Callable[[F], F], usual: Rates) -> Callable[[F], F]:
 HOW = ("out", "device", "threads", "resume", "show_batch", "plan", "samples", "log_to", "tokenizer", "as_json")
 
 
-def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings, dict[str, Any]]:
-    """What makes the run, and HOW it is done. What contradicts itself is wrong usage."""
+def settings(
+    model: str, given: dict[str, Any], usual: Rates, objective: Callable[[], type[Objective]]
+) -> tuple[Settings, dict[str, Any]]:
+    """What makes the run, and HOW it is done. What contradicts itself is wrong usage.
+
+    `objective` imports its class, whose fields are options of the verb.
+    """
     from pronk import engines
 
     engines.import_torch()
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
-    from pronk.train.settings import Preference, Settings
+    from pronk.train.settings import Settings
 
     how = {name: given.pop(name) for name in HOW}
     full = given.pop("full")
@@ -160,11 +153,11 @@ def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings,
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
     settle_computing(given, how["device"])
     given["skip_bad"] = given.pop("skip_bad_records")
-    given["rate"] = given["rate"] or (usual.full if full else usual.lora)
-    preference = {name: given.pop(name) for name in PREFERENCE if name in given}
+    given["lr"] = given["lr"] or (usual.full if full else usual.lora)
+    kind = objective()
+    own = {field.name: given.pop(field.name) for field in fields(kind)}
     try:
-        given["preference"] = Preference(**preference) if preference else None
-        return Settings(model, **given, lora=None if full else LoraConfig(**lora)), how
+        return Settings(model, **given, objective=kind(**own), lora=None if full else LoraConfig(**lora)), how
     except BadRequest as error:
         raise click.UsageError(str(error)) from None
 

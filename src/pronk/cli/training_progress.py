@@ -10,10 +10,10 @@ from pronk.cli import console, progress
 
 if TYPE_CHECKING:
     from pronk.train.loop import Evaluation, Step
-    from pronk.train.run import Run
+    from pronk.train.trainer import Trainer
 
 
-def train(run: Run, stop: Callable[[], bool]) -> bool:
+def train(run: Trainer, stop: Callable[[], bool]) -> bool:
     """`run.train`, and what it returns."""
     first, steps = run.loop.position.step, run.loop.schedule.steps
     rate, state = _Rate(), ""
@@ -53,7 +53,7 @@ def train(run: Run, stop: Callable[[], bool]) -> bool:
         return run.train(watch, evaluated, stop, looking)
 
 
-def peak_bytes(run: Run) -> int:
+def peak_bytes(run: Trainer) -> int:
     """The most that was in use so far: of the GPU's memory, or else of the process's."""
     from pronk.system import peak_memory
     from pronk.torch_engine import device_memory

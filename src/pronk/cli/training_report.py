@@ -11,12 +11,12 @@ from pronk.cli.training_progress import peak_bytes
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
-    from pronk.train.run import Run
+    from pronk.train.trainer import Trainer
 
 _STEPS = 10  # whose losses are told as one: each is of few examples
 
 
-def of(run: Run) -> dict[str, Any]:
+def of(run: Trainer) -> dict[str, Any]:
     from pronk.train.folder import METRICS, read_metrics
 
     metrics = read_metrics(run.folder)
@@ -28,7 +28,7 @@ def of(run: Run) -> dict[str, Any]:
         raise PronkError(f"{run.folder / METRICS} {problem}") from None
 
 
-def _of(run: Run, metrics: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of(run: Trainer, metrics: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     from pronk.train.curve import CURVE, draw
 
     held_out = [line for line in metrics if "held_out_loss" in line]
@@ -56,7 +56,7 @@ def _of(run: Run, metrics: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[
             "kept": kept["held_out_loss"],
             "kept_step": kept["step"],
         } if kept else None,
-        **(_rewards(steps, kept, some) if run.settings.preference else {}),
+        **(_rewards(steps, kept, some) if "rewards/margins" in steps[0] else {}),
         "seconds": seconds,
         "tokens": tokens,
         "tokens_a_second": tokens / seconds,

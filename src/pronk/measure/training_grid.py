@@ -123,7 +123,6 @@ def _of_text(codec: Tokenizer, length: int) -> Examples:
 
 def _of_records(codec: Tokenizer, data: str, length: int, most: int) -> Examples:
     """The first records, as pronk finetune reads them, cut where they are longer. `most`: tokens of the context."""
-    from pronk.train.data.examples import Example
     from pronk.train.data.sources import prepare
     from pronk.train.settings import Settings
 
@@ -131,4 +130,4 @@ def _of_records(codec: Tokenizer, data: str, length: int, most: int) -> Examples
     found = prepare(settings, codec, most).train[:EXAMPLES]
     if len(found) < EXAMPLES:
         raise BadRequest(f"{data}: holds {len(found)} examples, and {EXAMPLES} are needed")
-    return [(one.ids.tolist(), one.learned.tolist()) for one in found if isinstance(one, Example)]
+    return [(one.ids.tolist(), one.loss_mask.tolist()) for one in found]

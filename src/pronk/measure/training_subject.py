@@ -18,7 +18,7 @@ from pronk.measure.worker import serve
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
-    from pronk.train.run import Run
+    from pronk.train.trainer import Trainer
 
 
 def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -53,15 +53,13 @@ class TrainingSubject:
         from pronk.checkpoint.adapter import LoraConfig
         from pronk.checkpoint.hub import resolve as hub
         from pronk.torch_engine.backend import pick_device
-        from pronk.train.data.examples import Example, Pair
+        from pronk.train.data.examples import Example
         from pronk.train.data.sources import Data
         from pronk.train.memory import plan
         from pronk.train.settings import Settings
 
-        every: list[Example | Pair] = [
-            Example(np.array(ids, np.int32), np.array(learned, np.bool_)) for ids, learned in examples
-        ]
-        self._data = Data(every, [], [str(number) for number in range(len(every))], [], 0, 0, {})
+        every = [Example(np.array(ids, np.int32), np.array(learned, np.bool_)) for ids, learned in examples]
+        self._data = Data(every)
         self._settings = Settings(model, "", lora=LoraConfig(**lora) if lora else None, **settings)
         self._checkpoint = checkpoint.open(hub.resolve(model, progress=False))
         self._device = pick_device(device)
@@ -71,10 +69,10 @@ class TrainingSubject:
     @_may_run_out
     def load(self, threads: int | None) -> dict[str, Any]:
         """Nothing of it is ever written."""
-        from pronk.train.run import Run
+        from pronk.train.trainer import Trainer
 
         how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self.progress}
-        self._run: Run = Run(self._checkpoint, self._data, self._settings, Path(), **how)
+        self._run: Trainer = Trainer(self._checkpoint, self._data, self._settings, Path(), **how)
         torch = sys.modules["torch"]
         return {
             "trained_share": self._run.trained_share,

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, read_config
 from pronk.checkpoint.containers import safetensors
+from pronk.system import replacing
 from pronk.train import lora
 from pronk.train.distributed import Whole
 
 
 def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight) -> None:
-    """Into `folder`, which exists. `base`: the name of the model that it is an adapter of."""
+    """Into `folder`, which exists; over an adapter that may be there each file is whole, the old or the new, after a
+    power cut too. `base`: the name of the model that it is an adapter of."""
     tensors = {}
     for name, layer in lora.layers(model):
         for part in ("lora_A", "lora_B"):
             weight = whole(getattr(layer, part)).detach().float().cpu().contiguous().numpy()
             tensors[key(name, part)] = weight
-    safetensors.write(folder / WEIGHTS, tensors)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -37,19 +37,14 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: W
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    (folder / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-
-
-def replace(
-    model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight
-) -> None:
-    """As `save`, over an adapter that may be there: each file is whole, the old or the new, after a power cut too."""
-    with TemporaryDirectory(prefix=".adapter-", dir=folder) as fresh:
-        save(model, config, base, Path(fresh), whole)
-        for name in (WEIGHTS, CONFIG):
-            with (Path(fresh) / name).open("rb+") as file:
+    for path in (folder / WEIGHTS, folder / CONFIG):
+        with replacing(path) as fresh:
+            if path.name == WEIGHTS:
+                safetensors.write(fresh, tensors)
+            else:
+                fresh.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+            with fresh.open("rb+") as file:
                 os.fsync(file.fileno())
-            (Path(fresh) / name).replace(folder / name)
 
 
 def load(model: nn.Module, folder: Path) -> LoraConfig:

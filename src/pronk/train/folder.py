@@ -80,7 +80,7 @@ def _clean(folder: Path) -> None:
     """Take away what a run that was killed had half written; elsewhere such names may be somebody's."""
     if not ((folder / METRICS).exists() or (folder / CHECKPOINTS).exists()):
         return
-    halves = (".*.part", ".adapter-*", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
+    halves = (".*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
     for pattern in halves:
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             break
         if not isinstance(line, dict) or type(line.get("step")) is not int or not all(map(_is_metric, line.values())):
             break
-        found.append(line)
+        found.append({"lr" if name == "rate" else name: value for name, value in line.items()})  # so 0.1 called it
     return found
 
 

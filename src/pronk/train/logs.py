@@ -7,76 +7,63 @@ over each other. A log that fails is told of once and left out from then on; it 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from pronk.errors import PronkError, one_line
 
-_NAMES = {"rate": "learning_rate"}
+_NAMES = {"lr": "learning_rate"}
 _HELD_OUT = "held_out_"
 
 
-class Log(Protocol):
-    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+class Log(NamedTuple):
+    write: Callable[[int, Mapping[str, float]], None]  # a step, and numbers by their names
+    close: Callable[[], None]
 
-    def close(self) -> None: ...
 
-
-class TensorBoard:
+def _tensorboard(folder: Path, settings: Mapping[str, Any], after: int) -> Log:
     """Event files in the run's folder, under tensorboard/."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], after: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    # Steps after the checkpoint that a run goes on from come again: those there are not to be shown.
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1 if after else None)
+    if not after:
+        writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")
 
-        # Steps after the checkpoint that a run goes on from come again: those there are not to be shown.
-        purge = after + 1 if after else None
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-        if not after:
-            self._writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def write(step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
-            self._writer.add_scalar(name, number, step)
-        self._writer.flush()
+            writer.add_scalar(name, number, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return Log(write, writer.close)
 
 
-class WeightsAndBiases:
+def _weights_and_biases(folder: Path, settings: Mapping[str, Any], after: int) -> Log:
     """One run there for the run here, however often it is resumed. Its project and mode are those of its environment
     variables (WANDB_PROJECT, WANDB_MODE=offline, ...); the project is "pronk" where none is named."""
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any], after: int) -> None:
-        import os
-
-        wandb = import_module("wandb")
-        known = folder / "wandb" / "id"
-        known.parent.mkdir(exist_ok=True)
-        if not known.exists():
-            known.write_text(uuid4().hex[:12], encoding="utf-8")
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "pronk"),
-            dir=str(folder),
-            name=folder.resolve().name,
-            id=known.read_text(encoding="utf-8"),
-            resume="allow",
-            config=dict(settings),
-        )
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    known = folder / "wandb" / "id"
+    known.parent.mkdir(exist_ok=True)
+    if not known.exists():
+        known.write_text(uuid4().hex[:12], encoding="utf-8")
+    run = import_module("wandb").init(
+        project=os.environ.get("WANDB_PROJECT", "pronk"),
+        dir=str(folder),
+        name=folder.resolve().name,
+        id=known.read_text(encoding="utf-8"),
+        resume="allow",
+        config=dict(settings),
+    )
+    return Log(lambda step, numbers: run.log(dict(numbers), step=step), run.finish)
 
 
 _KINDS: dict[str, tuple[Callable[[Path, Mapping[str, Any], int], Log], str, str]] = {
-    "tensorboard": (TensorBoard, "torch.utils.tensorboard", "SummaryWriter"),
-    "wandb": (WeightsAndBiases, "wandb", "init"),
+    "tensorboard": (_tensorboard, "torch.utils.tensorboard", "SummaryWriter"),
+    "wandb": (_weights_and_biases, "wandb", "init"),
 }
 
 
@@ -98,33 +85,32 @@ class Logs:
     def __init__(
         self, kinds: Sequence[str], folder: Path, settings: Mapping[str, Any], after: int, warn: Callable[[str], None]
     ) -> None:
-        self._waiting, self._open = list(dict.fromkeys(kinds)), dict[str, Log]()
+        self._open: dict[str, Log | None] = dict.fromkeys(kinds)
         self._of, self._warn = (folder, settings, after), warn
 
     def __call__(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl."""
-        for kind in self._waiting:
-            with_it = self._attempt(kind, lambda kind=kind: _KINDS[kind][0](*self._of))  # type: ignore[misc]
-            if with_it is not None:
-                self._open[kind] = with_it
-        self._waiting = []
         numbers = dict(named(line))
-        for kind, log in list(self._open.items()):
-            self._attempt(kind, lambda log=log: log.write(line["step"], numbers))  # type: ignore[misc]
+        for kind in [*self._open]:
+            with self._attempt(kind):
+                log = self._open[kind] = self._open[kind] or _KINDS[kind][0](*self._of)
+                log.write(line["step"], numbers)
 
     def close(self) -> None:
-        for kind, log in list(self._open.items()):
-            self._attempt(kind, log.close)
+        for kind, log in [*self._open.items()]:
+            with self._attempt(kind):
+                if log:
+                    log.close()
         self._open = {}
 
-    def _attempt(self, kind: str, what: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _attempt(self, kind: str) -> Iterator[None]:
         try:
-            return what()
+            yield
         except Exception as error:  # whatever is the matter with it, training is not
-            self._open.pop(kind, None)
+            del self._open[kind]
             problem = one_line(f"{type(error).__name__}: {error}", 300)
             self._warn(f"{kind} failed, and the run goes on without it ({problem})")
-            return None
 
 
 def named(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

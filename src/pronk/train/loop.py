@@ -1,6 +1,6 @@
 """The loop: micro-batches through the cache-free forward, gradients added up, a step, and a look at held-out data.
 
-The loss of a step is the sum over all tokens that are learned in its micro-batches (or whatever else the objective
+The loss of a step is the sum over all tokens in the loss masks of its micro-batches (or whatever else the objective
 counts) divided by their number: how examples were dealt out to micro-batches makes no difference, whatever their
 lengths, nor how micro-batches are dealt out to processes.
 """
@@ -11,8 +11,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,15 @@ from torch.optim import Optimizer
 
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
-from pronk.train import lora
+from pronk.train import lora, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
-from pronk.train.objectives.objective import Imitation, Objective
+from pronk.train.objectives.objective import Objective
+from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pronk.train.settings import Settings
 
 Precision = Literal["f32", "bf16", "f16"]
 _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -42,8 +46,8 @@ class Step:
 
     step: int  # from 1
     epoch: float
-    loss: float  # mean over what the objective counts; of imitation over learned tokens, nats
-    rate: float
+    loss: float  # mean over what the objective counts: tokens in the loss mask, nats each, or pairs
+    lr: float
     grad_norm: float  # before clipping
     tokens: int  # read
     targets: int  # what the loss is the mean over
@@ -70,9 +74,6 @@ class Position:
     best: float | None = None  # held-out loss
     waited: int = 0  # evaluations since
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Loop:
     """Trains `model` in place; what requires gradients is trained."""
@@ -92,7 +93,7 @@ class Loop:
         names: Sequence[str] = (),
         group: Group | None = None,
     ) -> None:
-        """`objective`: imitation, unless another is given. `names`: where each example stands, for messages.
+        """`objective`: SFT, unless another is given. `names`: where each example stands, for messages.
 
         Steps end with the schedule. Raises BadRequest where micro-batches cannot be dealt out evenly to the group.
         """
@@ -104,7 +105,7 @@ class Loop:
             )
         self.model, self.examples, self.batches = model, examples, batches
         self.optimizer, self.schedule = optimizer, schedule
-        self.objective: Objective = objective or Imitation()
+        self.objective: Objective = objective or SFT()
         self.accumulate, self.clip, self.precision, self.names = accumulate, clip, precision, names
         self.position = Position()
         self.device = model.model.embed_tokens.weight.device
@@ -112,6 +113,22 @@ class Loop:
             lora.narrow(model, _TYPES[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "f16")
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
+
+    @classmethod
+    def of(cls, settings: Settings, model: Llama, examples: Sequence[Any], batches: Batches, **more: Any) -> Loop:
+        """As `settings` have it, with an objective that has not seen another run; `more`: of the arguments above."""
+        steps = settings.steps(batches)
+        return cls(
+            model,
+            examples,
+            batches,
+            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay),
+            Schedule(settings.lr, steps, round(settings.warmup * steps), settings.schedule),  # type: ignore[arg-type]
+            objective=replace(settings.objective),
+            clip=settings.clip,
+            precision=settings.precision,
+            **more,
+        )
 
     @property
     def done(self) -> bool:
@@ -124,19 +141,19 @@ class Loop:
         """
         begun, position = time.perf_counter(), self.position
         self.model.train()
-        rate = self.schedule.at(position.step)
+        lr = self.schedule.at(position.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = lr
         chosen = [self._next() for _ in range(self.accumulate)]
         mine = self.group.share(chosen)
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
             mine = self.batches.passes(mine)
-        micro = [self.objective.work([self.examples[i] for i in indices], self.device) for indices in mine]
-        weight, tokens = map(int, self.group.sum(sum(w.weight for w in micro), sum(w.tokens for w in micro)))
+        micro = [self.objective.collate([self.examples[i] for i in indices], self.device) for indices in mine]
+        weight, tokens = map(int, self.group.sum(sum(m.weight for m in micro), sum(m.tokens for m in micro)))
         total, seen = 0.0, Counter[str]()
-        for number, work in enumerate(micro, 1):
+        for number, batch in enumerate(micro, 1):
             self.group.reduce(self.model, last=number == len(micro))
-            cost, shown = self._cost(work)
+            cost, shown = self._loss(batch)
             loss = cost / weight
             self.scaler.scale(loss).backward()
             total += float(loss.detach())
@@ -145,7 +162,8 @@ class Loop:
         read = [i for indices in chosen for i in indices]
         self._check(total, read)
         self.scaler.unscale_(self.optimizer)
-        norm = self._clipped()
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = float(self.group.whole(nn.utils.clip_grad_norm_(trained, self.clip or math.inf)))  # before clipping
         if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
             self._break("gradient is not a number", read)
         self.scaler.step(self.optimizer)
@@ -155,7 +173,7 @@ class Loop:
         position.losses = [*position.losses, total][-REMEMBERED:]
         epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
         seconds = time.perf_counter() - begun
-        return Step(position.step, epoch, total, rate, norm, tokens, weight, seconds, _means(seen, weight))
+        return Step(position.step, epoch, total, lr, norm, tokens, weight, seconds, _means(seen, weight))
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> Evaluation:
@@ -166,10 +184,10 @@ class Loop:
             if watch:
                 watch(done, len(examples))
             at = done + self.group.rank
-            work = self.objective.work([examples[min(at, len(examples) - 1)]], self.device)
-            cost, shown = self._cost(work)
+            batch = self.objective.collate([examples[min(at, len(examples) - 1)]], self.device)
+            cost, shown = self._loss(batch)
             counts = at < len(examples)  # a process that has none left takes part in the others' work
-            total, weight = total + float(cost) * counts, weight + work.weight * counts
+            total, weight = total + float(cost) * counts, weight + batch.weight * counts
             seen.update({name: value * counts for name, value in shown.items()})
         self.group.rest(self.model)
         total, seen = self._summed(total, seen)
@@ -193,21 +211,20 @@ class Loop:
         """What the model is computed under."""
         return torch.autocast(self.device.type, _TYPES.get(self.precision), enabled=self.precision in _TYPES)
 
-    def _cost(self, work: Any) -> tuple[Tensor, Mapping[str, float]]:
+    def prepare(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> None:
+        """The objective, for all `examples` that the run will see."""
         with self.autocast():
-            return self.objective.cost(self.model, work)
+            self.objective.prepare(self.model, examples, self.group, watch)
+        self.group.rest(self.model)
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
+        with self.autocast():
+            return self.objective.loss(self.model, batch)
 
     def _summed(self, total: float, seen: Counter[str]) -> tuple[float, Counter[str]]:
         """Over the group."""
         total, *values = self.group.sum(total, *seen.values())
         return total, Counter(dict(zip(seen, values, strict=True)))
-
-    def _clipped(self) -> float:
-        """The gradient's length, before."""
-        return float(self.group.whole(nn.utils.clip_grad_norm_(self._trained(), self.clip or math.inf)))
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _next(self) -> list[int]:
         """The examples of the next micro-batch."""
@@ -227,9 +244,8 @@ class Loop:
         usual = sum(before) / len(before) if len(before) == REMEMBERED else math.inf
         if math.isfinite(loss) and loss <= _SPIKE * usual + self.objective.slack:
             return
-        self._break(
-            f"loss leapt to {loss:.3g} from {usual:.3g}" if math.isfinite(loss) else "loss is not a number", examples
-        )
+        leapt = f"loss leapt to {loss:.3g} from {usual:.3g}"
+        self._break(leapt if math.isfinite(loss) else "loss is not a number", examples)
 
     def _break(self, what: str, examples: Sequence[int]) -> NoReturn:
         self.optimizer.zero_grad(set_to_none=True)

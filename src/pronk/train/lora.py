@@ -45,10 +45,6 @@ class LoraLinear(nn.Module):
         """N, K of the weight."""
         return len(self.lora_B), self.lora_A.shape[1]
 
-    def delta(self) -> Tensor:
-        """What is added to the weight, [N, K] float32."""
-        return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
-
 
 class _Beside(torch.autograd.Function):
     """y + scale * x A^T B^T, added in place to what the base made, x without what is dropped of it.
@@ -85,7 +81,7 @@ def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None
 
     `device`: of the thin matrices; None: where each weight is.
     """
-    if any(True for _ in layers(model)):
+    if has(model):
         raise BadRequest("this model has LoRA layers already; merge them first")
     model.requires_grad_(False)
     for name, linear in list(model.named_modules()):
@@ -113,6 +109,10 @@ def narrow(model: Llama, kind: torch.dtype) -> None:
 def layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     """Name of the wrapped module, as the base model has it, and the layer."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear))
+
+
+def has(model: nn.Module) -> bool:
+    return any(True for _ in layers(model))
 
 
 def remove(model: nn.Module) -> None:

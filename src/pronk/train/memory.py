@@ -20,14 +20,11 @@ from pronk import system
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.torch_engine import device_memory
 from pronk.torch_engine.model import Llama
-from pronk.train import codes, frozen, lora, optimizers
+from pronk.train import codes, frozen, lora
 from pronk.train.data.batches import Batches, filled
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
-from pronk.train.objectives.dpo import Preferences
-from pronk.train.objectives.objective import Imitation, Objective
 from pronk.train.recompute import recompute
-from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
 
 # Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
@@ -91,12 +88,9 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
     """Of training on `examples`, as Data has them."""
     on_cpu = device.type == "cpu"
     batch = largest(settings, examples)
-    objective = Preferences(settings.preference) if settings.preference else Imitation()
     with FakeTensorMode():
-        loop = _loop(checkpoint, settings, batch, device, objective)
-        if isinstance(objective, Preferences):  # whose reference was asked before the first step, or with the others
-            with loop.autocast():
-                objective.reference.ask(loop.model, batch)
+        loop = _loop(checkpoint, settings, batch, device)
+        loop.prepare(batch)
         trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
@@ -129,50 +123,32 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
 
 def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
     """The examples of the pass with the most tokens of all that the run will make."""
-    chosen = max(_of_run(settings, examples), key=lambda indices: sum(len(examples[i]) for i in indices))
+    chosen = max(_passes(settings, examples), key=lambda indices: sum(len(examples[i]) for i in indices))
     return [examples[i] for i in chosen]
 
 
 def _differ(settings: Settings, examples: Sequence[Any]) -> bool:
     """Whether not all passes read one number of tokens."""
-    return len({filled(sum(len(examples[i]) - 1 for i in one)) for one in _of_run(settings, examples)}) > 1
+    return len({filled(sum(len(examples[i]) - 1 for i in one)) for one in _passes(settings, examples)}) > 1
 
 
-def _of_run(settings: Settings, examples: Sequence[Any]) -> Iterator[list[int]]:
-    """Its passes, to the last, as examples' indices."""
-    lengths = [len(example) for example in examples]
-    batches = Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
-    return islice(_passes(settings, batches), _LOOKED_AT)
+def _passes(settings: Settings, examples: Sequence[Any]) -> Iterator[list[int]]:
+    """Those of a run, as examples' indices; of many the first."""
+    batches = settings.batches(examples)
+    every = chain.from_iterable(batches.epoch(number) for number in count())
+    steps = (list(islice(every, settings.accumulate)) for _ in range(settings.steps(batches)))
+    return islice(chain.from_iterable(map(batches.passes, steps)), _LOOKED_AT)
 
 
-def _passes(settings: Settings, batches: Batches) -> Iterator[list[int]]:
-    first = batches.epoch(0)
-    steps = settings.max_steps or max(1, round(settings.epochs * len(first) / settings.accumulate))
-    every = chain(first, chain.from_iterable(batches.epoch(number) for number in count(1)))
-    for _ in range(steps):
-        yield from batches.passes(list(islice(every, settings.accumulate)))
-
-
-def _loop(
-    checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device, objective: Objective
-) -> Loop:
-    """A run's loop (run.py), with one micro-batch a step."""
+def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], device: torch.device) -> Loop:
+    """A run's loop (trainer.py), with one micro-batch a step."""
     with device:
         model = Llama(checkpoint.config)
         if settings.lora:
             frozen.outline(model, checkpoint, settings.quantize)
             lora.add(model, settings.lora)
     recompute(model, settings.recompute)
-    return Loop(
-        model,
-        batch,
-        Batches([len(example) for example in batch], len(batch)),
-        optimizers.make(model, settings.optimizer, settings.rate, settings.decay),
-        Schedule(settings.rate, 1),
-        objective=objective,
-        clip=settings.clip,
-        precision=settings.precision,
-    )
+    return Loop.of(settings, model, batch, Batches([len(example) for example in batch], len(batch)))
 
 
 class _Rehearsal(Ledger):

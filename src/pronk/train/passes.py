@@ -19,7 +19,7 @@ from pronk.torch_engine.backend import load_model, pick_device
 from pronk.train import adapter as adapters
 from pronk.train import lora
 from pronk.train.data.examples import Example
-from pronk.train.objectives.objective import Imitation
+from pronk.train.objectives.sft import SFT
 from pronk.train.recompute import recompute
 
 _DRAWN = LoraConfig(rank=4, alpha=8)  # where no adapter is named: one whose numbers are drawn
@@ -49,9 +49,9 @@ class Passes:
         ids = self._ids
         texts = [ids[::-1], ids, ids[1:] + ids[:1]] if packed else [ids]
         # With a token more, which is foretold and not read.
-        work = Imitation().work([_example([*text, text[0]]) for text in texts], self._device)
+        batch = SFT().collate([_example([*text, text[0]]) for text in texts], self._device)
         own = slice(len(ids), 2 * len(ids)) if packed else slice(len(ids))
-        hidden = self.model.hidden(work.batch)[own]
+        hidden = self.model.hidden(batch.batch)[own]
         logits: NDArray[np.float32] = (hidden @ self.model.lm_head.weight.T).detach().cpu().numpy()
         self._passed()
         return logits
@@ -63,13 +63,13 @@ class Passes:
     def learn(self) -> tuple[float, dict[str, Tensor]]:
         """The mean loss over the text, in nats a token, and its gradients."""
         self.model.zero_grad()
-        objective = Imitation()
-        work = objective.work([_example(self._ids)], self._device)
-        cost, _ = objective.cost(self.model, work)
-        (cost / work.weight).backward()
+        objective = SFT()
+        batch = objective.collate([_example(self._ids)], self._device)
+        cost, _ = objective.loss(self.model, batch)
+        (cost / batch.weight).backward()
         self._passed()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        return float(cost.detach()) / work.weight, gradients
+        return float(cost.detach()) / batch.weight, gradients
 
     def adapt(self, adapter: Path | None, beside: Path) -> Path:
         """Put an adapter beside the weights; where None is named, one that is drawn, and written into `beside`."""

@@ -1,14 +1,16 @@
 """From nothing: a LLaMA's shape, the weights that it begins with, and a text made into a tokenizer and data.
 
-The run is any other (run.py), of all weights: what it begins from is a checkpoint that is nowhere on disk.
+The run is any other (trainer.py), of all weights: what it begins from is a checkpoint that is nowhere on disk.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,10 @@ from pronk.config import ModelConfig
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import documents, vocabulary
-from pronk.train.data.documents import Sequences
-from pronk.train.data.sources import Data, batches_of
+from pronk.train.data.examples import Encoder, Example
+from pronk.train.data.records import Record, Records
+from pronk.train.data.sources import Data, encoded
+from pronk.train.saved_settings import NEW_MODEL
 from pronk.train.settings import Settings
 
 SPREAD = 0.02  # of weights at first: GPT-2's, and the initializer_range of LlamaConfig
@@ -61,12 +65,12 @@ class Shape:
 
     def __str__(self) -> str:
         return (
-            f"a new LLaMA (hidden {self.hidden}, {self.layers} layers, {self.heads} heads, "
+            f"{NEW_MODEL}hidden {self.hidden}, {self.layers} layers, {self.heads} heads, "
             f"{self.kv_heads or self.heads} for keys and values, context {self.ctx_size})"
         )
 
     @property
-    def usual_rate(self) -> float:
+    def usual_lr(self) -> float:
         """Falls with width, as in GPT-3's table (arXiv 2005.14165, 2.1): 6e-4 for 768, 2e-4 for 2048."""
         return float(f"{min(3e-3, 0.4 / self.hidden):.1g}")
 
@@ -103,12 +107,17 @@ class Ready:
     tokenizer: Tokenizer
     checkpoint: Checkpoint  # as it begins
     data: Data
-    train: Sequences  # that the data are made of
-    held_out: Sequences
+    train_bytes: int  # that the data spell, in UTF-8
+    held_out_bytes: int
 
     def bits_a_byte(self, loss: float) -> float:
         """What a held-out loss, nats a token, comes to: of different vocabularies, losses compare in this alone."""
-        return loss * self.held_out.tokens / self.held_out.nbytes / math.log(2)
+        return loss * tokens(self.data.held_out) / self.held_out_bytes / math.log(2)
+
+
+def tokens(examples: Sequence[Example]) -> int:
+    """That are learned."""
+    return sum(example.targets for example in examples)
 
 
 def prepare(
@@ -134,17 +143,34 @@ def prepare(
     try:
         codec = vocabulary.train(texts, tokenizer) if isinstance(tokenizer, int) else tokenizer
         config = replace(shape.config(codec.vocab_size), bos_token_id=codec.bos_id, eos_token_ids=codec.eos_ids)
-        train = documents.sequences(texts, codec, shape.ctx_size, settings.data, progress)
-        held = documents.sequences(held_out, codec, shape.ctx_size, settings.eval_data or settings.data)
+        encoder = Encoder(codec, shape.ctx_size)
     except BadRequest as error:
         raise BadFile(settings.data, str(error)) from None
-    if train.tokens < shape.ctx_size:
-        problem = (
-            f"too short: {train.tokens} tokens to train on are not one sequence of {shape.ctx_size}; a smaller --ctx is"
-        )
-        raise BadFile(settings.data, problem)
-    data = Data([*train.examples], [*held.examples], train.names, [], 0, 0, {})
+    train, names = _sequences(texts, settings, encoder, settings.data, progress)
+    held, _ = _sequences(held_out, settings, encoder, settings.eval_data or settings.data) if held_out else ([], [])
+    if (learned := tokens(train)) < shape.ctx_size:
+        problem = f"{learned} tokens to train on are not one sequence of {shape.ctx_size}; a smaller --ctx is"
+        raise BadFile(settings.data, f"too short: {problem}")
+    data = Data(train, held, names)
     if settings.eval_every is None:
-        steps = settings.max_steps or settings.epochs * len(batches_of(data, settings).epoch(0)) / settings.accumulate
+        steps = settings.max_steps or settings.epochs * len(settings.batches(train).epoch(0)) / settings.accumulate
         settings = replace(settings, eval_every=max(1, round(steps / _LOOKS)))
-    return Ready(settings, codec, initial(config, settings.seed), data, train, held)
+    nbytes = (sum(len(text.encode()) for text in part) for part in (texts, held_out))
+    return Ready(settings, codec, initial(config, settings.seed), data, *nbytes)
+
+
+def _sequences(
+    texts: Sequence[str], settings: Settings, encoder: Encoder, source: str, progress: Progress | None = None
+) -> tuple[list[Any], list[str]]:
+    """And where each stands. `progress` is told of characters: a text may be one long document."""
+    done, every = 0, sum(map(len, texts))
+
+    def heard(characters: int) -> None:
+        nonlocal done
+        done += characters
+        if progress:
+            progress("", done, every)
+
+    encoder.heard = heard
+    items = [Record("text", {"text": text}, f"document {number}") for number, text in enumerate(texts, 1)]
+    return encoded(settings.objective, encoder, Records(source, items))

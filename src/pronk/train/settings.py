@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
 from pronk.train import codes
+from pronk.train.data.batches import Batches
 from pronk.train.loop import Precision
+from pronk.train.objectives.objective import Objective
+from pronk.train.objectives.sft import SFT
 
-PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 _MOST = 1e15  # of a number, so that products of two are still float32
 _RANK = _MICRO_BATCHES = 1 << 20
-_BETA = 1e9  # ipo squares what it divides by it
-
-
-@dataclass(frozen=True)
-class Preference:
-    """How preferences are learned (dpo.py); names and defaults are TRL's.
-
-    `loss`: sigmoid (arXiv 2305.18290), hinge (2305.10425) or ipo (2310.12036, whose tau is `beta`). `label_smoothing`,
-    for sigmoid: how probable it is that a record has its answers the wrong way round.
-    """
-
-    beta: float = 0.1  # the larger, the dearer is each nat away from the reference
-    label_smoothing: float = 0.0
-    loss: PreferenceLoss = "sigmoid"
-
-    def __post_init__(self) -> None:
-        if not 1 / _BETA <= self.beta <= _BETA:
-            raise BadRequest(f"beta must be from {1 / _BETA:g} to {_BETA:g}, not {self.beta!r}")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise BadRequest(f"label_smoothing must be from 0 to less than 0.5, not {self.label_smoothing!r}")
-        if self.loss not in get_args(PreferenceLoss):
-            raise BadRequest(f"loss must be one of {', '.join(get_args(PreferenceLoss))}, not {self.loss!r}")
-        if self.label_smoothing and self.loss != "sigmoid":
-            raise BadRequest(f"label_smoothing is for the sigmoid loss; with {self.loss} leave it out")
 
 
 @dataclass(frozen=True)
@@ -53,10 +32,10 @@ class Settings:
     accumulate: int = 8
     pack: int | None = None
     bucket: bool = False
-    rate: float = 2e-4
+    lr: float = 2e-4
     warmup: float = 0.03  # of all steps
     schedule: str = "cosine"
-    decay: float = 0.0
+    weight_decay: float = 0.0
     clip: float = 1.0
     optimizer: str = "adamw"
     precision: Precision = "f32"
@@ -64,10 +43,8 @@ class Settings:
     max_length: int | None = None
     too_long: str = "error"
     skip_bad: bool = False
-    train_on_prompt: bool = False
     chat_template: str | None = None
-    chat_instructions: bool = False
-    preference: Preference | None = None  # None: answers are imitated
+    objective: Objective = field(default_factory=SFT)
     eval_every: int | None = None  # steps; None: once an epoch
     patience: int | None = None
     save_every: int = 50
@@ -81,7 +58,7 @@ class Settings:
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
-        for name in ("rate", "decay", "clip", "epochs"):
+        for name in ("lr", "weight_decay", "clip", "epochs"):
             if not 0 <= (value := getattr(self, name)) <= _MOST:
                 raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")
         if self.lora and (self.lora.rank > _RANK or self.lora.alpha > _MOST):
@@ -96,7 +73,12 @@ class Settings:
             raise BadRequest(f"a step is of {_MICRO_BATCHES} micro-batches at most, not {self.accumulate}")
         if not 0 <= self.seed < 1 << 64:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
-        if self.preference and self.train_on_prompt:
-            raise BadRequest("both answers of a preference have the same prompt: there is nothing in it to train on")
         if not self.epochs > 0:
             raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
+
+    def batches(self, examples: Sequence[Any]) -> Batches:
+        lengths = [len(example) for example in examples]
+        return Batches(lengths, self.batch_size, self.pack, self.bucket, self.seed)
+
+    def steps(self, batches: Batches) -> int:
+        return self.max_steps or max(1, round(self.epochs * len(batches.epoch(0)) / self.accumulate))

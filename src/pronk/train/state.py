@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,14 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shares
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from pronk import strict_json
-from pronk.errors import BadFile, BadRequest, PronkError, os_problem, out_of_memory, short
-from pronk.train import optimizers
+from pronk.errors import BadFile, PronkError, os_problem, out_of_memory, short
+from pronk.train import optimizers, saved_settings
 from pronk.train.distributed import is_loss
 from pronk.train.loop import REMEMBERED, Loop, Position
 from pronk.train.state_reader import Reader
 
 _NAME = re.compile(r"step-(\d{6,})")
 _POSITION = "position.json"
-DIGEST = "the SHA-256 of its "  # a setting whose name begins so stands for what a file holds
 _TRAINED, _OPTIMIZER, _RANDOM = "trained.", "optimizer.", "random."  # how names of tensors begin
 _RANDOM_NAME = re.compile(rf"{re.escape(_RANDOM)}(cpu|cuda)\.\d{{1,6}}")
 
@@ -44,8 +44,9 @@ def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -
     destination = folder / f"step-{loop.position.step:06d}"
     partial = folder / f".{destination.name}.part"  # one run has the folder for itself
     position = {
-        "position": loop.position.to_dict(),
+        "position": asdict(loop.position),
         "scaler": loop.scaler.state_dict(),
+        "version": saved_settings.VERSION,
         "settings": dict(settings),
     }
 
@@ -86,14 +87,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
+def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> None:
     """Put `loop` where the checkpoint was taken. Raises BadRequest where that run had other settings, and BadFile.
 
-    Random states are left as they are where more or fewer processes wrote them: dropout draws anew.
+    `usual`: defaults of `settings`, which hold where it is older than they are. Random states are left as they are
+    where more or fewer processes wrote them: dropout draws anew.
     """
     try:
         raw = strict_json.read(checkpoint / _POSITION, paths=True)
-        _check_settings(raw, checkpoint, settings)
+        saved_settings.check(raw, checkpoint, settings, usual or {})
         position = _position(raw["position"], loop, checkpoint)
         _set_scaler(loop, raw["scaler"])
         reader = Reader(checkpoint)
@@ -113,27 +115,10 @@ def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any]) -> None:
         raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
 
 
-def _check_settings(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any]) -> None:
-    before = raw.get("settings")
-    if not isinstance(before, dict):
-        raise BadFile(checkpoint / _POSITION, "required and absent", field="settings")
-    for key in dict.fromkeys([*settings, *before]):  # what is settled by others comes after them
-        if (old := before.get(key)) != (new := json.loads(json.dumps(settings.get(key)))):
-            if key.startswith(DIGEST):
-                raise BadRequest(
-                    f"{checkpoint} was made with other {key.removeprefix(DIGEST)}: what their name stands for has "
-                    "changed since; bring it back, or begin in another folder"
-                )
-            raise BadRequest(
-                f"{checkpoint} was made with {key}={old!r}, and now it is {new!r}; resume with the same, or begin in "
-                "another folder"
-            )
-
-
 def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
     """Raises ValueError or TypeError where it is none, or of another step than its folder."""
     position = Position(**raw)
-    if raw.keys() != position.to_dict().keys():
+    if raw.keys() != asdict(position).keys():
         raise ValueError("its position is not whole")
     step, losses = position.step, position.losses
     bounds = {"step": loop.schedule.steps, "epoch": step * loop.accumulate, "waited": step}

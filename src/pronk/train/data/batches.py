@@ -32,7 +32,7 @@ class MicroBatch:
     batch: TorchBatch  # wants what the head is given where the next token is learned
     targets: Tensor  # [R] int64, those next tokens; at last some that are IGNORED
     tokens: int  # of examples that are read
-    weight: int  # of them, how many are learned
+    weight: int  # of them, how many are in the loss mask
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device) -> MicroBatch:
@@ -44,11 +44,11 @@ class MicroBatch:
         tokens = sum(map(len, texts))
         texts[-1] += [0] * (filled(tokens) - tokens)
         batch = Batch.of([Run(text, logits="none") for text in texts])
-        learned = np.concatenate([example.learned[1:] for example in examples])
-        weight = int(learned.sum())
+        mask = np.concatenate([example.loss_mask[1:] for example in examples])
+        weight = int(mask.sum())
         more = filled(weight) - weight
-        rows = np.pad(np.flatnonzero(learned), (0, more), constant_values=len(batch.token_ids) - 1)
-        following = np.concatenate([example.ids[1:] for example in examples])[learned]
+        rows = np.pad(np.flatnonzero(mask), (0, more), constant_values=len(batch.token_ids) - 1)
+        following = np.concatenate([example.ids[1:] for example in examples])[mask]
         targets = np.pad(following.astype(np.int64), (0, more), constant_values=IGNORED)
         wanted = replace(batch, logits_rows=rows.astype(np.int32))
         return cls(TorchBatch.of(wanted, device, None), torch.from_numpy(targets).to(device), tokens, weight)

@@ -1,12 +1,12 @@
-"""Examples: records as token ids, and which of the tokens are to be learned.
+"""Examples: texts as token ids, and which of the tokens are to be learned.
 
-Only answers are learned, unless asked otherwise: what a user says is there to be read. A text is encoded whole, and
-the prompt's part of it is what it shares with the prompt encoded alone, which is what the model sees when it is used.
+Only answers are in the loss mask: what a user says is there to be read. A text is encoded whole, and the prompt's part
+of it is what it shares with the prompt encoded alone, which is what the model sees when it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,24 +16,11 @@ from numpy.typing import NDArray
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.tokenizer import chat
 from pronk.train.data.containers import BadRecord
-from pronk.train.data.records import Record
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
 
 TooLong = Literal["error", "cut", "skip"]
-
-# Stanford Alpaca's two, to the letter: github.com/tatsu-lab/stanford_alpaca, train.py.
-ALPACA = (
-    "Below is an instruction that describes a task. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Response:"
-)
-ALPACA_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
-)
 
 
 class Overlong(BadRecord):
@@ -43,14 +30,14 @@ class Overlong(BadRecord):
 @dataclass(frozen=True)
 class Example:
     ids: NDArray[np.int32]  # [S]
-    learned: NDArray[np.bool_]  # [S]: the loss counts how well token i is foretold; never true of the first
+    loss_mask: NDArray[np.bool_]  # [S]: whether the loss counts how well token i is foretold; never of the first
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def targets(self) -> int:
-        return int(self.learned.sum())
+        return int(self.loss_mask.sum())
 
     @property
     def answers(self) -> dict[str, Example]:
@@ -79,22 +66,20 @@ class Pair:
 
 @dataclass
 class Encoder:
-    """Makes examples of records.
+    """Makes examples of texts, answers and conversations, for objectives that say which records hold what.
 
     `template`: a chat template's file or name, instead of the model's own. `max_length`: tokens of the longest example;
     what is longer is an error, or cut at its end, or skipped, and counted. `ctx_size`: what it can be raised to.
-    `chat_instructions`: instruction records go through the chat template as well, instead of Alpaca's.
     """
 
     tokenizer: Tokenizer
     max_length: int
     template: str | None = None
-    train_on_prompt: bool = False
     too_long: TooLong = "error"
-    chat_instructions: bool = False
     ctx_size: int | None = None
     cut: int = 0
     skipped: int = 0
+    heard: Callable[[int], None] = lambda characters: None  # of long texts, when so many more have been encoded
 
     def __post_init__(self) -> None:
         if self.too_long not in get_args(TooLong):
@@ -104,47 +89,17 @@ class Encoder:
         # One that was asked for is looked at even where no record needs it; a model may have none of its own.
         self._chat = chat.choose(self.tokenizer, self.template) if self.template is not None else None
 
-    def encode(self, record: Record) -> Example | Pair | None:
-        """None where it is too long and to be skipped, or the cut leaves nothing to learn."""
-        if record.kind != "preference":
-            whole = [self._single(record)]
-        else:
-            whole = [self._preference(record.values, key) for key in ("chosen", "rejected")]
-            if _alike(whole):
-                raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
-        fitting = [fitted for example in whole if (fitted := self._fit(example))]
-        if len(fitting) < len(whole) or _alike(fitting):
-            self.skipped += 1
-            return None
-        self.cut += any(len(fitted) < len(example) for fitted, example in zip(fitting, whole, strict=True))
-        return Pair(*fitting) if record.kind == "preference" else fitting[0]
+    def text(self, text: str) -> Example:
+        """All of it is learned."""
+        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_ids[0]]
+        return _example(ids, [(0, len(ids))])
 
-    def _single(self, record: Record) -> Example:
-        values = record.values
-        if record.kind == "text":
-            ids = [*self.tokenizer.encode(values["text"]), self.tokenizer.eos_ids[0]]
-            return self._example(ids, [(0, len(ids))])
-        if record.kind == "messages":
-            return self._conversation(values["messages"])
-        if record.kind == "completion":
-            return self._answer(values["prompt"], values["completion"])
-        if self.chat_instructions:
-            question = "\n\n".join(part for part in (values["instruction"], values.get("input", "")) if part.strip())
-            return self._conversation([_message("user", question), _message("assistant", values["output"])])
-        return self._answer(alpaca_prompt(values), values["output"])
-
-    def _preference(self, values: Mapping[str, Any], key: str) -> Example:
-        if isinstance(values["prompt"], str):
-            return self._answer(values["prompt"], values[key])
-        before = len(values["prompt"])
-        return self._conversation([*values["prompt"], *values[key]], first=before)
-
-    def _answer(self, prompt: str, answer: str) -> Example:
+    def answer(self, prompt: str, answer: str) -> Example:
         alone = self.tokenizer.encode(prompt)
         ids = [*self.tokenizer.encode(prompt + answer), self.tokenizer.eos_ids[0]]
-        return self._example(ids, [(_common(alone, ids), len(ids))])
+        return _example(ids, [(_common(alone, ids), len(ids))])
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]], first: int = 0) -> Example:
+    def conversation(self, messages: Sequence[Mapping[str, Any]], first: int = 0) -> Example:
         """Learned: what the template makes of the assistant's messages, from number `first` on, and ends of turns."""
         self._chat = self._chat or chat.choose(self.tokenizer)
         ids = self._rendered(messages)
@@ -157,51 +112,61 @@ class Encoder:
             if end <= begin:
                 raise BadRecord(f"the chat template leaves nothing of message {number}, the assistant's, to be learned")
             spans.append((begin, self._end_of_turn(ids, begin, end)))
-        return self._example(ids, spans)
+        return _example(ids, spans)
+
+    def preference(self, values: Mapping[str, Any]) -> list[Pair]:
+        """Of a record's prompt and its two answers, texts or messages; none where `fitted` leaves none."""
+        prompt, answers = values["prompt"], (values["chosen"], values["rejected"])
+        if isinstance(prompt, str):
+            both = [self.answer(prompt, answer) for answer in answers]
+        else:
+            both = [self.conversation([*prompt, *answer], first=len(prompt)) for answer in answers]
+        if _alike(both):
+            raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
+        fitted = self.fitted(*both)
+        return [Pair(*fitted)] if fitted else []
+
+    def fitted(self, *examples: Example) -> list[Example]:
+        """Those of one record, none longer than may be; no one where the record is to be skipped for its length, or a
+        cut leaves nothing to learn of one, or two the same."""
+        fitting = [fitted for example in examples if (fitted := self._fit(example))]
+        if len(fitting) < len(examples) or _alike(fitting):
+            self.skipped += 1
+            return []
+        self.cut += any(len(fitted) < len(example) for fitted, example in zip(fitting, examples, strict=True))
+        return fitting
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> list[int]:
         assert self._chat
-        text = self._chat.render(messages, add_generation_prompt=prompt)
-        return self.tokenizer.encode(text, bos=False)
+        return self.tokenizer.encode(self._chat.render(messages, add_generation_prompt=prompt), bos=False)
 
     def _end_of_turn(self, ids: Sequence[int], begin: int, end: int) -> int:
         """Templates put a line's end behind the token at which generation stops: nobody will be asked for it."""
         last = next((at for at in reversed(range(begin, end)) if ids[at] in self.tokenizer.eos_ids), None)
         return end if last is None else last + 1
 
-    def _example(self, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Example:
-        learned = np.full(len(ids), self.train_on_prompt)
-        for begin, end in spans:
-            learned[begin:end] = True
-        learned[:1] = False
-        return Example(np.array(ids, np.int32), learned)
-
     def _fit(self, example: Example) -> Example | None:
-        if len(example) > self.max_length:
+        if (length := len(example)) > self.max_length:
             if self.too_long == "error":
-                raise Overlong(self._too_long(len(example)))
-            cut = Example(example.ids[: self.max_length], example.learned[: self.max_length])
+                ways = "say with --too-long that such records are to be cut or skipped"
+                if self.ctx_size is not None and length > self.ctx_size:
+                    raise Overlong(f"takes {length} tokens, and the model's context has {self.ctx_size}; {ways}")
+                most = f"{self.max_length} is the most; raise --max-length, or {ways}"
+                raise Overlong(f"takes {length} tokens, and {most}")
+            cut = Example(example.ids[: self.max_length], example.loss_mask[: self.max_length])
             gone = self.too_long == "skip" or not cut.targets  # the cut would take all of the answer
             return None if gone else cut
         if not example.targets:
             raise BadRecord("has no token to be learned")
         return example
 
-    def _too_long(self, length: int) -> str:
-        ways = "say with --too-long that such records are to be cut or skipped"
-        if self.ctx_size is not None and length > self.ctx_size:
-            return f"takes {length} tokens, and the model's context has {self.ctx_size}; {ways}"
-        return f"takes {length} tokens, and {self.max_length} is the most; raise --max-length, or {ways}"
 
-
-def alpaca_prompt(values: Mapping[str, str]) -> str:
-    """The prompt for an instruction record: one template with an input, one without."""
-    with_input = bool(values.get("input", "").strip())
-    return (ALPACA_WITH_INPUT if with_input else ALPACA).format_map(values)
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _example(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Example:
+    loss_mask = np.zeros(len(ids), np.bool_)
+    for begin, end in spans:
+        loss_mask[begin:end] = True
+    loss_mask[:1] = False  # nothing foretells it
+    return Example(np.array(ids, np.int32), loss_mask)
 
 
 def _alike(examples: Sequence[Example]) -> bool:

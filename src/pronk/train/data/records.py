@@ -15,7 +15,7 @@ A bad record is an error that names its line, or is skipped and counted where th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -58,8 +58,8 @@ class Records:
         return BadFile(self.source, problem, field=record.where)
 
 
-def read(source: str | Path, *, skip_bad: bool = False) -> Records:
-    """Raises BadFile, ModelNotFound, and PronkError where a library is missing."""
+def read(source: str | Path, kinds: Sequence[Kind] = tuple(_KEYS), *, skip_bad: bool = False) -> Records:
+    """Of these kinds. Raises BadFile, ModelNotFound, and PronkError where a library is missing."""
     records = Records(str(source))
     for where, raw in containers.read(source):
         try:
@@ -69,13 +69,15 @@ def read(source: str | Path, *, skip_bad: bool = False) -> Records:
                 raise BadFile(source, str(error), field=where) from None
             records.skipped.append(f"{where}: {error}")
             continue
+        if record.kind not in kinds:
+            verb = "pronk dpo" if record.kind == "preference" else "pronk finetune"
+            problem = f"{'+'.join(_KEYS[record.kind][0])} is what {verb} learns from; here it is {_ways(kinds)}"
+            raise records.problem(record, problem)
         known = {key for keys in _KEYS[record.kind] for key in keys}
         records.unused.update(key for key in raw if key not in known)
         records.items.append(record)
     if not records.items:
         raise nothing_good(records) if records.skipped else BadFile(source, "it holds no records")
-    if len({record.kind == "preference" for record in records.items}) > 1:
-        raise BadFile(source, "mixes preferences (chosen, rejected) with records of other kinds; split it")
     return records
 
 
@@ -92,7 +94,7 @@ def parse(raw: object, where: str) -> Record:
         raise BadRecord(f"must be an object, not {short(raw)}")
     kind = next((kind for kind, (needed, _) in _KEYS.items() if all(key in raw for key in needed)), None)
     if kind is None:
-        raise BadRecord(f"has the keys {short(sorted(map(str, raw)))}, which make no record; these do: {_ways()}")
+        raise BadRecord(f"has the keys {short(sorted(map(str, raw)))}, which make no record; these do: {_ways(_KEYS)}")
     needed, optional = _KEYS[kind]
     values = {key: raw[key] for key in (*needed, *optional) if raw.get(key) is not None}
     for key in needed:
@@ -112,8 +114,9 @@ def parse(raw: object, where: str) -> Record:
     return Record(kind, values, where)
 
 
-def _ways() -> str:
-    return "; ".join(" ".join(["+".join(needed), *(f"(+{key})" for key in may)]) for needed, may in _KEYS.values())
+def _ways(kinds: Iterable[Kind]) -> str:
+    each = (_KEYS[kind] for kind in kinds)
+    return "; ".join(" ".join(["+".join(needed), *(f"(+{key})" for key in may)]) for needed, may in each)
 
 
 def _check_text(key: str, value: object) -> None:

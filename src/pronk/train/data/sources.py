@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,10 @@ from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
-from pronk.train.data.batches import Batches
 from pronk.train.data.containers import BadRecord
-from pronk.train.data.examples import Encoder, Example, Overlong, Pair
+from pronk.train.data.examples import Encoder, Example, Overlong
+from pronk.train.data.records import Records
+from pronk.train.objectives.objective import Objective
 from pronk.train.settings import Settings
 
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
@@ -22,34 +24,30 @@ _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 @dataclass
 class Data:
-    train: list[Example | Pair]
-    held_out: list[Example | Pair]
-    names: list[str]  # where each of `train` stands
-    skipped: list[str]  # bad records, of both
-    cut: int
-    too_long: int  # skipped
-    unused: dict[str, int]  # keys of records that nobody reads
+    train: list[Any]  # examples, as the objective makes them
+    held_out: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # where each of `train` stands
+    skipped: list[str] = field(default_factory=list)  # bad records, of both
+    cut: int = 0
+    too_long: int = 0  # skipped
+    unused: dict[str, int] = field(default_factory=dict)  # keys of records that nobody reads
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
     """Read and encode; `progress` is told of records. Raises BadFile naming file and line."""
+    objective = settings.objective
     encoder = Encoder(
         tokenizer,
         min(settings.max_length or ctx_size, ctx_size),
         template=settings.chat_template,
-        train_on_prompt=settings.train_on_prompt,
         too_long=settings.too_long,  # type: ignore[arg-type]
-        chat_instructions=settings.chat_instructions,
         ctx_size=ctx_size,
     )
     sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
-    found = [records.read(source, skip_bad=settings.skip_bad) for source in sources]
-    for one in found:
-        _check_kind(one, preferences=settings.preference is not None)
-    examples, names = _encoded(encoder, found[0], settings.skip_bad, progress)
-    if settings.eval_data is not None:
-        held_out, _ = _encoded(encoder, found[1], settings.skip_bad, progress)
-    else:
+    found = [records.read(source, objective.kinds, skip_bad=settings.skip_bad) for source in sources]
+    read = [encoded(objective, encoder, one, skip_bad=settings.skip_bad, progress=progress) for one in found]
+    (examples, names), held_out = read[0], read[-1][0]
+    if settings.eval_data is None:
         count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
         chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
         held_out = [example for i, example in enumerate(examples) if i in chosen]
@@ -64,33 +62,26 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
     return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
 
 
-def _check_kind(found: records.Records, *, preferences: bool) -> None:
-    """Of all records, which are of one kind in this."""
-    if (found.items[0].kind == "preference") is preferences:
-        return
-    if preferences:
-        problem = "holds no preferences: prompt, chosen and rejected make one; pronk finetune learns from other records"
-    else:
-        problem = "holds preferences (chosen, rejected), from which nothing is imitated; pronk dpo learns from them"
-    raise BadFile(found.source, problem)
+def encoded(
+    objective: Objective, encoder: Encoder, found: Records, *, skip_bad: bool = False, progress: Progress | None = None
+) -> tuple[list[Any], list[str]]:
+    """The examples of all records, and where each stands.
 
-
-def _encoded(
-    encoder: Encoder, found: records.Records, skip_bad: bool, progress: Progress | None
-) -> tuple[list[Example | Pair], list[str]]:
-    """Bad ones among them, as whose template refuses them, are errors as well, or skipped; not those too long."""
-    examples, names = [], []
+    Bad ones among them, as whose template refuses them, are errors as well, or skipped; not those too long.
+    """
+    examples: list[Any] = []
+    names: list[str] = []
     for number, record in enumerate(found.items, 1):
         try:
-            example = encoder.encode(record)
+            parts = objective.encode(record, encoder)
         except (BadRecord, BadRequest) as error:
             if not skip_bad or isinstance(error, Overlong):
                 raise found.problem(record, str(error)) from None
             found.skipped.append(f"{record.where}: {error}")
             continue
-        if example is not None:
-            examples.append(example)
-            names.append(f"{found.source}: {record.where}")
+        examples += parts
+        where = f"{found.source}: {record.where}"
+        names += [where] if len(parts) == 1 else [f"{where}, part {part + 1}" for part in range(len(parts))]
         if progress:
             progress("", number, len(found.items))
     if not examples and not encoder.skipped:
@@ -100,12 +91,7 @@ def _encoded(
     return examples, names
 
 
-def batches_of(data: Data, settings: Settings) -> Batches:
-    lengths = [len(example) for example in data.train]
-    return Batches(lengths, settings.batch_size, settings.pack, settings.bucket, settings.seed)
-
-
 def shown(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
     """For each example its tokens as text, and whether each is learned."""
     for example in examples:
-        yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.learned, strict=True)]
+        yield [(tokenizer.token_text(int(i)), bool(m)) for i, m in zip(example.ids, example.loss_mask, strict=True)]

@@ -11,25 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pronk.errors import BadRequest
 from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train import lora
 from pronk.train.data.batches import MicroBatch
-from pronk.train.data.examples import Pair
+from pronk.train.data.examples import Encoder, Pair
+from pronk.train.data.records import Record
+from pronk.train.distributed import Group
 from pronk.train.objectives.loss import log_likelihoods
-from pronk.train.settings import Preference
+from pronk.train.objectives.objective import Objective
+
+LossType = Literal["sigmoid", "hinge", "ipo"]
+_BETA = 1e9  # ipo squares what it divides by it
 
 
 @dataclass(frozen=True)
 class PairBatch:
     pairs: tuple[Pair, ...]  # P
     answers: MicroBatch  # 2P runs: chosen and rejected of the first pair, of the second, ...
-    lengths: tuple[int, ...]  # [2P], learned tokens of each
+    lengths: tuple[int, ...]  # [2P], tokens of each in the loss mask
 
     @property
     def tokens(self) -> int:
@@ -69,33 +77,69 @@ class Reference:
         for pair in pairs:
             if pair in self._known:
                 continue
-            if not any(True for _ in lora.layers(model)):
+            if not lora.has(model):
                 raise LookupError("the reference was not asked of this pair before its weights were trained")
             with lora.disabled(model):
                 self._known[pair] = _of_model(model, pair)
         return torch.stack([self._known[pair] for pair in pairs])
 
 
-class Preferences:
-    """The objective: its work is counted in pairs. `cost` shows rewards, their margins, and log-likelihoods (nats)."""
+@dataclass(frozen=True)
+class DPO(Objective):
+    """Names and defaults of its settings are TRL's. Its weight is in pairs; what it shows are rewards, their margins,
+    and log-likelihoods (nats).
 
-    def __init__(self, settings: Preference) -> None:
-        self.settings = settings
-        self.reference = Reference()
-        self.slack = 20 * float(losses(torch.zeros(1, 2), (1, 1), settings))  # times what indifference costs
+    `loss_type`: sigmoid (arXiv 2305.18290), hinge (2305.10425) or ipo (2310.12036, whose tau is `beta`).
+    `label_smoothing`, for sigmoid: how probable it is that a record has its answers the wrong way round.
+    """
 
-    def work(self, examples: Sequence[Pair], device: torch.device) -> PairBatch:
+    name = "dpo"
+    kinds = ("preference",)
+
+    beta: float = 0.1  # the larger, the dearer is each nat away from the reference
+    label_smoothing: float = 0.0
+    loss_type: LossType = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not 1 / _BETA <= self.beta <= _BETA:
+            raise BadRequest(f"beta must be from {1 / _BETA:g} to {_BETA:g}, not {self.beta!r}")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise BadRequest(f"label_smoothing must be from 0 to less than 0.5, not {self.label_smoothing!r}")
+        if self.loss_type not in get_args(LossType):
+            raise BadRequest(f"the loss must be one of {', '.join(get_args(LossType))}, not {self.loss_type!r}")
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise BadRequest(f"label_smoothing is for the sigmoid loss; with {self.loss_type} leave it out")
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference()
+
+    @property
+    def slack(self) -> float:
+        return 20 * float(losses(torch.zeros(1, 2), (1, 1), self))  # times what indifference costs
+
+    def encode(self, record: Record, encoder: Encoder) -> list[Pair]:
+        return encoder.preference(record.values)
+
+    def prepare(
+        self, model: Llama, examples: Sequence[Pair], group: Group, watch: Callable[[int, int], None] | None = None
+    ) -> None:
+        """One process can switch LoRA off at any time; several must not do so at different times."""
+        if group.size > 1 or not lora.has(model):
+            self.reference.ask(model, examples, watch)
+
+    def collate(self, examples: Sequence[Pair], device: torch.device) -> PairBatch:
         return PairBatch.of(examples, device)
 
-    def cost(self, model: Llama, work: PairBatch) -> tuple[Tensor, Mapping[str, float]]:
-        reference = self.reference.of(model, work.pairs)
-        likelihoods = _log_likelihoods(model, work)  # [P, 2]
+    def loss(self, model: Llama, batch: PairBatch) -> tuple[Tensor, Mapping[str, float]]:
+        reference = self.reference.of(model, batch.pairs)
+        likelihoods = _log_likelihoods(model, batch)  # [P, 2]
         ratios = likelihoods - reference
-        return losses(ratios, work.lengths, self.settings).sum(), self._seen(likelihoods.detach(), ratios.detach())
+        return losses(ratios, batch.lengths, self).sum(), self._seen(likelihoods.detach(), ratios.detach())
 
     def _seen(self, likelihoods: Tensor, ratios: Tensor) -> dict[str, float]:
         """Sums, under TRL's names. Rewards that are equal, as all are before training, are half right."""
-        chosen, rejected = (self.settings.beta * ratios).unbind(-1)
+        chosen, rejected = (self.beta * ratios).unbind(-1)
         margins = chosen - rejected
         sums = {
             "rewards/chosen": chosen,
@@ -108,15 +152,15 @@ class Preferences:
         return dict(zip(sums, torch.stack(list(sums.values())).sum(-1).tolist(), strict=True))
 
 
-def losses(ratios: Tensor, lengths: Sequence[int], settings: Preference) -> Tensor:
+def losses(ratios: Tensor, lengths: Sequence[int], settings: DPO) -> Tensor:
     """[P], of log p - log p_ref of both answers [P, 2], nats, and of how many tokens each has [2P]."""
     beta, smoothing = settings.beta, settings.label_smoothing
-    if settings.loss == "ipo":  # of means over tokens, or its target would depend on the answers' lengths
+    if settings.loss_type == "ipo":  # of means over tokens, or its target would depend on the answers' lengths
         chosen, rejected = (ratios / ratios.new_tensor(lengths).view(-1, 2)).unbind(-1)
         return (chosen - rejected - 1 / (2 * beta)).square()
     chosen, rejected = ratios.unbind(-1)
     margins = beta * (chosen - rejected)
-    if settings.loss == "hinge":
+    if settings.loss_type == "hinge":
         return F.relu(1 - margins)
     return -(1 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)
 
@@ -126,8 +170,8 @@ def _of_model(model: Llama, pair: Pair) -> Tensor:
     return _log_likelihoods(model, PairBatch.of([pair], model.model.embed_tokens.weight.device))[0]
 
 
-def _log_likelihoods(model: Llama, work: PairBatch) -> Tensor:
-    """[P, 2]: of each answer, the sum over its learned tokens, nats."""
-    hidden = model.hidden(work.answers.batch)
-    each = log_likelihoods(hidden.to(compute_type(hidden)), model.lm_head.weight, work.answers.targets)
-    return torch.stack([part.sum() for part in each[: sum(work.lengths)].split(work.lengths)]).view(-1, 2)
+def _log_likelihoods(model: Llama, batch: PairBatch) -> Tensor:
+    """[P, 2]: of each answer, the sum over its loss mask, nats."""
+    hidden = model.hidden(batch.answers.batch)
+    each = log_likelihoods(hidden.to(compute_type(hidden)), model.lm_head.weight, batch.answers.targets)
+    return torch.stack([part.sum() for part in each[: sum(batch.lengths)].split(batch.lengths)]).view(-1, 2)

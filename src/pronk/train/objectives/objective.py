@@ -1,13 +1,14 @@
-"""What training is after: what a micro-batch is made of its examples, and what it costs.
+"""What training is after: which records it learns from, how these become examples, and what examples cost.
 
-The loop knows nothing of it but a sum and what that is divided by: the loss of a step is the sum of its micro-batches'
-costs over the sum of their weights, however examples were dealt out.
+An objective is a frozen dataclass in a file of its own. Its fields are its settings, and are saved with a run; what
+else it comes to know of a run is no field. The loop knows nothing of it but a sum and what that is divided by: the loss
+of a step is the sum of its micro-batches' losses over the sum of their weights, however examples were dealt out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from torch import Tensor
 from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train.data.batches import MicroBatch
-from pronk.train.data.examples import Example
+from pronk.train.data.examples import Encoder, Example
+from pronk.train.data.records import Kind, Record
+from pronk.train.distributed import Group
 from pronk.train.objectives.loss import cross_entropy
 
 
-class Work(Protocol):
+class Collated(Protocol):
     """A micro-batch on its device."""
 
     @property
@@ -28,27 +31,44 @@ class Work(Protocol):
 
     @property
     def weight(self) -> int:
-        """What its cost counts for: learned tokens, or pairs."""
+        """What its loss counts for: tokens in the loss mask, or pairs."""
 
 
 class Objective(Protocol):
-    slack: float  # how far over four times its recent mean a loss may be before it is taken for a leap
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    name: ClassVar[str]  # as it is saved
+    kinds: ClassVar[tuple[Kind, ...]]  # of the records that it learns from
 
-    def work(self, examples: Sequence[Any], device: torch.device) -> Work:
-        """For `cost` of the same objective."""
+    @property
+    def slack(self) -> float:
+        """How far over four times its recent mean a loss may be before it is taken for a leap."""
+        return 1.0
 
-    def cost(self, model: Llama, work: Any) -> tuple[Tensor, Mapping[str, float]]:
+    def encode(self, record: Record, encoder: Encoder) -> Sequence[Any]:
+        """Its examples: as many as there are in it. Raises BadRecord."""
+
+    def prepare(
+        self, model: Llama, examples: Sequence[Any], group: Group, watch: Callable[[int, int], None] | None = None
+    ) -> None:
+        """What is to be done before the first step, if anything, with all `examples` that the run will see.
+
+        `watch` is told how many of them are done, and of how many.
+        """
+        return
+
+    def collate(self, examples: Sequence[Any], device: torch.device) -> Collated:
+        """A micro-batch, for `loss`."""
+
+    def loss(self, model: Llama, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
         """The sum over the micro-batch, with its gradient; and sums of whatever else is to be seen of it."""
 
 
-class Imitation:
-    """To foretell each learned token: its negative log-likelihood, in nats."""
+class NextToken(Objective, Protocol):
+    """To foretell each token in the loss mask: its negative log-likelihood, in nats."""
 
-    slack = 1.0
-
-    def work(self, examples: Sequence[Example], device: torch.device) -> MicroBatch:
+    def collate(self, examples: Sequence[Example], device: torch.device) -> MicroBatch:
         return MicroBatch.of(examples, device)
 
-    def cost(self, model: Llama, work: MicroBatch) -> tuple[Tensor, Mapping[str, float]]:
-        hidden = model.hidden(work.batch)
-        return cross_entropy(hidden.to(compute_type(hidden)), model.lm_head.weight, work.targets), {}
+    def loss(self, model: Llama, batch: MicroBatch) -> tuple[Tensor, Mapping[str, float]]:
+        hidden = model.hidden(batch.batch)
+        return cross_entropy(hidden.to(compute_type(hidden)), model.lm_head.weight, batch.targets), {}

@@ -1,4 +1,4 @@
-"""A run: a checkpoint, data and settings made into an adapter or a model, in a folder of its own (folder.py).
+"""Trainer: a checkpoint, data and settings made into an adapter or a model, in a folder of its own (folder.py).
 
 With held-out data the folder holds what did best on it; without, what training ended with. There is a checkpoint from
 before the first step on, so that a run that died can be resumed whenever it did.
@@ -24,23 +24,20 @@ from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, codes, frozen, lora, optimizers, sharding, state
-from pronk.train.data.sources import Data, batches_of
+from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
+from pronk.train.data.sources import Data
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Evaluation, Loop, Step
 from pronk.train.memory import plan
-from pronk.train.objectives.dpo import Preferences
-from pronk.train.objectives.objective import Imitation
 from pronk.train.recompute import recompute
-from pronk.train.schedule import Schedule
+from pronk.train.saved_settings import DIGEST, flat
 from pronk.train.settings import Settings
-from pronk.train.state import DIGEST
 
 _MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
 
 
-class Run:
+class Trainer:
     """`prepared` data and a model in training; `train` does it, and may be told to stop between two steps."""
 
     def __init__(
@@ -54,14 +51,14 @@ class Run:
         device: str | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
-        asking: Callable[[int, int], None] | None = None,
+        preparing: Callable[[int, int], None] | None = None,
         group: Group | None = None,
     ) -> None:
         """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save.
 
-        `threads` is torch's, and holds for the whole process. `asking` is told how many preferences the model has been
-        asked of, for reference, and of how many. `group`: the processes that share the run; each makes a Run of the
-        same, on the device that the group gives it.
+        `threads` is torch's, and holds for the whole process. `preparing` is told how many examples the objective is
+        done with before the first step, and of how many. `group`: the processes that share the run; each makes a
+        Trainer of the same, on the device that the group gives it.
         """
         self.group = group = group or Group()
         if threads is not None:
@@ -80,32 +77,14 @@ class Run:
         self.model = self._load(where, progress)
         recompute(self.model, settings.recompute)
         group.seed(settings.seed)
-        batches = batches_of(data, settings)
+        batches = settings.batches(data.train)
         self.epoch_steps = len(batches.epoch(0)) / settings.accumulate
-        steps = settings.max_steps or max(1, round(settings.epochs * self.epoch_steps))
-        schedule = Schedule(settings.rate, steps, round(settings.warmup * steps), settings.schedule)  # type: ignore[arg-type]
-        objective = Preferences(settings.preference) if settings.preference else Imitation()
-        self.loop = Loop(
-            self.model,
-            data.train,
-            batches,
-            optimizers.make(self.model, settings.optimizer, settings.rate, settings.decay),
-            schedule,
-            objective=objective,
-            accumulate=settings.accumulate,
-            clip=settings.clip,
-            precision=settings.precision,
-            names=data.names,
-            group=group,
-        )
+        how: dict[str, Any] = {"accumulate": settings.accumulate, "names": data.names, "group": group}
+        self.loop = Loop.of(settings, self.model, data.train, batches, **how)
         self.resumed_from: Path | None = None
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
-        # One process can switch LoRA off at any time; several must not do so at different times.
-        if isinstance(objective, Preferences) and (group.size > 1 or not settings.lora):
-            with self.loop.autocast():
-                objective.reference.ask(self.model, [*data.train, *data.held_out], asking)  # type: ignore[list-item]
-            group.rest(self.model)
+        self.loop.prepare([*data.train, *data.held_out], preparing)
 
     @property
     def trained_share(self) -> float:
@@ -122,7 +101,7 @@ class Run:
         """From the newest checkpoint. Raises BadRequest where there is none, settings differ or its product is gone."""
         found = to_resume(self.folder)
         try:
-            state.load(self.loop, found[-1], self._fingerprint())
+            state.load(self.loop, found[-1], self._fingerprint(), saved_settings.defaults(self.settings))
         except BadFile as error:
             if len(found) < 2:
                 raise
@@ -192,7 +171,7 @@ class Run:
             )
             return
         try:
-            adapter.replace(self.model, self.settings.lora, self.settings.model, self.folder, whole)
+            adapter.save(self.model, self.settings.lora, self.settings.model, self.folder, whole)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 
@@ -234,9 +213,9 @@ class Run:
         found = hashlib.sha256()
         for part in (self.data.train, self.data.held_out):
             for text in (answer for example in part for answer in example.answers.values()):
-                found.update(b"%d " % len(text) + text.ids.tobytes() + text.learned.tobytes())
-        examples = found.hexdigest()[:16]
-        return {**asdict(self.settings), f"{DIGEST}examples": examples, f"{DIGEST}weights": self._origin}
+                found.update(b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes())
+        digests = {"examples": found.hexdigest()[:16], "weights": self._origin}
+        return flat(self.settings) | {DIGEST + what: digest for what, digest in digests.items()}
 
     @cached_property
     def _origin(self) -> str:

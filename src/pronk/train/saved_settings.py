@@ -1,0 +1,103 @@
+"""A run's settings as its checkpoints hold them: a format with a version, in which runs of older versions go on.
+
+One flat object: {"lr": 0.0002, "lora": true, "lora.rank": 16, "objective": "sft", "objective.train_on_prompt": false}.
+What a file stands for is in it by its digest. A setting that an older run does not have is taken to be what that run
+did: its default of the day that it was added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import BadFile, BadRequest, short
+from pronk.train.settings import Settings
+
+VERSION = 1  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
+
+# What settings that came after 0.1 were by default when they came: {"lora.use_dora": False}. Whatever their default
+# becomes, of runs that do not have them this stays true.
+ADDED: Mapping[str, Any] = {}
+
+DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
+NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
+_RENAMED = {"rate": "lr", "decay": "weight_decay", "loss": "loss_type"}  # since version 0
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """As they are saved."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(_each(settings))))
+    return found
+
+
+def check(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """`raw`: what `checkpoint` holds beside its tensors; `settings`: `flat`, with digests; `usual`: their `defaults`.
+
+    Raises BadRequest where it was made with other settings, or by a pronk that has more of them, and BadFile.
+    """
+    version, before = raw.get("version", 0), raw.get("settings")
+    if not isinstance(before, dict):
+        raise BadFile(checkpoint, "required and absent", field="settings")
+    if type(version) is not int or version < 0:
+        raise BadFile(checkpoint, f"must be a whole number, not {short(version)}", field="version")
+    if version == 0:
+        before = _of_0_1(before)
+    if problem := _difference(version, before, settings, usual):
+        raise BadRequest(f"{checkpoint} {problem}, or begin in another folder")
+
+
+def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """The first, and the way out; "" where there is none."""
+    unknown = ", ".join(key for key in before if key not in now)
+    way_out = "resume with the pronk that made it"
+    if version > VERSION:
+        more = f" ({unknown} among them)" if unknown else ""
+        return f"has settings of version {version}{more}, and this pronk knows version {VERSION}; {way_out}"
+    for key, new in now.items():
+        if (old := before.get(key, ADDED.get(key, usual.get(key)))) == new:
+            continue
+        if key.startswith(DIGEST):
+            what = key.removeprefix(DIGEST)
+            return f"was made with other {what}: what their name stands for has changed since; bring it back"
+        return f"was made with {key}={short(old)}, and now it is {short(new)}; resume with the same"
+    return f"was made with {unknown}, which this pronk does not know; {way_out}" if unknown else ""
+
+
+def defaults(settings: Settings) -> dict[str, Any]:
+    """What `flat` would be of the same kind of run with nothing else chosen."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(_each(settings, usual=True))))
+    return found
+
+
+def _each(settings: Any, begin: str = "", *, usual: bool = False) -> Iterator[tuple[str, Any]]:
+    for field in fields(settings):
+        key, value = begin + field.name, getattr(settings, field.name)
+        if is_dataclass(value):
+            yield key, getattr(value, "name", True)
+            yield from _each(value, f"{key}.", usual=usual)
+        elif not usual:
+            yield key, value
+        elif field.default is not MISSING:
+            yield key, field.default
+
+
+def _of_0_1(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of version 0: {"rate": ..., "lora": {"rank": ...}, "preference": None, "train_on_prompt": ..., ...}."""
+    found = {_RENAMED.get(key, key): value for key, value in before.items()}
+    lora, preference = found.pop("lora", None), found.pop("preference", None)
+    of_sft = {name: found.pop(name, None) for name in ("train_on_prompt", "chat_instructions")}
+    found["lora"] = isinstance(lora, dict) or None
+    if isinstance(lora, dict):
+        found |= {f"lora.{name}": value for name, value in lora.items()}
+    if isinstance(preference, dict):
+        found["objective"] = "dpo"
+        found |= {f"objective.{_RENAMED.get(name, name)}": value for name, value in preference.items()}
+    elif str(found.get("model")).startswith(NEW_MODEL):
+        found["objective"] = "pretraining"
+    else:
+        found["objective"] = "sft"
+        found |= {f"objective.{name}": value for name, value in of_sft.items()}
+    return found
