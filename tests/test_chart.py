@@ -117,7 +117,7 @@ def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
     assert "prefers-color-scheme: dark" in file
     assert "<style" not in element
     assert not [colour for colour in svg.LIGHT.values() if colour in element]
-    page = (Path(svg.__file__).parent / "measure/report/report.html.jinja").read_text("utf-8")
+    page = (Path(svg.__file__).parents[1] / "measure/report/report.html.jinja").read_text("utf-8")
     for theme in (svg.LIGHT, svg.DARK):
         for name, colour in theme.items():
             assert f"--{name}: {colour};" in page

@@ -13,7 +13,7 @@ from pictures import SVG, box, contained, drawn
 
 from pronk.drawing.svg import Drawing
 from pronk.measure import plot_style, plots, plots_outliers
-from pronk.measure.plot_style import Value
+from pronk.measure.figures import Value
 
 NAMES = ["bf16", "llm-int8", "q8", "q4"]
 COLOUR = plot_style.colours(NAMES, "bf16")
@@ -51,19 +51,19 @@ def test_a_name_that_has_no_colour_yet_gets_one_that_no_other_has() -> None:
 
 def test_a_bar_for_each_value_as_long_as_it() -> None:
     first = {"bf16": Value(4.0, 3.0, 8.0), "llm-int8": None, "q8": Value(2.0), "q4": Value(1.0, 1.0, 1.0)}
-    root = root_of(plots.bars([("Time (ms)", first), ("None", dict.fromkeys(NAMES))], COLOUR))
+    root = root_of(plots.bars([("Time (ms)", [first]), ("None", [dict.fromkeys(NAMES)])], COLOUR))
     widths = [float(bar.get("width", "nan")) for bar in drawn(root, "bar")]
     assert widths == pytest.approx([4 * widths[2], 2 * widths[2], widths[2]], abs=0.2)
     assert len(drawn(root, "error")) == 3  # a line and two caps, of the one that has a spread
     assert {"4", "2", "1", *NAMES, "Time (ms)"} <= set(texts(root))
     assert "None" not in texts(root)
-    assert count(plots.paired_bars([("MB", first, first)], COLOUR, ("predicted", "measured")), "bar") == 6
+    assert count(plots.bars([("MB", [first, first])], COLOUR, ("predicted", "measured")), "bar") == 6
 
 
 def test_without_values_there_is_no_plot() -> None:
     nothing = dict.fromkeys(NAMES)
-    assert plots.bars([("a", nothing)], COLOUR) is None
-    assert plots.paired_bars([("a", nothing, nothing)], COLOUR, ("b", "c")) is None
+    assert plots.bars([("a", [nothing])], COLOUR) is None
+    assert plots.bars([("a", [nothing, nothing])], COLOUR, ("b", "c")) is None
     assert plots.lines([("a", "b", {"q8": []})], COLOUR) is None
     assert plots.grouped_bars([("a", {"q8": [None]})], ["one"], COLOUR) is None
     assert plots.scatter({"q8": (1.0, Value(0.0))}, COLOUR, x="x", y="y") is None
@@ -122,8 +122,8 @@ def test_whatever_the_values_all_stays_inside(seed: int) -> None:
         return Value(middle, *chance.choice([(None, None), (middle / 2, middle * 3), (-1.0, 1e15)]))
 
     series = {name: chance.choice([None, value()]) for name in names} | {names[0]: value()}
-    root_of(plots.bars([("Each (ms)", series), ("T" * 200, series)], colour))
-    root_of(plots.paired_bars([("MB", series, series)] * 2, colour, ("predicted", "measured")))
+    root_of(plots.bars([("Each (ms)", [series]), ("T" * 200, [series])], colour))
+    root_of(plots.bars([("MB", [series, series])] * 2, colour, ("predicted", "measured")))
     lengths = sorted({chance.choice([0.0, 1.0, 2.0 ** chance.randint(0, 40), 1e15]) for _ in range(30)})
     root_of(plots.lines([("s", "tokens", {name: [(x, value()) for x in lengths] for name in names})], colour))
     ways = {name: [chance.choice([None, value()]) for _ in range(6)] for name in names} | {names[0]: [value()] * 6}

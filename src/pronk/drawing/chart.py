@@ -130,6 +130,10 @@ class Panel:
         for points in (ends, [(x0 - dx, y0 - dy), (x0 + dx, y0 + dy)], [(x1 - dx, y1 - dy), (x1 + dx, y1 + dy)]):
             self.drawing.line(points, colour, 1.2, kind="error")
 
+    def label(self, x: float, y: float, said: str) -> None:
+        """Right of a point, as at the end of a bar."""
+        self.drawing.text(self.x(x) + 7, self.y(y) + 4.2, said, "start", size=SMALL)
+
     def rule(self, *, x: float | None = None, y: float | None = None, colour: str, dash: str = DASHED) -> None:
         """A line from edge to edge."""
         ends = [(self.x(x), v) for v in (self.top, self.top + self.height)] if x is not None else []

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pronk.drawing import chart, svg
 from pronk.drawing.chart import Axis, Key, Panel
 from pronk.drawing.svg import Drawing
-from pronk.measure.plot_style import ORIGINAL, Value
+from pronk.measure.figures import Value
+from pronk.measure.plot_style import ORIGINAL
 
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines
@@ -22,23 +23,11 @@ Series = Mapping[str, Value | None]  # by the name of a variant, in the order of
 Points = Sequence[tuple[float, Value]]
 
 
-def bars(panels: Sequence[tuple[str, Series]], colour: Mapping[str, str]) -> Drawing | None:
-    """Horizontal bars, a panel for each (title with its unit, values): a bar a name, its value at its end."""
-    return _bars([(title, (series,)) for title, series in panels], colour)
-
-
-def paired_bars(
-    panels: Sequence[tuple[str, Series, Series]], colour: Mapping[str, str], words: tuple[str, str]
+def bars(
+    panels: Sequence[tuple[str, Sequence[Series]]], colour: Mapping[str, str], keys: Sequence[str] = ()
 ) -> Drawing | None:
-    """Two bars a name: (title, the pale upper ones, the full lower ones); `words` say in a legend which is which."""
-    keys = [Key(words[0], ORIGINAL, "pale"), Key(words[1], ORIGINAL)]
-    return _bars([(title, (pale, full)) for title, pale, full in panels], colour, keys)
-
-
-def _bars(
-    panels: Sequence[tuple[str, Sequence[Series]]], colour: Mapping[str, str], keys: Sequence[Key] = ()
-) -> Drawing | None:
-    """As many bars a name as a panel has series; all but the last are pale."""
+    """Horizontal bars, a panel for each (title with its unit, series): of each series a bar a name, all but the last
+    pale, and its value at its end. `keys` say in a legend which series is which."""
     panels = [panel for panel in panels if any(value for series in panel[1] for value in series.values())]
     if not panels:
         return None
@@ -48,21 +37,20 @@ def _bars(
     axes: list[tuple[str, Axis, Axis]] = []
     for title, every in panels:
         found = [value for series in every for value in series.values() if value]
-        tops, values = [value.top for value in found], [value.value for value in found]
-        across = chart.linear(tops, room=chart.beside(values), most=5)
+        room = chart.beside(value.value for value in found)
+        across = chart.linear((value.top for value in found), room=room, most=5)
         axes.append((title, across, replace(rows, ticks={}) if axes else rows))
-    drawing, drawn = chart.chart(axes, (14 + 20 * count) * len(names), keys)
+    legend = [Key(key, ORIGINAL, "pale" if key != keys[-1] else "bar") for key in keys]
+    drawing, drawn = chart.chart(axes, (14 + 20 * count) * len(names), legend)
     for panel, (_, every) in zip(drawn, panels, strict=True):
-        for row, name in enumerate(names):
-            for n, series in enumerate(every):
+        for n, series in enumerate(every):
+            for row, name in enumerate(names):
                 if value := series.get(name):
                     at, half = row + (n - (count - 1) / 2) * 0.4, 0.32 / count
                     panel.bar((0, value.value), (at - half, at + half), colour[name], pale=n < count - 1)
                     if ends := value.ends:
                         panel.error((ends[0], at), (ends[1], at))
-                    drawing.text(
-                        panel.x(value.top) + 7, panel.y(at) + 4.2, svg.number(value.value), "start", size=svg.SMALL
-                    )
+                    panel.label(value.top, at, svg.number(value.value))
     return drawing
 
 

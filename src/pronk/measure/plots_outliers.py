@@ -10,7 +10,8 @@ from typing import Any
 from pronk.drawing import chart, svg
 from pronk.drawing.chart import Axis, Panel
 from pronk.drawing.svg import Drawing
-from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value
+from pronk.measure.figures import Value, as_value
+from pronk.measure.plot_style import ORIGINAL, PALETTE
 from pronk.measure.plots import line
 
 _MOST_COLUMNS = 480  # that a picture has room for
