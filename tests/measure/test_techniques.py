@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -232,13 +233,10 @@ def test_options_are_applied_and_the_page_says_what_was_done(request_: Request) 
     settings = settled.settings()
     assert (settings["rounds"], settings["windows"]) == (4, 3)
     assert not {"prefill", "decode", "prompts", "new_tokens"} & settings.keys()
-    way = {"seconds": 1.0, "same_texts": 1, "texts": 1}
-    measured = {"name": "threads", "title": "", "what": "", "points": [{"setting": "x", "ways": {"a": way}}]}
-    report = {"missing": [], "finished": True, "settings": settings, "pronk": "0", "made": "", "variants": [],
-              "techniques": [measured]}  # fmt: skip
-    page = pages.filled("REPORT.md.jinja", content.of(report))
+    sample = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
+    alone = {**sample, "settings": settings, "variants": [], "texts": []}
+    page = pages.filled("REPORT.md.jinja", content.of(alone))
     assert "Techniques are not interleaved" in page
     assert "in interleaved rounds" not in page
     assert "| Prompts |" not in page
-    report["variants"] = [{"name": "q8", "options": {}}]
-    assert "in interleaved rounds" in pages.filled("REPORT.md.jinja", content.of(report))
+    assert "in interleaved rounds" in pages.filled("REPORT.md.jinja", content.of({**sample, "settings": settings}))

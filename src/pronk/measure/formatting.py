@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pronk.measure.figures import Value
 
@@ -97,3 +99,7 @@ def plain(given: str, most: int = 60) -> str:
     """A name that somebody else chose, as one short line of characters that can be seen."""
     shown = "".join(c if c.isprintable() else "�" for c in given)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def name_of(variant: Mapping[str, Any]) -> str:
+    return plain(variant["name"]) or "unnamed"

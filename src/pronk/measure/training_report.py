@@ -15,7 +15,7 @@ from pronk.measure.formatting import NONE, plain
 from pronk.measure.plot_style import ORIGINAL, PALETTE
 from pronk.measure.report import pages, write
 from pronk.measure.report.charts import Picture
-from pronk.measure.report.tables import Cell, Line, Table
+from pronk.measure.report.tables import Cell, Table
 
 NAME = "training.json"
 PAGE, PLOT = "TRAINING.md", "training.svg"
@@ -39,7 +39,8 @@ def render(folder: Path) -> str:
     said = {"report": report, "changes": changes, "settings": settings, "picture": drawn, "plot": PLOT,
             "tokens": " to ".join(dict.fromkeys((str(lengths[0]), str(lengths[-1]))))}  # fmt: skip
     write(folder / PAGE, pages.filled(f"{PAGE}.jinja", said))
-    return "\n\n".join(terminal.table(table.as_text(), right=range(1, 9)) for table in (changes, settings))
+    tables = (changes.as_text("Technique"), settings.as_text("Setting"))
+    return "\n\n".join(terminal.table(rows, right=range(1, len(rows[0]))) for rows in tables)
 
 
 def _changes(report: Mapping[str, Any]) -> Table:
@@ -48,8 +49,8 @@ def _changes(report: Mapping[str, Any]) -> Table:
     for technique in report["techniques"]:
         changes = technique.get("changes") or {}
         cells = [Cell(_change(changes[kind]) if changes else NONE) for kind in _KINDS]
-        lines.append(Line(plain(technique["name"]), cells))
-    return Table("", "Technique", list(_KINDS.values()), lines, variants=False)
+        lines.append((plain(technique["name"]), cells))
+    return Table(list(_KINDS.values()), lines)
 
 
 def _change(found: Mapping[str, Any]) -> str:
@@ -58,8 +59,9 @@ def _change(found: Mapping[str, Any]) -> str:
 
 
 def _settings(report: Mapping[str, Any]) -> Table:
-    lines = [Line(plain(point["name"]), [Cell(said) for said in _point(point)]) for point in report["points"]]
-    return Table("", "Setting", _COLUMNS, lines, variants=False)
+    return Table(
+        _COLUMNS, [(plain(point["name"]), [Cell(said) for said in _point(point)]) for point in report["points"]]
+    )
 
 
 def _point(point: Mapping[str, Any]) -> tuple[str, ...]:

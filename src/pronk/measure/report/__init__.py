@@ -32,12 +32,10 @@ def render(folder: Path | str) -> str:
     files |= {name: pages.filled(f"{name}.jinja", said) for name in ("report.html", "REPORT.md")}
     for name, text in files.items():
         write(folder / name, text)
-    first = content.first_table(said)
-    return (
-        terminal.table(first.as_text(said["original"]), right=range(1, 99))
-        if first
-        else "Nothing has been measured yet."
-    )
+    first = next(filter(None, (said["tables"]["glance"], *(one.table for one in said["techniques"]))), None)
+    if first is None:
+        return "Nothing has been measured yet."
+    return terminal.table(first.as_text("Metric", said["original"]), right=range(1, len(first.head) + 1))
 
 
 def write(path: Path, content: str) -> None:

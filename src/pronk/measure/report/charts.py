@@ -9,12 +9,12 @@ from typing import NamedTuple
 from pronk.drawing.svg import Drawing
 from pronk.measure import plots
 from pronk.measure.figures import Path, Value, at, value
-from pronk.measure.formatting import digits, listed, plain
+from pronk.measure.formatting import digits, listed, name_of, plain
 from pronk.measure.plot_style import colours
 from pronk.measure.report import verdict
-from pronk.measure.report.tables import Own, name_of
+from pronk.measure.report.tables import Own
 from pronk.measure.report.techniques import RATES, title_of, ways_of
-from pronk.measure.report.variants import original, unit_of
+from pronk.measure.report.variants import original, peak_of, unit_of
 
 Variants = Sequence[Own]
 Colour = Mapping[str, str]
@@ -38,9 +38,7 @@ def draw(report: Own) -> dict[str, Picture]:
     variants: Variants = report["variants"]
     base = original(variants)
     colour = colours([name_of(v) for v in variants], name_of(base) if base else None)
-    unit, size = unit_of(variants)
-    on_gpu = any(at(v, "memory.peak_device") for v in variants)
-    peak, where = ("peak_device", "on the GPU") if on_gpu else ("peak_rss", "of the process")
+    (unit, size), (where, peak) = unit_of(variants), peak_of(variants)
     latency = {"Each token: ITL p50 (ms)": ["latency.itl_ms.p50"], "First token: TTFT (ms)": ["latency.ttft_ms"]}
     speed = {
         "Prefill (tokens/s)": ("tokens in the prompt", "latency.prefill", "tokens"),
@@ -48,7 +46,7 @@ def draw(report: Own) -> dict[str, Picture]:
     }
     memory = {
         f"Weights ({unit})": ["memory.weights_predicted", "memory.weights_measured"],
-        f"Peak {where} ({unit})": ["memory.total_predicted", f"memory.{peak}"],
+        f"Peak {where} ({unit})": ["memory.total_predicted", peak],
     }
     made = {
         "latency": _bars(variants, colour, latency, 1.0, "Latency: shorter is better. Lines reach from the fastest "

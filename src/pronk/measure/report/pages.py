@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from pronk.measure.formatting import listed, plain
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -30,7 +32,8 @@ def _environment(*, markdown: bool) -> Environment:
         extensions=["jinja2.ext.do"], finalize=marked if markdown else None,
         loader=FunctionLoader(lambda name: files(__package__).joinpath(name).read_text(encoding="utf-8")),
     )  # fmt: skip
-    found.filters |= {"id": _id, "code": lambda text: Markup(code(text)), "fenced": lambda text: Markup(fenced(text))}
+    found.filters |= {"plain": plain, "listed": listed, "id": _id}
+    found.filters |= {"code": lambda text: Markup(code(text)), "fenced": lambda text: Markup(fenced(text))}
     return found
 
 

@@ -1,37 +1,23 @@
-"""Verdicts: what the figures of a variant mean, in words, by rules that stand in the report (`RULES`)."""
+"""Verdicts: what the figures of a variant mean, in words, by rules that stand at the end of the report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pronk.measure import noise
 from pronk.measure.figures import Value, at, number, ratio
-from pronk.measure.formatting import change, count, digits, error, faster, listed, percent, smaller
+from pronk.measure.formatting import change, count, digits, error, faster, listed, name_of, percent, smaller
 from pronk.measure.noise import Mean
-from pronk.measure.report.tables import Own, name_of
+
+Own = Mapping[str, Any]
 
 # Mean KLD in nats up to which a variant is called so. They are not arbitrary: by Pinsker's and Jensen's inequalities a
 # token drawn from one model can be told from one drawn from the other in at most sqrt(KLD / 2) of cases, and these are
 # 5, 10 and 20% of them.
 LEVELS = ((0.005, "very close", "good"), (0.02, "close", "good"), (0.08, "visibly different", "fair"),
           (math.inf, "clearly different", "poor"))  # fmt: skip
-
-RULES = (
-    f"Quality is judged by the mean KLD to the reference alone. {noise.RULE} {noise.LOWER} Here these are the "
-    "variant's and the original's, and the tables name the one that was taken. What cannot be told from the reference "
-    "is called “indistinguishable”.",
-    "Otherwise by size, in nats: under 0.005 “very close”, under 0.02 “close”, under 0.08 “visibly different”, above "
-    "“clearly different”. Those are the means under which at most 5, 10 and 20% of sampled tokens can come out "
-    "differently (Pinsker's inequality: at most √(KLD/2)).",
-    "Where two standard errors reach over a border, both sides of it are named.",
-    "A difference of speed is called one only if it had the same sign in every round, each round compared with the "
-    "original's of the same round; a difference of perplexity, only if it is larger than two of its standard errors, "
-    "each window of the text compared with the original's of the same window.",
-    "A variant is called outdone where another is no larger, no slower in any round, and closer by more than two "
-    "standard errors, each window compared with the other's of the same window.",
-)
 FAR = 1000.0  # times the noise floor; beyond it, a multiple of what is next to nothing says nothing
 SPEED = "latency.decode.0.tok_s"  # at the shortest context
 
