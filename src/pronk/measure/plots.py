@@ -19,35 +19,43 @@ from pronk.measure.plot_style import ORIGINAL
 
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines
-Series = Mapping[str, Value | None]  # by the name of a variant, in the order of the report
+Colour = Mapping[str, str]
+Series = Mapping[str, Value | None]  # by the name of a variant or a setting, in the order of the report
 Points = Sequence[tuple[float, Value]]
 
 
 def bars(
-    panels: Sequence[tuple[str, Sequence[Series]]], colour: Mapping[str, str], keys: Sequence[str] = ()
+    panels: Sequence[tuple[str, Mapping[str, Series]]], colour: Colour, *, by_series: bool = False
 ) -> Drawing | None:
-    """Horizontal bars, a panel for each (title with its unit, series): of each series a bar a name, all but the last
-    pale, and its value at its end. `keys` say in a legend which series is which."""
-    panels = [panel for panel in panels if any(value for series in panel[1] for value in series.values())]
+    """Horizontal bars, a panel for each (title with its unit, {name of a series: {name: value}}).
+
+    A name has a bar of each series: in its own colour, all but the last pale; or `by_series` in that of the series. A
+    legend tells series apart where there are several.
+    """
+    panels = [panel for panel in panels if any(value for one in panel[1].values() for value in one.values())]
     if not panels:
         return None
-    names = list(dict.fromkeys(name for _, every in panels for series in every for name in series))
-    count = max(len(every) for _, every in panels)
-    rows = chart.named(names, downwards=True)
+    names = list(dict.fromkeys(name for _, every in panels for one in every.values() for name in one))
+    series = list(dict.fromkeys(key for _, every in panels for key in every))
+    rows = chart.named(names)
     axes: list[tuple[str, Axis, Axis]] = []
     for title, every in panels:
-        found = [value for series in every for value in series.values() if value]
+        found = [value for one in every.values() for value in one.values() if value]
         room = chart.beside(value.value for value in found)
         across = chart.linear((value.top for value in found), room=room, most=5)
         axes.append((title, across, replace(rows, ticks={}) if axes else rows))
-    legend = [Key(key, ORIGINAL, "pale" if key != keys[-1] else "bar") for key in keys]
-    drawing, drawn = chart.chart(axes, (14 + 20 * count) * len(names), legend)
+    pale = set() if by_series else set(series[:-1])
+    keys = [Key(key, colour[key] if by_series else ORIGINAL, "pale" if key in pale else "bar") for key in series]
+    height = (14 + (20 if len(series) < 3 else 16) * len(series)) * len(names)
+    drawing, drawn = chart.chart(axes, height, keys if len(keys) > 1 else ())
+    step = 0.8 / len(series)
     for panel, (_, every) in zip(drawn, panels, strict=True):
-        for n, series in enumerate(every):
+        for n, (key, one) in enumerate(every.items()):
             for row, name in enumerate(names):
-                if value := series.get(name):
-                    at, half = row + (n - (count - 1) / 2) * 0.4, 0.32 / count
-                    panel.bar((0, value.value), (at - half, at + half), colour[name], pale=n < count - 1)
+                if value := one.get(name):
+                    at = row + (n - (len(series) - 1) / 2) * step
+                    fill = colour[key if by_series else name]
+                    panel.bar((0, value.value), (at - 0.4 * step, at + 0.4 * step), fill, key in pale)
                     if ends := value.ends:
                         panel.error((ends[0], at), (ends[1], at))
                     panel.label(value.top, at, svg.number(value.value))
@@ -55,12 +63,9 @@ def bars(
 
 
 def histogram(
-    counts: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    means: Mapping[str, float | None],
-    colour: Mapping[str, str],
-    *,
+    counts: Mapping[str, tuple[Sequence[float], Sequence[float]]], means: Mapping[str, float | None], colour: Colour,
     label: str,
-) -> Drawing | None:
+) -> Drawing | None:  # fmt: skip
     """How often each value occurred, over a logarithmic axis: {name: (edges [N + 1], counts [N])}.
 
     Bins that touch zero or infinity have no place on the axis and are left out; shares are of all rows all the same.
@@ -85,24 +90,17 @@ def histogram(
 
 
 def scatter(
-    points: Mapping[str, tuple[float, Value]],
-    colour: Mapping[str, str],
-    *,
-    x: str,
-    y: str,
-    floor: float | None = None,
+    points: Mapping[str, tuple[float, Value]], colour: Colour, *, x: str, y: str, floor: float | None = None,
     floor_label: str = "",
-) -> Drawing | None:
+) -> Drawing | None:  # fmt: skip
     """A labelled point for each name at (x, y), y logarithmic; `floor` is a line under which nothing can be told."""
     points = {name: point for name, point in points.items() if point[1].value > 0}
     if not points:
         return None
-    heights = [up.value for _, up in points.values()]
-    floor = floor if floor and floor > 0 else None
-    tops = [value.top for _, value in points.values()]
-    up = chart.logarithmic(min([*heights, floor or math.inf]) / 2.5, max(max(heights) * 3.5, max(tops) * 1.3), y)
-    across = chart.linear((across for across, _ in points.values()), x, room=0.15)
-    drawing, (panel,) = chart.chart([("", across, up)], 260)
+    values = [value for _, value in points.values()]
+    low = min([value.value for value in values] + ([floor] if floor else []))
+    up = chart.logarithmic(low / 2.5, max(max(3.5 * value.value, 1.3 * value.top) for value in values), y)
+    drawing, (panel,) = chart.chart([("", chart.linear((at for at, _ in points.values()), x, room=0.15), up)], 260)
     if floor:
         panel.rule(y=floor, colour=ORIGINAL)
         drawing.text(panel.left + 6, panel.y(floor) - 6, floor_label, "start", size=svg.SMALL, fill=svg.SOFT)
@@ -114,7 +112,7 @@ def scatter(
     return drawing
 
 
-def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Mapping[str, str]) -> Drawing | None:
+def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Colour) -> Drawing | None:
     """Values along an axis, one line a name: a panel for each (title, label of the axis, {name: [(x, value)]})."""
     panels = [panel for panel in panels if any(panel[2].values())]
     if not panels:
@@ -138,41 +136,13 @@ def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Mappi
 def line(panel: Panel, points: Points, colour: str, marker: int | None) -> None:
     """Points joined by a line, each with its error bar; without a marker it is dashed: nothing of it was measured."""
     at = panel.at((x, value.value) for x, value in points)
-    panel.drawing.line(at, colour, 2 if marker is not None else 1.4, dash="" if marker is not None else svg.DASHED)
-    if marker is not None:
-        for (x, value), place in zip(points, at, strict=True):
-            if ends := value.ends:
-                panel.error((x, ends[0]), (x, ends[1]), colour)
-            panel.drawing.marker(*place, colour, marker)
-
-
-def grouped_bars(
-    panels: Sequence[tuple[str, Mapping[str, Sequence[Value | None]]]],
-    settings: Sequence[str],
-    colour: Mapping[str, str],
-) -> Drawing | None:
-    """Upright bars, a group for each setting: a panel for each (title with its unit, {way: a value a setting})."""
-    panels = [(title, ways) for title, ways in panels if any(value for values in ways.values() for value in values)]
-    if not panels:
-        return None
-    room = (svg.WIDTH / len(panels) - 70) / len(settings)
-    across = chart.named([svg.wrapped(setting, room - 8) for setting in settings])
-    axes = [
-        (title, across, chart.linear(value.top for values in ways.values() for value in values if value))
-        for title, ways in panels
-    ]
-    keys = [Key(way, colour[way]) for way in dict.fromkeys(way for _, ways in panels for way in ways)]
-    drawing, drawn = chart.chart(axes, 220, keys)
-    for panel, (_, ways) in zip(drawn, panels, strict=True):
-        width = 0.8 / len(ways)
-        for n, (way, values) in enumerate(ways.items()):
-            for place, value in enumerate(values):
-                if value:
-                    at = place + (n - (len(ways) - 1) / 2) * width
-                    panel.bar((at - 0.45 * width, at + 0.45 * width), (0, value.value), colour[way])
-                    if ends := value.ends:
-                        panel.error((at, ends[0]), (at, ends[1]))
-    return drawing
+    if marker is None:
+        return panel.drawing.line(at, colour, 1.4, dash=svg.DASHED)
+    panel.drawing.line(at, colour)
+    for (x, value), place in zip(points, at, strict=True):
+        if ends := value.ends:
+            panel.error((x, ends[0]), (x, ends[1]), colour)
+        panel.drawing.marker(*place, colour, marker)
 
 
 # Parts
@@ -181,13 +151,9 @@ def grouped_bars(
 def _lengths(lengths: set[float], label: str) -> Axis:
     """Of lengths, which double more often than not: logarithmic, with a tick at each."""
     at = sorted(lengths)
-    ticks = {tick: svg.number(tick) for tick in at[:: -(-len(at) // _MOST_TICKS)]}
-    low, high = at[0], at[-1]
-    if low > 0:
-        room = max(0.12 * (math.log(high) - math.log(low)), 0.1)
-        return Axis(low / math.exp(room), high * math.exp(room), ticks, label, log=True, grid=False)
-    room = 0.12 * (high - low) or 1.0
-    return Axis(low - room, high + room, ticks, label, grid=False)
+    room = (at[-1] / at[0]) ** 0.12 if at[0] > 0 else 0.0
+    axis = chart.logarithmic(at[0] / room, at[-1] * room) if room else chart.linear(at, zero=False, room=0.12)
+    return replace(axis, ticks={x: svg.number(x) for x in at[:: -(-len(at) // _MOST_TICKS)]}, label=label, grid=False)
 
 
 def _label_points(panel: Panel, points: Mapping[str, tuple[float, float]]) -> None:
@@ -196,28 +162,21 @@ def _label_points(panel: Panel, points: Mapping[str, tuple[float, float]]) -> No
     for name, (x, y) in points.items():
         said = svg.fitted(name, svg.WIDTH / 3, bold=True)
         width = svg.width_of(said, bold=True)
-        boxes = [
-            (x + dx - (width if dx < 0 else 0), y + dy - 11, x + dx + (0 if dx < 0 else width), y + dy + 3)
-            for dy in (-5, 14) for dx in (10, -10)
-        ]  # fmt: skip
+        boxes = [(at, y + dy - 11, at + width, y + dy + 3) for dy in (-5, 14) for at in (x + 10, x - 10 - width)]
 
         def collisions(box: tuple[float, float, float, float]) -> int:
             left, top, right, bottom = box
             outside = left < panel.left or right > svg.WIDTH - 4
             return 99 * outside + sum(left < x1 and x0 < right and top < y1 and y0 < bottom for x0, y0, x1, y1 in taken)
 
-        best = min(boxes, key=collisions)
-        taken.append(best)
+        taken.append(best := min(boxes, key=collisions))
         panel.drawing.text(best[0], best[3] - 3, said, "start", bold=True)
 
 
 def _bins(edges: Sequence[float], counts: Sequence[float]) -> tuple[list[float], list[float]] | None:
     """Edges and shares in percent of the bins that a logarithmic axis has room for, from the first used to the last."""
-    total = sum(counts)
-    if total <= 0 or len(edges) != len(counts) + 1:
-        return None
     kept = [n for n, count in enumerate(counts) if count > 0 and 0 < edges[n] < edges[n + 1] < math.inf]
     if not kept:
         return None
-    first, last = kept[0], kept[-1] + 1
+    first, last, total = kept[0], kept[-1] + 1, sum(counts)
     return list(edges[first : last + 1]), [100 * count / total for count in counts[first:last]]

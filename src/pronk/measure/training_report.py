@@ -86,7 +86,7 @@ def picture(report: Mapping[str, Any]) -> Picture | None:
     points = [point for point in report["points"] if point.get("at_peak")]
     if not points:
         return None
-    names = chart.named([plain(point["name"]) for point in points], downwards=True)
+    names = chart.named([plain(point["name"]) for point in points])
     peaks = [point["peak_bytes"]["median"] / 1e9 for point in points]
     sums = [sum(point["at_peak"][kind] for kind in _STACKED) / 1e9 for point in points]
     seconds = [1e3 * point["seconds"]["median"] / point["tokens"] for point in points]

@@ -39,21 +39,23 @@ def draw(report: Own) -> dict[str, Picture]:
     base = original(variants)
     colour = colours([name_of(v) for v in variants], name_of(base) if base else None)
     (unit, size), (where, peak) = unit_of(variants), peak_of(variants)
-    latency = {"Each token: ITL p50 (ms)": ["latency.itl_ms.p50"], "First token: TTFT (ms)": ["latency.ttft_ms"]}
+    latency = {
+        "Each token: ITL p50 (ms)": {"": "latency.itl_ms.p50"},
+        "First token: TTFT (ms)": {"": "latency.ttft_ms"},
+    }
     speed = {
         "Prefill (tokens/s)": ("tokens in the prompt", "latency.prefill", "tokens"),
         "Decode (tokens/s)": ("tokens of context", "latency.decode", "context"),
     }
     memory = {
-        f"Weights ({unit})": ["memory.weights_predicted", "memory.weights_measured"],
-        f"Peak {where} ({unit})": ["memory.total_predicted", peak],
+        f"Weights ({unit})": {"predicted": "memory.weights_predicted", "measured": "memory.weights_measured"},
+        f"Peak {where} ({unit})": {"predicted": "memory.total_predicted", "measured": peak},
     }
     made = {
         "latency": _bars(variants, colour, latency, 1.0, "Latency: shorter is better. Lines reach from the fastest "
                          "round to the slowest."),
         "speed": _lines(variants, colour, speed, "Speed against length: higher is better."),
-        "memory": _bars(variants, colour, memory, size, "Memory: predicted before loading, and measured.",
-                        ("predicted", "measured")),
+        "memory": _bars(variants, colour, memory, size, "Memory: predicted before loading, and measured."),
         "divergence": _divergence(variants, colour),
         "size": _size(variants, colour, unit, size),
     }  # fmt: skip
@@ -71,13 +73,14 @@ def _said(title: str, series: Mapping[str, Value | None]) -> str:
 
 
 def _bars(
-    variants: Variants, colour: Colour, paths: Mapping[str, Sequence[str]], unit: float, caption: str,
-    keys: Sequence[str] = (),
-) -> Picture | None:  # fmt: skip
-    columns = {name_of(v): v for v in variants}
-    panels = [(title, [_series(columns, path, unit) for path in each]) for title, each in paths.items()]
-    drawing = plots.bars(panels, colour, keys)
-    return Picture(drawing, caption, " ".join(_said(title, every[-1]) for title, every in panels)) if drawing else None
+    variants: Variants, colour: Colour, paths: Mapping[str, Mapping[str, str]], unit: float, caption: str
+) -> Picture | None:
+    columns, panels, said = {name_of(v): v for v in variants}, [], []
+    for title, each in paths.items():
+        panels.append((title, {key: _series(columns, path, unit) for key, path in each.items()}))
+        said += [_said(f"{title}, {key}" if key else title, series) for key, series in panels[-1][1].items()]
+    drawing = plots.bars(panels, colour)
+    return Picture(drawing, caption, " ".join(said)) if drawing else None
 
 
 def _lines(
@@ -147,7 +150,8 @@ def _technique(technique: Own, known: Colour) -> Picture | None:
             name: [(x, y) for x, y in zip(lengths, each, strict=True) if y] for name, each in values.items()
         }) for title, values in panels], colour)  # fmt: skip
     else:
-        drawing = plots.grouped_bars(panels, settings, colour)
+        drawing = plots.bars([(title, {name: dict(zip(settings, each, strict=True)) for name, each in values.items()})
+                              for title, values in panels], colour, by_series=True)  # fmt: skip
     said = (_said(f"{title}, {name}", dict(zip(settings, each, strict=True)))
             for title, values in panels for name, each in values.items())  # fmt: skip
     title = f"{title_of(technique)}."
