@@ -8,8 +8,8 @@ import pytest
 
 from pronk.measure import formatting
 from pronk.measure.figures import Value, ratio
+from pronk.measure.report.content import split
 from pronk.measure.report.pages import escaped
-from pronk.measure.report.texts import split
 
 
 def summary(*rounds: float) -> dict[str, Any]:

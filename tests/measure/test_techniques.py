@@ -195,7 +195,7 @@ def test_time_and_memory_against_length_stand_beside_theory(settled: Comparison)
     last = every[-1].step
     slow = {**steps, last: {**steps[last], "seconds": [3 * work[last]] * 3}}
     assert techniques.theory(settled, "kv-cache-length-8", every, slow)[last]["theory_s"] < 2.9 * work[last]
-    for picture in draw({"variants": [], "techniques": list(found.values())}).values():
+    for picture in draw({"variants": [], "techniques": list(found.values())}, {}).values():
         lines = drawn(contained(picture.file()), "line")
         dashed = ["dasharray" in line.get("style", "") for line in lines]
         assert (len(dashed), sum(dashed)) == (2 * 4, 2 * 2)  # time and memory: two ways, and theory of each

@@ -1,6 +1,6 @@
 """Plots of a report: plain values in, drawings out.
 
-One name has one colour in all plots of a report (`plot_style.colours`). Where a value is uncertain its bar or point
+One name has one colour in all plots of a report (`colours`). Where a value is uncertain its bar or point
 carries an error bar: minimum to maximum for times, two standard errors for quality. A value that is missing leaves a
 gap, and a plot without any value is None.
 """
@@ -10,46 +10,61 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
+from types import MappingProxyType
+from typing import Any
 
 from pronk.drawing import chart, svg
-from pronk.drawing.chart import Axis, Key, Panel
+from pronk.drawing.chart import Axis, Key
 from pronk.drawing.svg import Drawing
 from pronk.measure.figures import Value
-from pronk.measure.plot_style import ORIGINAL
 
+# Okabe and Ito's colours, which people with any of the common colour blindnesses tell apart, in an order that keeps
+# neighbours far from each other; yellow, which vanishes on paper, is darker, and a purple is added. The original is
+# grey: it is the ground.
+ORIGINAL = "#7A8190"
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B5A642", "#AA3377")
 _MOST_TICKS = 16  # that an axis has room for
 THEORY = ", theory"  # ends the names of dashed lines
 Colour = Mapping[str, str]
-Series = Mapping[str, Value | None]  # by the name of a variant or a setting, in the order of the report
-Points = Sequence[tuple[float, Value]]
+# Title with its unit, label of the axis, and of each series its values: by the name of a variant or a setting, in the
+# order of the report, or by where they lie on the axis.
+Panel = tuple[str, str, Mapping[str, Mapping[Any, Value | None]]]
 
 
-def bars(
-    panels: Sequence[tuple[str, Mapping[str, Series]]], colour: Colour, *, by_series: bool = False
-) -> Drawing | None:
-    """Horizontal bars, a panel for each (title with its unit, {name of a series: {name: value}}).
+def colours(
+    names: Sequence[str], original: str | None = None, known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """A colour for each name; the original's is the grey one. After eight the palette begins again.
 
-    A name has a bar of each series: in its own colour, all but the last pale; or `by_series` in that of the series. A
-    legend tells series apart where there are several.
+    `known`: the colours that some have elsewhere. They keep these, and no other gets one while there is a free one.
     """
-    panels = [panel for panel in panels if any(value for one in panel[1].values() for value in one.values())]
-    if not panels:
+    have = {name: known[name] for name in names if name in known} | ({} if original is None else {original: ORIGINAL})
+    others = [name for name in dict.fromkeys(names) if name not in have]
+    free = [colour for colour in PALETTE if colour not in have.values()]
+    return have | dict(zip(others, cycle(free or PALETTE), strict=False))
+
+
+def bars(panels: Sequence[Panel], colour: Colour, *, by_series: bool = False) -> Drawing | None:
+    """Horizontal bars: a name has one of each series, in its own colour and all but the last pale, or `by_series` in
+    that of the series. A legend tells series apart where there are several."""
+    if not (panels := _drawn(panels)):
         return None
-    names = list(dict.fromkeys(name for _, every in panels for one in every.values() for name in one))
-    series = list(dict.fromkeys(key for _, every in panels for key in every))
+    names = list(dict.fromkeys(name for _, _, every in panels for one in every.values() for name in one))
+    series = list(dict.fromkeys(key for _, _, every in panels for key in every))
     rows = chart.named(names)
     axes: list[tuple[str, Axis, Axis]] = []
-    for title, every in panels:
+    for title, label, every in panels:
         found = [value for one in every.values() for value in one.values() if value]
         room = chart.beside(value.value for value in found)
-        across = chart.linear((value.top for value in found), room=room, most=5)
+        across = chart.linear((value.top for value in found), label, room=room, most=5)
         axes.append((title, across, replace(rows, ticks={}) if axes else rows))
     pale = set() if by_series else set(series[:-1])
     keys = [Key(key, colour[key] if by_series else ORIGINAL, "pale" if key in pale else "bar") for key in series]
     height = (14 + (20 if len(series) < 3 else 16) * len(series)) * len(names)
     drawing, drawn = chart.chart(axes, height, keys if len(keys) > 1 else ())
     step = 0.8 / len(series)
-    for panel, (_, every) in zip(drawn, panels, strict=True):
+    for panel, (_, _, every) in zip(drawn, panels, strict=True):
         for n, (key, one) in enumerate(every.items()):
             for row, name in enumerate(names):
                 if value := one.get(name):
@@ -112,28 +127,27 @@ def scatter(
     return drawing
 
 
-def lines(panels: Sequence[tuple[str, str, Mapping[str, Points]]], colour: Colour) -> Drawing | None:
-    """Values along an axis, one line a name: a panel for each (title, label of the axis, {name: [(x, value)]})."""
-    panels = [panel for panel in panels if any(panel[2].values())]
-    if not panels:
+def lines(panels: Sequence[Panel], colour: Colour) -> Drawing | None:
+    """Values along an axis, a line a series."""
+    if not (panels := _drawn(panels)):
         return None
     axes = []
     for title, label, series in panels:
-        up = chart.linear(value.top for points in series.values() for _, value in points)
-        axes.append((title, _lengths({x for points in series.values() for x, _ in points}, label), up))
-    names = list(dict.fromkeys(name for _, _, series in panels for name, points in series.items() if points))
+        points = [(x, value) for each in series.values() for x, value in each.items() if value]
+        axes.append((title, _lengths({x for x, _ in points}, label), chart.linear(value.top for _, value in points)))
+    names = list(dict.fromkeys(name for _, _, series in panels for name, each in series.items() if any(each.values())))
     keys = [Key(name, colour[name], "line", n) for n, name in enumerate(n for n in names if not n.endswith(THEORY))]
     which = {key.name: key.marker for key in keys}
     if len(keys) < len(names):
         keys.append(Key("theory", svg.SOFT, "line", dash=svg.DASHED))
     drawing, drawn = chart.chart(axes, 230, keys)
     for panel, (_, _, series) in zip(drawn, panels, strict=True):
-        for name, points in series.items():
-            line(panel, points, colour[name], which.get(name))
+        for name, each in series.items():
+            line(panel, [(x, value) for x, value in each.items() if value], colour[name], which.get(name))
     return drawing
 
 
-def line(panel: Panel, points: Points, colour: str, marker: int | None) -> None:
+def line(panel: chart.Panel, points: Sequence[tuple[float, Value]], colour: str, marker: int | None) -> None:
     """Points joined by a line, each with its error bar; without a marker it is dashed: nothing of it was measured."""
     at = panel.at((x, value.value) for x, value in points)
     if marker is None:
@@ -148,6 +162,11 @@ def line(panel: Panel, points: Points, colour: str, marker: int | None) -> None:
 # Parts
 
 
+def _drawn(panels: Sequence[Panel]) -> list[Panel]:
+    """Those that hold a value."""
+    return [panel for panel in panels if any(any(series.values()) for series in panel[2].values())]
+
+
 def _lengths(lengths: set[float], label: str) -> Axis:
     """Of lengths, which double more often than not: logarithmic, with a tick at each."""
     at = sorted(lengths)
@@ -156,7 +175,7 @@ def _lengths(lengths: set[float], label: str) -> Axis:
     return replace(axis, ticks={x: svg.number(x) for x in at[:: -(-len(at) // _MOST_TICKS)]}, label=label, grid=False)
 
 
-def _label_points(panel: Panel, points: Mapping[str, tuple[float, float]]) -> None:
+def _label_points(panel: chart.Panel, points: Mapping[str, tuple[float, float]]) -> None:
     """A name beside each point: right or left of it, above or below, where it meets no other name or point."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in points.values()]
     for name, (x, y) in points.items():

@@ -12,7 +12,7 @@ from pronk.drawing import chart, svg
 from pronk.drawing.chart import Key
 from pronk.measure import schema
 from pronk.measure.formatting import NONE, plain
-from pronk.measure.plot_style import ORIGINAL, PALETTE
+from pronk.measure.plots import ORIGINAL, PALETTE
 from pronk.measure.report import pages, write
 from pronk.measure.report.charts import Picture
 from pronk.measure.report.tables import Cell, Table
