@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pictures import contained
 
@@ -18,6 +18,7 @@ VALUES = st.floats(-1e15, 1e15, allow_subnormal=False) | st.floats(-1e-3, 1e-3)
 POSITIVE = st.floats(1e-280, 1e280)
 
 
+@example([-3.583824983858879e-05], False, 2)  # between two ticks, it had none
 @given(st.lists(VALUES, max_size=5), st.booleans(), st.integers(2, 9))
 def test_ticks_of_a_linear_axis(values: list[float], zero: bool, most: int) -> None:
     axis = chart.linear(values or [0.0], zero=zero, most=most)
@@ -80,7 +81,6 @@ def test_a_text_is_cut_where_it_is_too_long(text: str, width: float) -> None:
     short = svg.fitted(text.replace("\n", " "), width)
     assert svg.width_of(short) <= width
     assert short == text.replace("\n", " ") or short.endswith("…")
-    assert all(svg.width_of(line, svg.SMALL) <= width for line in svg.wrapped(text, width).split("\n"))
 
 
 def test_widths_are_those_of_a_wide_font_or_more() -> None:
@@ -92,7 +92,7 @@ def test_widths_are_those_of_a_wide_font_or_more() -> None:
 
 @given(st.text(max_size=40))
 def test_whatever_is_written_the_file_parses(text: str) -> None:
-    panels = [(text, Axis(0, 1, {0.5: text[:9]}, "x"), chart.named([text, "\x00\ud800<&\"'>]]>"], downwards=True))]
+    panels = [(text, Axis(0, 1, {0.5: text[:9]}, "x"), chart.named([text, "\x00\ud800<&\"'>]]>"]))]
     drawing, (panel,) = chart.chart(panels, 100, [Key(text, svg.INK), Key("\x1b", svg.SOFT, "line", marker=3)])
     panel.bar((0, 0.7), (-0.3, 0.3), svg.INK)
     root = contained(drawing.file(f"title {text}", f"said {text}"))
@@ -117,7 +117,7 @@ def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
     assert "prefers-color-scheme: dark" in file
     assert "<style" not in element
     assert not [colour for colour in svg.LIGHT.values() if colour in element]
-    page = (Path(svg.__file__).parent / "measure/report/report.html.jinja").read_text("utf-8")
+    page = (Path(svg.__file__).parents[1] / "measure/report/report.html.jinja").read_text("utf-8")
     for theme in (svg.LIGHT, svg.DARK):
         for name, colour in theme.items():
             assert f"--{name}: {colour};" in page

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-# The colours of the reports (report.html.jinja), and those of their plots (measure/plot_style.py).
+# The colours of the reports (report.html.jinja), and those of their plots (measure/plots.py).
 LIGHT = {"paper": "#ffffff", "raised": "#f6f7f9", "ink": "#1f2430", "soft": "#5c6473", "grid": "#d9dce3"}
 DARK = {"paper": "#14171d", "raised": "#1c2028", "ink": "#e6e8ed", "soft": "#a0a7b4", "grid": "#363c48"}
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

@@ -132,7 +132,7 @@ def replacing(path: Path) -> Iterator[Path]:
     fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
         yield fresh
-        if path.is_dir():  # a folder that holds files cannot be replaced in one step
+        if path.is_dir() and fresh.is_dir():  # one that holds files cannot be replaced in one step
             path.rename(old)
         fresh.replace(path)
     except BaseException as error:

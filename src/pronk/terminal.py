@@ -4,6 +4,7 @@ its orders from pronk alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unicodedata import category
 
 # Control characters, those that format, halves of characters, ends of lines and of paragraphs. By category: what
@@ -40,3 +41,18 @@ def shown(text: str) -> str:
 def shown_in_line(text: str) -> str:
     """The same of what is to stay within its line or column: tabs and newlines are signs as well."""
     return shown(text).replace("\n", "␊").replace("\t", "␉")
+
+
+def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
+    """Columns as wide as their content, two spaces apart; those numbered in `right` are right-aligned.
+
+    Nothing breaks out of its cell.
+    """
+    cells = [[shown_in_line(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )

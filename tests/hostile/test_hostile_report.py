@@ -25,8 +25,7 @@ from pages import Page
 from pictures import contained
 
 from pronk.errors import PronkError
-from pronk.measure import report, training_report
-from pronk.measure.report import reading
+from pronk.measure import report, schema, training_report
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("PRONK_HOSTILE_CASES", "4500"))
@@ -209,7 +208,7 @@ def test_the_check_of_characters_can_fail(tmp_path: Path, monkeypatch: pytest.Mo
     """The inverse: where texts are drawn as they stand."""
     given, name = copy.deepcopy(samples()["training"])
     given["settings"]["data"] = "\u202e"
-    monkeypatch.setattr(reading, "_visible", lambda report: report)
+    monkeypatch.setattr(schema, "visible", lambda report: report)
     with pytest.raises(AssertionError, match=r"TRAINING\.md"):
         outcome(name, json.dumps(given).encode(), tmp_path)
 

@@ -18,7 +18,6 @@ from pronk.measure import compare, journal, report, tasks
 from pronk.measure.comparison import ROTATION
 from pronk.measure.composition import _tasks_of
 from pronk.measure.divergence import divergence
-from pronk.measure.report.document import Table
 from pronk.measure.report.techniques import techniques
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
@@ -135,8 +134,8 @@ def test_techniques_tell_no_quality_of_a_format_that_shares_the_grid() -> None:
     }
     shown = []
     for formats in (["q4"], []):
-        blocks = techniques({"model": {"grid": {"formats": formats}}, "techniques": [technique]}, {})
-        (table,) = (block for block in blocks if isinstance(block, Table))
-        (kld,) = (cells for label, cells in table.rows if "KLD" in label)
+        (found,) = techniques({"model": {"grid": {"formats": formats}}, "techniques": [technique]})
+        assert found.table
+        (kld,) = (cells for label, cells in found.table.lines if "KLD" in label)
         shown.append([cell.value for cell in kld])
     assert shown == [["0", "0.00290", "—"], ["0", "0.00290", "0.00180"]]

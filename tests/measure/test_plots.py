@@ -12,11 +12,11 @@ import pytest
 from pictures import SVG, box, contained, drawn
 
 from pronk.drawing.svg import Drawing
-from pronk.measure import plot_style, plots, plots_outliers
-from pronk.measure.plot_style import Value
+from pronk.measure import plots, plots_outliers
+from pronk.measure.figures import Value
 
 NAMES = ["bf16", "llm-int8", "q8", "q4"]
-COLOUR = plot_style.colours(NAMES, "bf16")
+COLOUR = plots.colours(NAMES, "bf16")
 
 
 def root_of(drawing: Drawing | None) -> Element:
@@ -34,45 +34,48 @@ def texts(root: Element) -> list[str]:
 
 
 def test_colours_are_one_for_a_name() -> None:
-    colour = plot_style.colours(["b", "a", "c", "b"], "a")
-    assert colour["a"] == plot_style.ORIGINAL
+    colour = plots.colours(["b", "a", "c", "b"], "a")
+    assert colour["a"] == plots.ORIGINAL
     assert len(set(colour.values())) == 3
-    assert plot_style.colours(["b", "a", "c"], "a") == colour
-    assert len(plot_style.colours([str(n) for n in range(20)])) == 20
+    assert plots.colours(["b", "a", "c"], "a") == colour
+    assert len(plots.colours([str(n) for n in range(20)])) == 20
 
 
 def test_a_name_that_has_no_colour_yet_gets_one_that_no_other_has() -> None:
     """Of seven formats in one plot two were blue and two orange: each list was given the palette from its beginning."""
-    known = plot_style.colours(["bf16", "llm-int8", "q8", "q4"], "bf16")
-    colour = plot_style.colours(["f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"], known=known)
+    known = plots.colours(["bf16", "llm-int8", "q8", "q4"], "bf16")
+    colour = plots.colours(["f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4"], known=known)
     assert len(set(colour.values())) == 7
     assert {name: colour[name] for name in known} == known
 
 
 def test_a_bar_for_each_value_as_long_as_it() -> None:
     first = {"bf16": Value(4.0, 3.0, 8.0), "llm-int8": None, "q8": Value(2.0), "q4": Value(1.0, 1.0, 1.0)}
-    root = root_of(plots.bars([("Time (ms)", first), ("None", dict.fromkeys(NAMES))], COLOUR))
+    root = root_of(plots.bars([("Time (ms)", "", {"": first}), ("None", "", {"": dict.fromkeys(NAMES)})], COLOUR))
     widths = [float(bar.get("width", "nan")) for bar in drawn(root, "bar")]
     assert widths == pytest.approx([4 * widths[2], 2 * widths[2], widths[2]], abs=0.2)
     assert len(drawn(root, "error")) == 3  # a line and two caps, of the one that has a spread
     assert {"4", "2", "1", *NAMES, "Time (ms)"} <= set(texts(root))
     assert "None" not in texts(root)
-    assert count(plots.paired_bars([("MB", first, first)], COLOUR, ("predicted", "measured")), "bar") == 6
+    both = root_of(plots.bars([("MB", "", {"predicted": first, "measured": first})], COLOUR))
+    assert len(drawn(both, "bar")) == 6
+    assert ["opacity" in bar.get("style", "") for bar in drawn(both, "bar")] == [True] * 3 + [False] * 3
+    assert {"predicted", "measured"} <= set(texts(both))
 
 
 def test_without_values_there_is_no_plot() -> None:
     nothing = dict.fromkeys(NAMES)
-    assert plots.bars([("a", nothing)], COLOUR) is None
-    assert plots.paired_bars([("a", nothing, nothing)], COLOUR, ("b", "c")) is None
-    assert plots.lines([("a", "b", {"q8": []})], COLOUR) is None
-    assert plots.grouped_bars([("a", {"q8": [None]})], ["one"], COLOUR) is None
+    assert plots.bars([("a", "", {"": nothing})], COLOUR) is None
+    assert plots.bars([("a", "", {"b": nothing, "c": nothing})], COLOUR) is None
+    assert plots.lines([("a", "b", {"q8": {}})], COLOUR) is None
+    assert plots.bars([("a", "", {"q8": {"one": None}})], COLOUR, by_series=True) is None
     assert plots.scatter({"q8": (1.0, Value(0.0))}, COLOUR, x="x", y="y") is None
     assert plots.histogram({"q8": ([0.0, 1.0], [1.0])}, {}, COLOUR, label="x") is None
 
 
 def test_lines_have_a_point_a_value_and_theory_has_none() -> None:
-    points = [(length, Value(length / 10, length / 20, length / 5)) for length in (32.0, 128.0, 2048.0)]
-    series = {"q8": points, "q4": points[:2], f"q8{plots.THEORY}": points}
+    points = {length: Value(length / 10, length / 20, length / 5) for length in (32.0, 128.0, 2048.0)}
+    series = {"q8": points, "q4": points | {2048.0: None}, f"q8{plots.THEORY}": points}
     root = root_of(plots.lines([("Time (s)", "tokens", series)], COLOUR | {f"q8{plots.THEORY}": COLOUR["q8"]}))
     assert len(drawn(root, "point")) == 5
     assert len(drawn(root, "error")) == 3 * 5
@@ -81,12 +84,17 @@ def test_lines_have_a_point_a_value_and_theory_has_none() -> None:
     assert "theory" not in texts(root_of(plots.lines([("Time (s)", "tokens", {"q8": points})], COLOUR)))
 
 
-def test_grouped_bars_leave_a_gap_where_a_value_is_missing() -> None:
-    ways = {"q8": [Value(1.0, 0.9, 1.1), None], "q4": [Value(2.0), Value(3.0)]}
-    root = root_of(plots.grouped_bars([("Time (s)", ways), ("MB", ways)], ["prefill 512", "decode 64"], COLOUR))
+def test_bars_of_ways_leave_a_gap_where_a_value_is_missing() -> None:
+    ways = {
+        "q8": {"prefill": Value(1.0, 0.9, 1.1), "decode": None},
+        "q4": {"prefill": Value(2.0), "decode": Value(3.0)},
+    }
+    root = root_of(plots.bars([("Time (s)", "", ways), ("MB", "", ways)], COLOUR, by_series=True))
     assert len(drawn(root, "bar")) == 2 * 3
-    heights = [float(bar.get("height", "nan")) for bar in drawn(root, "bar")[:3]]
-    assert heights == pytest.approx([heights[0], 2 * heights[0], 3 * heights[0]], abs=0.2)
+    widths = [float(bar.get("width", "nan")) for bar in drawn(root, "bar")[:3]]
+    assert widths == pytest.approx([widths[0], 2 * widths[0], 3 * widths[0]], abs=0.2)
+    tops = [float(bar.get("y", "nan")) for bar in drawn(root, "bar")[:3]]
+    assert tops[2] - tops[1] > 2 * (tops[1] - tops[0]) > 0  # the gap, where decoding of q8 would be
 
 
 def test_a_histogram_has_an_outline_and_a_mean_for_each() -> None:
@@ -115,19 +123,19 @@ def test_whatever_the_values_all_stays_inside(seed: int) -> None:
     """Names too long for any plot, numbers over thirty decades; `contained` looks at each text and each shape."""
     chance = random.Random(seed)
     names = [chance.choice(["q8", "W" * 60, "a name of several words, " * 3, "汉字" * 20]) + str(n) for n in range(9)]
-    colour = plot_style.colours(names)
+    colour = plots.colours(names)
 
     def value() -> Value:
         middle = chance.choice([0.0, 1.0, 10 ** chance.uniform(-15, 15), chance.uniform(0, 5000)])
         return Value(middle, *chance.choice([(None, None), (middle / 2, middle * 3), (-1.0, 1e15)]))
 
     series = {name: chance.choice([None, value()]) for name in names} | {names[0]: value()}
-    root_of(plots.bars([("Each (ms)", series), ("T" * 200, series)], colour))
-    root_of(plots.paired_bars([("MB", series, series)] * 2, colour, ("predicted", "measured")))
+    root_of(plots.bars([("Each (ms)", "", {"": series}), ("T" * 200, "", {"": series})], colour))
+    root_of(plots.bars([("MB", "", {"predicted": series, "measured": series})] * 2, colour))
     lengths = sorted({chance.choice([0.0, 1.0, 2.0 ** chance.randint(0, 40), 1e15]) for _ in range(30)})
-    root_of(plots.lines([("s", "tokens", {name: [(x, value()) for x in lengths] for name in names})], colour))
-    ways = {name: [chance.choice([None, value()]) for _ in range(6)] for name in names} | {names[0]: [value()] * 6}
-    root_of(plots.grouped_bars([("s", ways)] * 2, [chance.choice(names) for _ in range(6)], colour))
+    root_of(plots.lines([("s", "tokens", {name: {x: value() for x in lengths} for name in names})], colour))
+    ways = {name: {other: chance.choice([None, value()]) for other in names[:6]} for name in names}
+    root_of(plots.bars([("s", "", ways | {names[0]: series})] * 2, colour, by_series=True))
     points = {name: (value().value, Value(10 ** chance.uniform(-100, 15), -1.0, 1e15)) for name in names}
     root_of(plots.scatter(points, colour, x="MB", y="KLD", floor=1e-100, floor_label="noise floor"))
 

@@ -15,9 +15,8 @@ from pages import Page
 
 from pronk.errors import BadFile
 from pronk.measure import plots
-from pronk.measure.report import reading, render, verdict
-from pronk.measure.report.document import Table
-from pronk.measure.report.sections import document
+from pronk.measure.figures import at
+from pronk.measure.report import render, variants, verdict
 
 SAMPLE: dict[str, Any] = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
 
@@ -48,9 +47,9 @@ def rendered(report: Any, folder: Path) -> tuple[str, str]:
 
 def first_table(report: Any) -> dict[str, list[str]]:
     """Label -> the value of each variant, and its notes, as the first table of a report has them."""
-    page = document(report, {})
-    table = next(block for section in page.sections for block in section.blocks if isinstance(block, Table))
-    return {label: [" ".join([cell.value, *cell.notes]) for cell in cells] for label, cells in table.rows if cells}
+    table = variants.tables(report)["glance"]
+    assert table
+    return {label: [" ".join([cell.value, *cell.notes]) for cell in cells] for label, cells in table.lines if cells}
 
 
 def test_everything_is_written_and_whole(whole: Path) -> None:
@@ -99,27 +98,27 @@ def test_pages_are_the_same_to_the_byte(sample: Any, whole: Path, tmp_path: Path
 
 # Each figure of the first table, and where in a variant it comes from. Changed there, it must change here.
 FIGURES = {
-    "Each token, ms (ITL p50)": ("latency", "itl_ms", "p50", "median"),
-    "First token, ms (TTFT, prompt of 512)": ("latency", "ttft_ms", "median"),
-    "Decode, tokens/s after 32": ("latency", "decode", 0, "tok_s", "median"),
-    "Perplexity (PPL)": ("quality", "perplexity", "value"),
-    "KLD to f32, mean": ("quality", "divergence", "mean"),
-    "Top-1 agreement with f32": ("quality", "divergence", "top1"),
+    "Each token, ms (ITL p50)": "latency.itl_ms.p50.median",
+    "First token, ms (TTFT, prompt of 512)": "latency.ttft_ms.median",
+    "Decode, tokens/s after 32": "latency.decode.0.tok_s.median",
+    "Perplexity (PPL)": "quality.perplexity.value",
+    "KLD to f32, mean": "quality.divergence.mean",
+    "Top-1 agreement with f32": "quality.divergence.top1",
 }
 
 
 @pytest.mark.parametrize(("label", "path"), FIGURES.items())
-def test_the_first_table_says_what_the_json_says(sample: Any, label: str, path: tuple[str | int, ...]) -> None:
+def test_the_first_table_says_what_the_json_says(sample: Any, label: str, path: str) -> None:
     def shown() -> list[float]:
         cells = [cell.split()[0] for cell in first_table(sample)[label]]
         return [float(cell.rstrip("%")) / (100 if cell.endswith("%") else 1) for cell in cells]
 
-    stored = [reading.at(variant, *path) for variant in sample["variants"]]
+    stored = [at(variant, path) for variant in sample["variants"]]
     # Three digits that count; of top-1 one after the point of its percentage.
     assert shown() == pytest.approx(stored, rel=5e-3, abs=5e-4 if "Top-1" in label else 0)
-    *room, last = path
+    *room, last = path.split(".")
     before = shown()
-    reading.at(sample["variants"][1], *room)[last] *= 0.5
+    at(sample["variants"][1], room)[last] *= 0.5
     assert shown()[1] == pytest.approx(0.5 * stored[1], rel=5e-3, abs=5e-4 if "Top-1" in label else 0)
     assert [value for n, value in enumerate(shown()) if n != 1] == [value for n, value in enumerate(before) if n != 1]
 
@@ -300,7 +299,7 @@ def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise", "pronk.measure.schema")
-ROOM += ("pronk.drawing.chart", "pronk.drawing.svg")
+ROOM += ("pronk.measure.figures", "pronk.measure.formatting", "pronk.drawing", "pronk.system", "pronk.terminal")
 
 
 def test_rendering_imports_nothing_of_pronk_but_itself() -> None:

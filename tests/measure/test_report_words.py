@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pronk.measure.plot_style import Value
-from pronk.measure.report import reading, words
-from pronk.measure.report.markdown import escaped
-from pronk.measure.report.texts import split
+from pronk.measure import formatting
+from pronk.measure.figures import Value, ratio
+from pronk.measure.report.content import split
+from pronk.measure.report.pages import escaped
 
 
 def summary(*rounds: float) -> dict[str, Any]:
@@ -18,21 +18,21 @@ def summary(*rounds: float) -> dict[str, Any]:
 
 def test_rounds_are_compared_with_each_other() -> None:
     """A machine that slows down from round to round slows both; the ratio stays."""
-    times = reading.ratio(summary(20, 10, 5), summary(10, 5, 2.5))
+    times = ratio(summary(20, 10, 5), summary(10, 5, 2.5))
     assert times == Value(2.0, 2.0, 2.0)
-    assert words.faster(times) == "2.0× faster"
-    assert words.faster(reading.ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
-    assert words.faster(reading.ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
+    assert formatting.faster(times) == "2.0× faster"
+    assert formatting.faster(ratio(summary(20, 10, 5), summary(19, 11, 5))).startswith("no clear difference")
+    assert formatting.faster(ratio(summary(8, 9, 9.5), summary(10, 10, 10))) == "11% slower"
     # A rate is the inverse of a time: with four rounds, medians of one and the other once said two things.
     times, rates = summary(1.0, 1.1, 1.3, 1.5), summary(*(1 / t for t in (1.0, 1.1, 1.3, 1.5)))
     base = summary(1.0, 1.0, 1.0, 1.0)
-    slower, as_rates = reading.ratio(base, times), reading.ratio(rates, base)
+    slower, as_rates = ratio(base, times), ratio(rates, base)
     assert slower
     assert as_rates
     assert slower.value == pytest.approx(as_rates.value)
-    assert words.faster(slower) == words.faster(as_rates) == "no clear difference"
-    assert reading.ratio(None, summary(1, 2)) is None
-    assert reading.ratio(3, 2) == Value(1.5)
+    assert formatting.faster(slower) == formatting.faster(as_rates) == "no clear difference"
+    assert ratio(None, summary(1, 2)) is None
+    assert ratio(3, 2) == Value(1.5)
 
 
 @pytest.mark.parametrize(("value", "said"), [
@@ -40,18 +40,18 @@ def test_rounds_are_compared_with_each_other() -> None:
     (1.2e-9, "1.20e-09"), (-3.0, "-3.00"),
 ])  # fmt: skip
 def test_digits(value: float | None, said: str) -> None:
-    assert words.digits(value) == said
+    assert formatting.digits(value) == said
 
 
 def test_sizes_and_shares() -> None:
-    assert words.smaller(47, 100) == "53% smaller"
-    assert words.smaller(110, 100) == "10% larger"
-    assert words.smaller(210, 100) == "2.1× larger"
-    assert words.smaller(100.1, 100) == "the same"
-    assert words.percent(0.99996) == "99.996%"  # not 100.0%
-    assert words.percent(1.0) == "100.0%"
-    assert words.listed(["a"]) == "a"
-    assert words.listed(["a", "b", "c"]) == "a, b and c"
+    assert formatting.smaller(47, 100) == "53% smaller"
+    assert formatting.smaller(110, 100) == "10% larger"
+    assert formatting.smaller(210, 100) == "2.1× larger"
+    assert formatting.smaller(100.1, 100) == "the same"
+    assert formatting.percent(0.99996) == "99.996%"  # not 100.0%
+    assert formatting.percent(1.0) == "100.0%"
+    assert formatting.listed(["a"]) == "a"
+    assert formatting.listed(["a", "b", "c"]) == "a, b and c"
 
 
 @pytest.mark.parametrize(("base", "text", "parts"), [

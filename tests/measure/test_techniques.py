@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from pronk.cpu_engine.kv import CpuKV
 from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
 from pronk.measure.comparison import Comparison
+from pronk.measure.figures import ratio
 from pronk.measure.memory import kv_blocks
 from pronk.measure.points import Point, points
-from pronk.measure.report import markdown, reading
-from pronk.measure.report.pictures import draw
-from pronk.measure.report.sections import document
+from pronk.measure.report import content, pages
+from pronk.measure.report.charts import draw
 from pronk.measure.request import Request
 from pronk.measure.schema import problems
 from pronk.measure.settling import settle
@@ -158,7 +159,7 @@ def test_speculation_is_measured_on_many_texts(settled: Comparison) -> None:
            "accepted": 2, "cached": 0, "peak_bytes": None}  # fmt: skip
     fast = {**way, "decode_tok_s": [8.8, 12.0, 3.0], "outputs": [["a"], ["a"], ["b"]]}
     found, plain = (techniques._way(one, taken, way) for taken in (fast, way))
-    times = reading.ratio(found["decode_tok_s"], plain["decode_tok_s"])
+    times = ratio(found["decode_tok_s"], plain["decode_tok_s"])
     assert times is not None
     assert (times.value, times.low, times.high) == pytest.approx((1.5, 1.1, 3.0))  # of each text its own
     assert (found["same_texts"], found["texts"]) == (2, 3)
@@ -194,8 +195,8 @@ def test_time_and_memory_against_length_stand_beside_theory(settled: Comparison)
     last = every[-1].step
     slow = {**steps, last: {**steps[last], "seconds": [3 * work[last]] * 3}}
     assert techniques.theory(settled, "kv-cache-length-8", every, slow)[last]["theory_s"] < 2.9 * work[last]
-    for picture, _, _ in draw({"techniques": list(found.values())}).values():
-        lines = drawn(contained(picture.file("t", "s")), "line")
+    for picture in draw({"variants": [], "techniques": list(found.values())}, {}).values():
+        lines = drawn(contained(picture.file()), "line")
         dashed = ["dasharray" in line.get("style", "") for line in lines]
         assert (len(dashed), sum(dashed)) == (2 * 4, 2 * 2)  # time and memory: two ways, and theory of each
 
@@ -232,20 +233,10 @@ def test_options_are_applied_and_the_page_says_what_was_done(request_: Request) 
     settings = settled.settings()
     assert (settings["rounds"], settings["windows"]) == (4, 3)
     assert not {"prefill", "decode", "prompts", "new_tokens"} & settings.keys()
-    way = {"seconds": 1.0, "same_texts": 1, "texts": 1}
-    measured = [{"name": "threads", "points": [{"setting": "x", "ways": {"a": way}}]}]
-    page = markdown.page(document({"missing": [], "finished": True, "settings": settings, "techniques": measured}, {}))
+    sample = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
+    alone = {**sample, "settings": settings, "variants": [], "texts": []}
+    page = pages.filled("REPORT.md.jinja", content.of(alone))
     assert "Techniques are not interleaved" in page
     assert "in interleaved rounds" not in page
     assert "| Prompts |" not in page
-    both = document(
-        {
-            "missing": [],
-            "finished": True,
-            "settings": settings,
-            "techniques": measured,
-            "variants": [{"name": "q8", "options": {}}],
-        },
-        {},
-    )
-    assert "in interleaved rounds" in markdown.page(both)
+    assert "in interleaved rounds" in pages.filled("REPORT.md.jinja", content.of({**sample, "settings": settings}))

@@ -16,7 +16,7 @@ from pronk import checkpoint, loading
 from pronk.cli import finetune, group
 from pronk.errors import BadFile, BadRequest
 from pronk.measure import training, training_report
-from pronk.measure.report import markdown
+from pronk.measure.report.pages import escaped
 from pronk.measure.training import begin, measure
 from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
 from pronk.measure.windows import evaluation_text
@@ -135,7 +135,7 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1] == 40  # cut
     run(model, tmp_path, monkeypatch, data=str(data), tokens=40, rounds=1)
-    assert f"Examples of {lengths[0]} to 40 tokens of {markdown.escaped(str(data))}" in page_of(tmp_path)
+    assert f"Examples of {lengths[0]} to 40 tokens of {escaped(str(data))}" in page_of(tmp_path)
     data.write_text("".join(reversed(texts)))
     with pytest.raises(BadRequest, match="was begun with another settings or data"):
         begin(Request(), tmp_path, resume=True)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pronk.measure.report import verdict
-from pronk.measure.report.document import Table
-from pronk.measure.report.sections import document
+from pronk.measure.report.variants import tables
 
 
 def judged(mean: float, error: float, floor: float | None = 1e-4) -> verdict.Verdict:
@@ -68,13 +67,10 @@ def test_a_report_has_one_noise_floor_for_a_variant_and_says_whose() -> None:
         for name, mean, floor in (("bf16", 1.3e-4, 1.31e-4), ("q8", 0.0029, 0.00156), ("f16", 2e-6, 1e-6))
     ]  # fmt: skip
     notes = {}
-    for section in document(
-        {"missing": [], "finished": True, "variants": variants, "settings": {"reference": "f32"}}, {}
-    ).sections:
-        for block in section.blocks:
-            if isinstance(block, Table):
-                notes |= {(section.title, label): [cell.notes[-1] for cell in cells] for label, cells in block.rows
-                          if cells and "mean" in label}  # fmt: skip
+    for name, table in tables({"variants": variants, "settings": {"reference": "f32"}}).items():
+        for label, cells in table.lines if table else ():
+            if cells and "mean" in label:
+                notes[name, label] = [cell.notes[-1] for cell in cells]
     for whose in notes.values():
         assert whose == [
             f"noise floor {one}" for one in ("0.000131 (bf16's)", "0.000131 (bf16's)", "0.00000100 (f16's)")

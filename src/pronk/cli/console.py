@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 
 import click
 
 from pronk.strict_json import finite
 from pronk.terminal import shown, shown_in_line
+from pronk.terminal import table as table
 
 _CLEAR = "\x1b[K"  # from here to the end of the line
 
@@ -60,21 +60,6 @@ def draw(line: str) -> None:
 def is_dumb() -> bool:
     """Whether the terminal, if it is one, takes text alone."""
     return os.environ.get("TERM") in ("dumb", "unknown")
-
-
-def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    """Columns as wide as their content, two spaces apart; those numbered in `right` are right-aligned.
-
-    Nothing breaks out of its cell.
-    """
-    cells = [[shown_in_line(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    )
 
 
 def size(nbytes: float) -> str:

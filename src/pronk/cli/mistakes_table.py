@@ -7,34 +7,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from pronk.cli import console
+from pronk.measure.formatting import digits
 
 _SHOWN = 60  # characters of a text
 
 
 def mistakes_as_text(result: Mapping[str, Any]) -> str:
     future = result["future"]
-    return "\n".join(
-        [
-            f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
-            f"the likeliest {result['new_tokens']} tokens after each prompt",
-            *(_of_prompt(entry) for entry in result["prompts"]),
-            "",
-            "where: the first new token that is another one than it should be",
-            f"future: in a text of {future['tokens']} tokens, another last token moves the logits before it by "
-            f"{_moved(future['without_cache'])} without a cache; by {_moved(future['without_mask'])} without a mask",
-        ]
-    )
-
-
-def _moved(by: float) -> str:
-    return "nothing" if by == 0 else f"{by:.3g}"
+    moved = [digits(by) if (by := future[way]) else "nothing" for way in ("without_cache", "without_mask")]
+    return "\n".join([
+        f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}; the likeliest "
+        f"{result['new_tokens']} tokens after each prompt",
+        *map(_of_prompt, result["prompts"]),
+        "",
+        "where: the first new token that is another one than it should be",
+        f"future: in a text of {future['tokens']} tokens, another last token moves the logits before it by {moved[0]} "
+        f"without a cache; by {moved[1]} without a mask",
+    ])  # fmt: skip
 
 
 def _of_prompt(entry: Mapping[str, Any]) -> str:
-    prompt = entry["prompt"] if isinstance(entry["prompt"], str) else " ".join(map(str, entry["prompt"]))
-    rows: list[tuple[object, ...]] = [("", "where", "text")]
+    rows = [("", "where", "text")]
     for way, found in entry["ways"].items():
-        text = json.dumps(found["text"] or " ".join(map(str, found["tokens"])), ensure_ascii=False)
+        text = _quoted(found["text"] or found["tokens"])
         cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
         rows.append((way, found["parts_at"] or "nowhere", cut))
-    return f"\n{json.dumps(prompt, ensure_ascii=False)}\n{console.table(rows, right=(1,))}"
+    return f"\n{_quoted(entry['prompt'])}\n{console.table(rows, right=(1,))}"
+
+
+def _quoted(said: str | list[int]) -> str:
+    return json.dumps(said if isinstance(said, str) else " ".join(map(str, said)), ensure_ascii=False)

@@ -19,16 +19,10 @@ nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.sv
 @click.argument("folder", type=options.NAME)
 def command(folder: str) -> None:
     """Render the report of a comparison again."""
-    from pronk.measure import training_report
-    from pronk.measure.report import NAME, render
+    from pronk.measure import report, training_report
     from pronk.system import expanded
 
     given = expanded(folder)
-    place = given.parent if given.name == training_report.NAME else given
-    of_training = (place / training_report.NAME).is_file()
-    tables = []
-    if not of_training or (place / NAME).is_file():
-        tables.append(render(place))
-    if of_training:
-        tables.append(training_report.render(place))
-    console.write("\n\n".join(tables) + "\n")
+    place = given.parent if given.name in (report.NAME, training_report.NAME) else given
+    kinds = [kind for kind in (report, training_report) if (place / kind.NAME).is_file()]
+    console.write("\n\n".join(kind.render(place) for kind in kinds or [report]) + "\n")

@@ -38,6 +38,8 @@ def steps(low: float, high: float, most: int = 6) -> dict[float, str]:
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     plain = step > 1e-4 and max(-low, high) < 1e9
     at = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    if not at:  # between two of them
+        return steps(low, high, most + 1)
     return {tick: f"{tick:,.{places}f}" if plain and tick else number(tick) for tick in at}
 
 
@@ -75,12 +77,10 @@ def logarithmic(low: float, high: float, label: str = "") -> Axis:
     return Axis(low, high, ticks if len(ticks) > 1 else steps(low, high, 4), label, log=True)
 
 
-def named(names: Sequence[str], *, downwards: bool = False) -> Axis:
-    """A place for each name: 0, 1, 2, ...; `downwards`, beside a panel, long ones are cut."""
-    low, high = -0.5, len(names) - 0.5
-    if not downwards:
-        return Axis(low, high, dict(enumerate(names)), grid=False)
-    return Axis(high, low, {n: fitted(name, 0.28 * WIDTH, SMALL) for n, name in enumerate(names)}, grid=False)
+def named(names: Sequence[str]) -> Axis:
+    """A place for each name: 0, 1, 2, ... downwards; long ones are cut."""
+    ticks: dict[float, str] = {n: fitted(name, 0.33 * WIDTH, SMALL) for n, name in enumerate(names)}
+    return Axis(len(names) - 0.5, -0.5, ticks, grid=False)
 
 
 # Panels
@@ -129,6 +129,10 @@ class Panel:
         dx, dy = (0, cap) if a[1] == b[1] else (cap, 0)
         for points in (ends, [(x0 - dx, y0 - dy), (x0 + dx, y0 + dy)], [(x1 - dx, y1 - dy), (x1 + dx, y1 + dy)]):
             self.drawing.line(points, colour, 1.2, kind="error")
+
+    def label(self, x: float, y: float, said: str) -> None:
+        """Right of a point, as at the end of a bar."""
+        self.drawing.text(self.x(x) + 7, self.y(y) + 4.2, said, "start", size=SMALL)
 
     def rule(self, *, x: float | None = None, y: float | None = None, colour: str, dash: str = DASHED) -> None:
         """A line from edge to edge."""
@@ -207,13 +211,13 @@ def _ground(panel: Panel, title: str) -> float:
         drawing.text(left, panel.top - 12, fitted(title, panel.width + 12, bold=True), "start", bold=True)
     for at, said in panel.up.ticks.items():
         drawing.text(left - 8, panel.y(at) + 4.2, said, "end", size=SMALL, fill=SOFT if panel.up.grid else INK)
-    free, lines = -math.inf, 1
+    free = -math.inf
     for at, said in panel.across.ticks.items():
         half = width_of(said, SMALL) / 2
         if panel.x(at) - half > free:  # one that would meet its neighbour is left out
             drawing.text(panel.x(at), base + 18, said, size=SMALL, fill=SOFT if panel.across.grid else INK)
-            free, lines = panel.x(at) + half + 3, max(lines, said.count("\n") + 1)
-    end = base + 12 + 15 * lines
+            free = panel.x(at) + half + 3
+    end = base + 27
     if panel.across.label:
         drawing.text(left + panel.width / 2, end + 12, panel.across.label, size=SMALL, fill=SOFT)
     if panel.up.label:

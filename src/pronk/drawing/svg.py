@@ -49,8 +49,8 @@ def of_ten(value: float) -> str:
 
 
 def width_of(text: str, size: float = SIZE, bold: bool = False) -> float:
-    """Pixels, of a wide font; of lines the longest."""
-    return max(sum(map(_em, line)) for line in text.split("\n")) * size * (1.13 if bold else 1)
+    """Pixels, of a wide font."""
+    return sum(map(_em, text)) * size * (1.13 if bold else 1)
 
 
 def _em(letter: str) -> float:
@@ -69,18 +69,6 @@ def fitted(text: str, width: float, size: float = SIZE, bold: bool = False) -> s
     while (free := free - width_of(text[kept], size, bold)) >= 0:
         kept += 1
     return text[:kept].rstrip() + "…"
-
-
-def wrapped(text: str, width: float, most: int = 6) -> str:
-    """Small text in up to `most` lines; what does not fit is cut."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and len(lines) < most and width_of(longer, SMALL) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return "\n".join(fitted(line, width, SMALL) for line in lines)
 
 
 # The drawing
@@ -124,12 +112,10 @@ class Drawing:
         self, x: float, y: float, said: str, anchor: str = "middle", *, size: float = SIZE, fill: str = INK,
         bold: bool = False, turned: bool = False,
     ) -> None:  # fmt: skip
-        """Lines of it stand below one another; `y` is the first one's base."""
+        """`y` is its base."""
         style = f"fill: {fill}; font-size: {size:g}px; text-anchor: {anchor}" + "; font-weight: bold" * bold
-        for n, line in enumerate(said.split("\n")):
-            place = f'x="{_short(x)}" y="{_short(y + n * 1.25 * size)}"'
-            place += f' transform="rotate(-90 {_short(x)} {_short(y)})"' * turned
-            self.parts.append(f'<text {place} style="{style}">{_escaped(line)}</text>')
+        place = f'x="{_short(x)}" y="{_short(y)}"' + f' transform="rotate(-90 {_short(x)} {_short(y)})"' * turned
+        self.parts.append(f'<text {place} style="{style}">{_escaped(said)}</text>')
 
     def element(self, said: str) -> str:
         """For a page: `said` is what is read aloud."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from pronk.drawing import chart, svg
 from pronk.drawing.chart import Axis, Panel
 from pronk.drawing.svg import Drawing
-from pronk.measure.plot_style import ORIGINAL, PALETTE, Value, as_value
-from pronk.measure.plots import line
+from pronk.measure.figures import Value, as_value
+from pronk.measure.plots import ORIGINAL, PALETTE, line
 
 _MOST_COLUMNS = 480  # that a picture has room for
 _LEVELS = 24
@@ -36,20 +37,19 @@ def heat_map(counts: Any, title: str) -> Drawing:
 
     label = "column" + (f" (a cell shows the largest of {together} neighbours)" if together > 1 else "")
     across = Axis(-0.5, pooled.shape[1] * together - 0.5, chart.whole(0, columns - 1), label, grid=False)
-    every = max(1, -(-rows // 12))
-    up = Axis(rows - 0.5, -0.5, {row: str(row) for row in range(0, rows, every)}, "layer", grid=False)
+    up = Axis(rows - 0.5, -0.5, {row: str(row) for row in range(0, rows, max(1, -(-rows // 12)))}, "layer", grid=False)
     drawing, (panel,) = chart.chart([("", across, up)], max(60, 9 * rows), above=38, right=90 * bool(counts.any()))
     drawing.text(12, 24, svg.fitted(title, svg.WIDTH - 24, bold=True), "start", bold=True)
-    scale = (
-        f"translate({panel.left:.1f} {panel.top}) scale({panel.width / pooled.shape[1]:.6g} {panel.height / rows:.6g})"
-    )
-    drawing.parts.append(f'<g transform="{scale}" style="stroke-width: 1; shape-rendering: crispEdges">')
+    size = f"{panel.width / pooled.shape[1]:.6g} {panel.height / rows:.6g}"
+    place = f"translate({panel.left:.1f} {panel.top}) scale({size})"
+    drawing.parts.append(f'<g transform="{place}" style="stroke-width: 1; shape-rendering: crispEdges">')
+    runs = [run for at, row in enumerate(levels) for run in _runs(row, at)]
     for level in range(1, _LEVELS + 1):
-        if runs := "".join(_runs(row, level, at) for at, row in enumerate(levels)):
-            drawing.parts.append(f'<path class="cells" d="{runs}" style="stroke: {_colour(level)}"/>')
+        if path := "".join(stroke for found, stroke in runs if found == level):
+            drawing.parts.append(f'<path class="cells" d="{path}" style="stroke: {_colour(level)}"/>')
     drawing.parts.append("</g>")
-    _name_columns(panel, counts.sum(axis=0))
     if counts.any():
+        _name_columns(panel, counts.sum(axis=0))
         _colour_bar(panel, colours)
     else:
         drawing.text(panel.left + panel.width / 2, panel.top + panel.height / 2 + 4, "no column passed")
@@ -57,13 +57,9 @@ def heat_map(counts: Any, title: str) -> Drawing:
 
 
 def sweep(
-    thresholds: Sequence[float],
-    kld: Sequence[float | None],
-    tok_s: Sequence[Any],
-    knee: float | None = None,
-    *,
+    thresholds: Sequence[float], kld: Sequence[float | None], tok_s: Sequence[Any], knee: float | None = None, *,
     speed: str = "Speed (tokens/s)",
-) -> Drawing:
+) -> Drawing:  # fmt: skip
     """KLD above and speed below, over thresholds: evenly spaced whatever they are, for 0 and inf are among them.
 
     `tok_s` holds numbers or {"median", "min", "max"}, and `speed` says what of; `knee` is one of the thresholds.
@@ -72,37 +68,27 @@ def sweep(
     rates = [(float(n), value) for n, given in enumerate(tok_s) if (value := as_value(given))]
     found = [value.value for _, value in klds]
     above = chart.logarithmic(min(found) / 2, max(found) * 2) if found else Axis(0, 1)
+    names: dict[float, str] = {n: "∞" if math.isinf(one) else f"{one:g}" for n, one in enumerate(thresholds)}
+    label = "threshold: activations over it are computed in 32 bits"
+    across = Axis(-0.3, len(thresholds) - 0.7, names, label, grid=False)
     below = chart.linear(value.top for _, value in rates)
-    names: dict[float, str] = {
-        n: "∞" if math.isinf(threshold) else f"{threshold:g}" for n, threshold in enumerate(thresholds)
-    }
-    across = Axis(
-        -0.3, len(thresholds) - 0.7, names, "threshold: activations over it are computed in 32 bits", grid=False
-    )
     panels = [("Divergence from f32: mean KLD (nats)", replace(across, label=""), above), (speed, across, below)]
     drawing, drawn = chart.chart(panels, 150, stacked=True)
     if knee is not None and knee in thresholds:
-        at = list(thresholds).index(knee)
+        at, said = list(thresholds).index(knee), f"knee: {knee:g}"
         for panel in drawn:
             panel.rule(x=at, colour=ORIGINAL)
-        width = svg.width_of(said := f"knee: {knee:g}", bold=True)
-        x = min(drawn[0].x(at) + 7, svg.WIDTH - 8 - width)
+        x = min(drawn[0].x(at) + 7, svg.WIDTH - 8 - svg.width_of(said, bold=True))
         drawing.text(x, drawn[0].top + 12, said, "start", bold=True)
-    for panel, points, colour, marker in zip(drawn, (klds, rates), PALETTE, (0, 1), strict=False):
-        line(panel, points, colour, marker)
+    for n, (panel, points) in enumerate(zip(drawn, (klds, rates), strict=True)):
+        line(panel, points, PALETTE[n], n)
     return drawing
 
 
-def _runs(row: Sequence[int], level: int, at: int) -> str:
-    """The cells of one level in row `at`, as path data: a stroke for each run of neighbours."""
-    found, column = "", 0
-    while column < len(row):
-        start = column
-        while column < len(row) and row[column] == level:
-            column += 1
-        found += f"M{start} {at}.5h{column - start}" if column > start else ""
-        column += column == start
-    return found
+def _runs(row: Sequence[int], at: int) -> list[tuple[int, str]]:
+    """The cells of row `at`: a level, and as path data a stroke, for each run of neighbours."""
+    runs = [list(run) for _, run in groupby(enumerate(row), key=lambda cell: cell[1])]
+    return [(run[0][1], f"M{run[0][0]} {at}.5h{len(run)}") for run in runs]
 
 
 def _colour(level: int) -> str:
@@ -113,12 +99,10 @@ def _colour(level: int) -> str:
 
 def _colour_bar(panel: Panel, colours: Axis) -> None:
     """Right of the map: which colour is how often."""
-    x, bar = panel.left + panel.width + 14, Panel(panel.drawing, 0, panel.top, 0, panel.height, colours, colours)
+    x, bar, height = panel.left + panel.width + 14, replace(panel, up=colours), panel.height / _LEVELS
     for level in range(_LEVELS):
-        height = panel.height / _LEVELS
-        panel.drawing.rect(
-            x, panel.top + panel.height - (level + 1) * height, 12, height + 0.6, _colour(level + 1), kind="key"
-        )
+        top = panel.top + panel.height - (level + 1) * height
+        panel.drawing.rect(x, top, 12, height + 0.6, _colour(level + 1), kind="key")
     for tick, said in colours.ticks.items():
         panel.drawing.text(x + 18, bar.y(tick) + 4.2, said, "start", size=svg.SMALL, fill=svg.SOFT)
     panel.drawing.text(svg.WIDTH - 8, panel.top - 12, colours.label, "end", size=svg.SMALL, fill=svg.SOFT)
@@ -127,10 +111,7 @@ def _colour_bar(panel: Panel, colours: Axis) -> None:
 def _name_columns(panel: Panel, sums: Any, most: int = 6) -> None:
     """The columns that passed most often, above the map; of those too near to each other the first."""
     named: list[int] = []
-    for column in sums.argsort(kind="stable")[::-1]:
-        if sums[column] > 0 and all(abs(int(column) - other) > 0.06 * len(sums) for other in named):
-            named.append(int(column))
-        if len(named) == most:
-            break
-    for column in named:
-        panel.drawing.text(panel.x(column), panel.top - 6, str(column), size=svg.SMALL)
+    for column in map(int, sums.argsort(kind="stable")[::-1]):
+        if sums[column] > 0 and len(named) < most and all(abs(column - other) > 0.06 * len(sums) for other in named):
+            named.append(column)
+            panel.drawing.text(panel.x(column), panel.top - 6, str(column), size=svg.SMALL)

@@ -6,6 +6,7 @@ Bytes, milliseconds (`_ms`), seconds (`_s`, "seconds") and tokens a second (`tok
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,14 +21,17 @@ SCHEMA = 1
 LENGTHS = 32  # of prompts, at most: rows of a table and places on an axis
 _DRAWN = 64  # of other things that pictures show, at most
 
-NUMBER, POSITIVE = Number(), Number(least=1e-15)
-SIZE, SHARE = Number(least=0), Number(0, 1)
+NUMBER, POSITIVE, SIZE, SHARE = Number(), Number(least=1e-15), Number(least=0), Number(0, 1)
 WRITING = Text(1 << 20)  # what a model wrote, or was asked
+
+
+def each(names: str, shape: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), shape)
 
 
 def _summary(unit: Number) -> Rule:
     return Rule(
-        {**dict.fromkeys(("median", "min", "max"), unit), "rounds": [unit]},
+        {**each("median min max", unit), "rounds": [unit]},
         lambda found: found["min"] <= found["median"] <= found["max"],
         "a summary whose median is not between its min and max",
     )
@@ -39,83 +43,64 @@ HISTOGRAM = Rule(
     lambda found: len(found["edges"]) == len(found["counts"]) + 1 and all(a < b for a, b in pairwise(found["edges"])),
     "a histogram whose edges do not ascend, one more than there are counts",
 )
-BESIDE = {"log_ratio": NUMBER, "standard_error": Maybe(SIZE), "clear": Maybe(bool)}  # of perplexities, paired
 DIVERGENCE = {
-    **dict.fromkeys(("mean", "median", "p99", "max"), Maybe(SIZE)),
-    **dict.fromkeys(("top1", "rms_dp"), Maybe(SHARE)),
-    "rows": int,
-    "standard_error": Maybe(SIZE),  # of a single window there is none
-    "histogram": HISTOGRAM,
-    "per_window": Maybe(
-        {
-            "begin": [int],
-            "rows": [int],
-            "kld": [SIZE],
-            "top1": [SHARE],
-            "reference_surprise": [NUMBER],
-            "own_surprise": [NUMBER],
-        }
-    ),
+    **each("mean median p99 max standard_error", Maybe(SIZE)),  # of a single window there is no error
+    **each("top1 rms_dp", Maybe(SHARE)), "rows": int, "histogram": HISTOGRAM,
+    "per_window": Maybe({
+        **each("begin rows", [int]), "kld": [SIZE], "top1": [SHARE],
+        **each("reference_surprise own_surprise", [NUMBER]),
+    }),
+}  # fmt: skip
+PERPLEXITY = {
+    "value": Maybe(Number(1e-15, 1e300)), "standard_error": Maybe(SIZE), "rows": int, "protocol": Maybe(str),
+    "beside_original": Maybe({"log_ratio": NUMBER, "standard_error": Maybe(SIZE), "clear": Maybe(bool)}),  # paired
+    "per_window": Maybe({**each("begin rows", [int]), "surprise": [NUMBER]}),
+}  # fmt: skip
+_STYLE = each("distinct_1 distinct_2 repetition", Maybe(SHARE))
+WRITTEN = {
+    "first_divergence": SIZE, "first_divergences": [Maybe(int)], "identical": int, "equal_share": SHARE, **_STYLE,
+    "reference": Maybe(_STYLE),
+}  # fmt: skip
+QUALITY = {
+    "perplexity": Maybe(PERPLEXITY),
+    "divergence": Maybe(DIVERGENCE),
+    "noise_floor": Maybe({**DIVERGENCE, "how": str}),
+    "texts": Maybe(each("greedy seeded", WRITTEN)),
 }
 MEMORY = {
-    "weights_predicted": int,
-    "kv_a_token": int,
-    **dict.fromkeys(("weights_measured", "total_predicted", "baseline_rss", "loaded_rss"), Maybe(int)),
-    **dict.fromkeys(("peak_rss", "peak_device"), Maybe(int)),
+    **each("weights_predicted kv_a_token", int),
+    **each("weights_measured total_predicted baseline_rss loaded_rss peak_rss peak_device", Maybe(int)),
     "loading_took": Maybe(NUMBER),  # a difference
 }
 LATENCY = {
-    "load_s": SUMMARY,
-    "ttft_ms": SUMMARY,
-    "ttft_tokens": int,
-    "itl_ms": dict.fromkeys(("p50", "p90", "p99", "mean"), SUMMARY),
-    "prefill": [{"tokens": int, "tok_s": SUMMARY, "ttft_ms": SUMMARY}, LENGTHS],
+    **each("load_s ttft_ms", SUMMARY), "ttft_tokens": int, "itl_ms": each("p50 p90 p99 mean", SUMMARY),
+    "prefill": [{"tokens": int, **each("tok_s ttft_ms", SUMMARY)}, LENGTHS],
     "decode": [{"context": int, "tok_s": SUMMARY}, LENGTHS],
-}
-_STYLE = dict.fromkeys(("distinct_1", "distinct_2", "repetition"), Maybe(SHARE))
-WRITTEN = {
-    "first_divergence": SIZE,
-    "first_divergences": [Maybe(int)],
-    "identical": int,
-    "equal_share": SHARE,
-    **_STYLE,
-    "reference": Maybe(_STYLE),
-}
-QUALITY = {
-    "perplexity": Maybe(
-        {
-            "value": Maybe(Number(1e-15, 1e300)),
-            "standard_error": Maybe(SIZE),
-            "rows": int,
-            "protocol": Maybe(str),
-            "beside_original": Maybe(BESIDE),
-            "per_window": Maybe({"begin": [int], "rows": [int], "surprise": [NUMBER]}),
-        }
-    ),
-    "divergence": Maybe(DIVERGENCE),
-    "noise_floor": Maybe({**DIVERGENCE, "how": str}),
-    "texts": Maybe({"greedy": WRITTEN, "seeded": WRITTEN}),
-}
+}  # fmt: skip
 METRIC = {
-    "value": NUMBER,
-    "better": ("higher", "lower"),
-    "standard_error": Maybe(SIZE),
+    "value": NUMBER, "better": ("higher", "lower"), "standard_error": Maybe(SIZE),
     "beside_original": Maybe({"difference": NUMBER, "standard_error": Maybe(SIZE)}),
-}
-TASK = {"chat": bool, "questions": int, "metrics": Named(METRIC, 16)}
+}  # fmt: skip
+VARIANT = {
+    "name": str, "original": bool, "twin": Maybe(bool), "options": Named(most=_DRAWN), "dtype": Maybe(str),
+    "memory": MEMORY, "latency": Maybe(LATENCY), "quality": QUALITY,
+    "tasks": Maybe(Named({"chat": bool, "questions": int, "metrics": Named(METRIC, 16)}, _DRAWN)),
+}  # fmt: skip
 WAY = {
     "seconds": SUMMARY,
-    **dict.fromkeys(("peak_bytes", "weights_bytes"), Maybe(SIZE)),
-    **dict.fromkeys(("kld", "kld_error", "noise_floor", "theory_s"), Maybe(SIZE)),
-    **dict.fromkeys(("grew_by", "loading_took"), Maybe(NUMBER)),  # differences
-    **dict.fromkeys(("kv_bytes", "theory_kv_peak", "kld_windows", "same_texts", "texts"), Maybe(int)),
-    **dict.fromkeys(("prompt_tok_s", "decode_tok_s", "all_tok_s"), Maybe(SUMMARY)),
+    **each("peak_bytes weights_bytes kld kld_error noise_floor theory_s", Maybe(SIZE)),
+    **each("grew_by loading_took", Maybe(NUMBER)),  # differences
+    **each("kv_bytes theory_kv_peak kld_windows same_texts texts", Maybe(int)),
+    **each("prompt_tok_s decode_tok_s all_tok_s", Maybe(SUMMARY)),
     "tok_s": Maybe(POSITIVE),
     "note": Maybe(str),
 }
-_MACHINE = {**dict.fromkeys(("cpu", "system", "python"), str), "cores": int, "memory_bytes": Maybe(SIZE)}
-_MACHINE |= dict.fromkeys(("threads", "load"), Maybe(SIZE))
-_HEAD = {"schema": int, **dict.fromkeys(("pronk", "made", "command"), str), "finished": bool, "steps": Named()}
+TECHNIQUE = {
+    **each("name title what", str), "settings": Maybe(Named(most=_DRAWN)),
+    "points": [{"setting": str, "ways": Named(WAY)}, _DRAWN],
+}  # fmt: skip
+_HEAD = {"schema": int, **each("pronk made command", str), "finished": bool, "steps": Named()}
+_MACHINE = {**each("cpu system python", str), "cores": int, **each("memory_bytes threads load", Maybe(SIZE))}
 PROVENANCE = Maybe(
     {"commit": Maybe(str), "versions": Named(Maybe(str)), "model_sha256": Named(str), "text_sha256": Maybe(str)}
 )
@@ -123,76 +108,40 @@ REPORT = {
     **_HEAD,
     "missing": [str, _DRAWN],
     "model": {
-        **dict.fromkeys(("name", "path", "format"), str),
-        "quantization": Maybe(str),
-        **dict.fromkeys(("parameters", "stored_bytes"), int),
+        **each("name path format", str), "quantization": Maybe(str), **each("parameters stored_bytes", int),
         "config": Named(),
-        "grid": Maybe({"bits": int, "share": SHARE, "stored": [str], "exact": bool, "formats": [str], "words": str}),
+        "grid": Maybe({"bits": int, "share": SHARE, **each("stored formats", [str]), "exact": bool, "words": str}),
     },
     "machine": {**_MACHINE, "isa": Maybe(str)},
     "settings": {
-        "rounds": int,
         "prefill": Maybe([int, LENGTHS]),  # what variants are compared on; techniques alone have lengths of their own
         "decode": Maybe({"contexts": [int, LENGTHS], "tokens": int}),
-        "text": str,
-        **dict.fromkeys(("text_tokens", "noise_windows"), Maybe(int)),
-        "text_sha256": Maybe(str),
-        **dict.fromkeys(("windows", "window_tokens"), int),
-        **dict.fromkeys(("prompts", "new_tokens", "seed"), Maybe(int)),
-        "reference": Maybe(str),
+        "text": str, **each("rounds windows window_tokens", int), **each("text_sha256 reference", Maybe(str)),
+        **each("text_tokens noise_windows prompts new_tokens seed", Maybe(int)),
     },
-    "variants": [
-        {
-            "name": str,
-            "original": bool,
-            "twin": Maybe(bool),
-            "options": Named(most=_DRAWN),
-            "dtype": Maybe(str),
-            "memory": MEMORY,
-            "latency": Maybe(LATENCY),
-            "quality": QUALITY,
-            "tasks": Maybe(Named(TASK, _DRAWN)),
-        },
-        16,
-    ],
+    "variants": [VARIANT, 16],
     "texts": [{"prompt": WRITING, "mode": str, "outputs": Named(WRITING, 16)}, 1000],
-    "techniques": Maybe(
-        Rule(
-            [
-                {
-                    **dict.fromkeys(("name", "title", "what"), str),
-                    "settings": Maybe(Named(most=_DRAWN)),
-                    "points": [{"setting": str, "ways": Named(WAY)}, _DRAWN],
-                },
-                10,
-            ],
-            lambda found: sum(len(point["ways"]) for one in found for point in one["points"]) <= 128,
-            "more than 128 ways, which pictures have no room for",
-        )
-    ),
+    "techniques": Maybe(Rule(
+        [TECHNIQUE, 10],
+        lambda found: sum(len(point["ways"]) for one in found for point in one["points"]) <= 128,
+        "more than 128 ways, which pictures have no room for",
+    )),
     "provenance": PROVENANCE,
-}
+}  # fmt: skip
 KINDS = ("parameters", "activations", "gradients", "optimizer")  # of memory
-_TENSORS = dict.fromkeys((*KINDS, "logits"), int)
 _POINT = {"name": str, "planned_bytes": Maybe(int)}
+_TENSORS = Maybe(dict.fromkeys((*KINDS, "logits"), int))
 _MEASURED = {
-    "seconds": SUMMARY,
-    "tokens": POSITIVE,
-    "tok_s": POSITIVE,
-    "peak_bytes": _summary(SIZE),
-    "trained_share": SHARE,
-    "loss": dict.fromkeys(("first", "last"), Maybe(NUMBER)),
-    **dict.fromkeys(("bytes", "at_peak"), Maybe(_TENSORS)),
-    "flops": Maybe(SIZE),
-}
+    "seconds": SUMMARY, **each("tokens tok_s", POSITIVE), "peak_bytes": _summary(SIZE), "trained_share": SHARE,
+    "loss": each("first last", Maybe(NUMBER)), **each("bytes at_peak", _TENSORS), "flops": Maybe(SIZE),
+}  # fmt: skip
+_CHANGE = {"times": Maybe(SIZE), "arrow": ("↑", "↓", "=", "?")}
 TRAINING = {
     **_HEAD,
     "model": {"name": str},
-    "machine": {**_MACHINE, **dict.fromkeys(("device", "torch"), Maybe(str))},
+    "machine": {**_MACHINE, **each("device torch", Maybe(str))},
     "settings": {
-        **dict.fromkeys(("model", "sha256"), str),
-        **dict.fromkeys(("tokens", "rounds", "rank"), int),
-        **dict.fromkeys(("data", "device"), Maybe(str)),
+        **each("model sha256", str), **each("tokens rounds rank", int), **each("data device", Maybe(str)),
         "threads": Maybe(int),
     },
     "provenance": PROVENANCE,
@@ -200,18 +149,15 @@ TRAINING = {
     "timed_steps": int,
     "points": [Either("out_of_memory", {**_POINT, "out_of_memory": str}, {**_POINT, **_MEASURED}), _DRAWN],
     "techniques": [
-        {
-            "name": str,
-            "changes": Maybe(
-                {
-                    key: {"times": Maybe(SIZE), "arrow": ("↑", "↓", "=", "?")}
-                    for key in (*KINDS, "peak", "compute", "time")
-                }
-            ),
-        },
-        _DRAWN,
+        {"name": str, "changes": Maybe(dict.fromkeys((*KINDS, "peak", "compute", "time"), _CHANGE))}, _DRAWN
     ],
-}
+}  # fmt: skip
+
+# Control characters but newlines and tabs, what turns the direction of writing, halves of surrogates, and what is no
+# character: XML may not hold them, or no reader sees them.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
+)
 
 
 def problems(report: Any, shape: Any = REPORT) -> Iterator[str]:
@@ -231,3 +177,12 @@ def read(path: Path, shape: Any = REPORT, *, anew: str) -> dict[str, Any]:
     except BadFile as error:
         raise BadFile(path, f"{error.problem}; {anew}", field=error.field, offset=error.offset) from None
     return report
+
+
+def visible(given: Any) -> Any:
+    """A report as it may be drawn: what cannot be seen in its texts is shown by its number."""
+    if isinstance(given, str):
+        return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), given)
+    if isinstance(given, dict):
+        return {visible(key): visible(value) for key, value in given.items()}
+    return [visible(value) for value in given] if isinstance(given, list) else given

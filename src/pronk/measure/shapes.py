@@ -9,42 +9,35 @@ must hold between fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.errors import short
 
 _MANY = 100_000  # of what has no bound of its own
-_LONGEST = 10_000  # characters of a name, a path or a command
 _MOST, _LEAST = 1e15, 1e-100  # of numbers, and of those but zero: their ratios are finite, and axes have room for them
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     least: float = -_MOST
     most: float = _MOST
 
 
-@dataclass(frozen=True)
-class Text:
-    most: int = _LONGEST
+class Text(NamedTuple):
+    most: int = 10_000  # characters of a name, a path or a command
 
 
-@dataclass(frozen=True)
-class Maybe:
+class Maybe(NamedTuple):
     shape: Any
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """An object whose keys are names, of variants, say; `shape` None: of anything."""
 
     shape: Any = None
     most: int = _MANY
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """What must hold of that which is as `shape` has it; `breach` says what it is where it does not."""
 
     shape: Any
@@ -52,16 +45,12 @@ class Rule:
     breach: str
 
 
-@dataclass(frozen=True)
-class Either:
+class Either(NamedTuple):
     """An object as `shape` has it where it has this key, else as `otherwise` has it."""
 
     key: str
     shape: Any
     otherwise: Any
-
-
-_COUNT = Number(least=0)
 
 
 def problems(given: Any, shape: Any, where: str) -> Iterator[str]:
@@ -70,28 +59,23 @@ def problems(given: Any, shape: Any, where: str) -> Iterator[str]:
         if given is not None:
             yield from problems(given, shape.shape, where)
     elif isinstance(shape, Rule):
-        broken = False
-        for problem in problems(given, shape.shape, where):
-            broken = True
-            yield problem
-        if not broken and not shape.holds(given):
+        found = list(problems(given, shape.shape, where))
+        yield from found
+        if not found and not shape.holds(given):
             yield f"{where} is {shape.breach}"
     elif isinstance(shape, list):
-        yield from _list(given, shape[0], shape[1] if shape[1:] else _MANY, where)
+        most = shape[1] if shape[1:] else _MANY
+        if not isinstance(given, list):
+            yield f"{where} is {_kind(given)} and no list"
+        elif len(given) > most:
+            yield f"{where} has {len(given)} entries, and {most} at most are drawn"
+        else:
+            for n, value in enumerate(given):
+                yield from problems(value, shape[0], f"{where}[{n}]")
     elif isinstance(shape, Named | Either | dict):
         yield from _object(given, shape, where)
     else:
         yield from _leaf(given, shape, where)
-
-
-def _list(given: Any, shape: Any, most: int, where: str) -> Iterator[str]:
-    if not isinstance(given, list):
-        yield f"{where} is {_kind(given)} and no list"
-    elif len(given) > most:
-        yield f"{where} has {len(given)} entries, and {most} at most are drawn"
-    else:
-        for n, value in enumerate(given):
-            yield from problems(value, shape, f"{where}[{n}]")
 
 
 def _object(given: Any, shape: Any, where: str) -> Iterator[str]:
@@ -113,17 +97,18 @@ def _object(given: Any, shape: Any, where: str) -> Iterator[str]:
 
 
 def _leaf(given: Any, shape: Any, where: str) -> Iterator[str]:
-    kinds: Any = {Number: (int, float), Text: str, tuple: str}.get(type(shape), shape)
+    words = isinstance(shape, tuple) and not isinstance(shape, Number | Text)
+    kinds: Any = (int, float) if isinstance(shape, Number) else str if words or isinstance(shape, Text) else shape
     if not isinstance(given, kinds) or (isinstance(given, bool) and shape is not bool):
         yield f"{where} is {_kind(given)}"
-    elif isinstance(shape, tuple):
+    elif words:
         if given not in shape:
             yield f"{where} is {short(given)} and none of {', '.join(shape)}"
     elif isinstance(given, str):
-        if len(given) > (most := shape.most if isinstance(shape, Text) else _LONGEST):
+        if len(given) > (most := (shape if isinstance(shape, Text) else Text()).most):
             yield f"{where} has {len(given)} characters, more than {most}"
     elif shape is not bool:
-        bounds = _COUNT if shape is int else shape
+        bounds = Number(least=0) if shape is int else shape
         if not bounds.least <= given <= bounds.most or 0 < abs(given) < _LEAST:
             yield f"{where} is {short(given)}, which is out of range"
 

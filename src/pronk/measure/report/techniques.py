@@ -1,106 +1,73 @@
-"""Techniques: a switch on and off, a table and a plot for each."""
+"""Techniques: a switch on and off, a table and a picture for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from pronk.measure.report import reading, words
-from pronk.measure.report.document import Block, Cell, Heading, Paragraph, Plot, Table
+from pronk.measure.figures import at
+from pronk.measure.formatting import NONE, plain, whole
+from pronk.measure.report.tables import AT_ONCE, Cell, Own, Row, Table, table
 
 RATES = {
     "prompt_tok_s": "read: tokens of the prompt/s",
     "decode_tok_s": "decode: new tokens of one text/s",
     "all_tok_s": "in all: new tokens of all texts/s",
-    "tok_s": "tokens/s",  # of older reports
+    "tok_s": "tokens/s",
 }
-COLUMNS = {
-    "seconds": "time, s",
-    "theory_s": "time by theory, s",
-    **RATES,
-    "peak_bytes": "peak, MB",
-    "grew_by": "peak over what was held before, MB",
-    "kv_bytes": "keys and values, MB",
-    "theory_kv_peak": "their peak by theory, MB",
-    "weights_bytes": "weights, MB",
-    "loading_took": "process grew in loading by, MB",
-    "kld": "mean KLD",
-    "same_texts": "texts the same as the first way's",
-}
-BYTES = ("peak_bytes", "weights_bytes", "loading_took")
-COUNTED = ("grew_by", "kv_bytes", "theory_kv_peak")  # bytes as well, which no ratio belongs beside
+MB = 1e6
+ROWS = (
+    Row("time, s", "seconds", "range time"),
+    Row("time by theory, s", "theory_s"),
+    *(Row(label, key, "range rate") for key, label in RATES.items()),
+    Row("peak, MB", "peak_bytes", "size", unit=MB),
+    Row("peak over what was held before, MB", "grew_by", unit=MB),
+    Row("keys and values of all texts, MB", "kv_bytes", "at_once", unit=MB),
+    Row("their peak by theory, MB", "theory_kv_peak", unit=MB),
+    Row("weights, MB", "weights_bytes", "size", unit=MB),
+    Row("process grew in loading by, MB", "loading_took", "size", unit=MB),
+    Row(KLD := "mean KLD", "kld", "kld_error own_floor"),
+    Row(SAME := "texts the same as the first way's", "same_texts", show=whole, of="texts", of_base=False),
+)
+_NOT_TOLD = Cell(NONE, ("not told: the file lies on its grid",))
 
 
-def ways_of(technique: Mapping[str, Any]) -> list[str]:
+class Technique(NamedTuple):
+    name: str  # of its picture
+    title: str
+    given: Own
+    table: Table | None
+
+    @property
+    def at_once(self) -> bool:
+        return self.table is not None and any(AT_ONCE in cell.notes for _, cells in self.table.lines for cell in cells)
+
+
+def techniques(report: Own) -> Iterator[Technique]:
+    for place, given in enumerate(report.get("techniques") or (), 1):
+        found = _table(given, at(report, "model.grid.formats") or ())
+        yield Technique(f"technique-{place}", title_of(given), given, found)
+
+
+def title_of(technique: Own) -> str:
+    return plain(technique["title"] or technique["name"]) or "a technique"
+
+
+def ways_of(technique: Own) -> list[str]:
     """Names of what is compared, in the order in which they first occur."""
-    ways = [reading.at(point, "ways") for point in reading.entries(technique, "points")]
-    return list(dict.fromkeys(name for way in ways for name in way))
+    return list(dict.fromkeys(name for point in technique["points"] for name in point["ways"]))
 
 
-_ON_ITS_GRID = Cell(words.NONE, ("not told: the file lies on its grid",))
-
-
-def plot_name(place: int) -> str:
-    return f"technique-{place + 1}"
-
-
-def title_of(technique: Mapping[str, Any]) -> str:
-    return words.plain(reading.text(technique, "title") or reading.text(technique, "name") or "a technique")
-
-
-def techniques(report: Mapping[str, Any], pictures: Mapping[str, Plot]) -> list[Block]:
-    blocks: list[Block] = []
-    formats = reading.at(report, "model", "grid", "formats") or []
-    for place, technique in enumerate(reading.entries(report, "techniques")):
-        ways, points = ways_of(technique), reading.entries(technique, "points")
-        blocks.append(Heading(title_of(technique)))
-        if what := reading.text(technique, "what"):
-            blocks.append(Paragraph(what))
-        if not ways:
-            continue
-        rows: list[tuple[str, list[Cell]]] = []
-        for point in points:
-            found = point["ways"]
-            rows.append((words.plain(reading.text(point, "setting")), []))
-            for key, label in COLUMNS.items():
-                cells = [
-                    _ON_ITS_GRID if way in formats and key in ("kld", "same_texts")
-                    else _cell(found.get(way), found.get(ways[0]), key)
-                    for way in ways
-                ]  # fmt: skip
-                if any(cell.value != words.NONE for cell in cells):
-                    rows.append((label, cells))
-            notes = [words.plain(reading.text(found.get(way), "note"), 160) for way in ways]
-            if any(notes):
-                rows.append(("note", [Cell(note) for note in notes]))
-        caption = ", ".join(filter(None, ("Median with minimum and maximum", _settings(technique))))
-        blocks.append(Table(caption, "Setting", [words.plain(way) for way in ways], rows, variants=False))
-        if plot_name(place) in pictures:
-            blocks.append(pictures[plot_name(place)])
-    return blocks
-
-
-def _cell(way: Any, first: Any, key: str) -> Cell:
-    """A figure with its spread, and what it is called beside that of the first way."""
-    found = reading.value(way, key)
-    if found is None:
-        return Cell(words.NONE)
-    if key == "kld":
-        error, floor = reading.number(way, "kld_error"), reading.number(way, "noise_floor")
-        return Cell.of(words.digits(found.value), words.error(error),
-                       "" if floor is None else f"its own noise floor {words.digits(floor)}")  # fmt: skip
-    if key == "same_texts":
-        return Cell(words.NONE if way is first else f"{found.value:g} of {reading.text(way, 'texts')}")
-    if key in COUNTED or key == "theory_s":
-        return Cell(words.digits(found.value / (1e6 if key in COUNTED else 1)))
-    if key in BYTES:
-        beside = "" if way is first else words.smaller(found.value, reading.number(first, key))
-        return Cell.of(words.digits(found.value / 1e6), beside)
-    theirs = reading.at(first, key)
-    times = reading.ratio(theirs, way[key]) if key == "seconds" else reading.ratio(way[key], theirs)
-    return Cell.of(words.digits(found.value), words.spread(found), "" if way is first else words.faster(times))
-
-
-def _settings(technique: Mapping[str, Any]) -> str:
-    given = technique.get("settings") or {}
-    return words.plain(", ".join(f"{key} {value}" for key, value in given.items()), 200)
+def _table(technique: Own, on_its_grid: Sequence[str]) -> Table | None:
+    """A table of the points of a technique below one another; each way is held against the first."""
+    ways, lines = ways_of(technique), []
+    for point in technique["points"] if ways else ():
+        columns = [(way, point["ways"].get(way, {})) for way in ways]
+        found = table([plain(point["setting"]), *ROWS], columns, columns[0][1])
+        for label, cells in found.lines if found else ():
+            hidden = on_its_grid if label in (KLD, SAME) else ()
+            told = (_NOT_TOLD if way in hidden else cell for way, cell in zip(ways, cells, strict=False))
+            lines.append((label, list(told)))
+        notes = [plain(own.get("note") or "", 160) for _, own in columns]
+        lines += [("note", [Cell(note) for note in notes])] if any(notes) else []
+    return Table([plain(way) for way in ways], lines) if lines else None

@@ -1,10 +1,12 @@
-"""Numbers as people read them."""
+"""Figures as people read them, in reports and in what the command line prints."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from pronk.measure.plot_style import Value
+from pronk.measure.figures import Value
 
 NONE = "—"
 
@@ -21,14 +23,12 @@ def digits(value: float | None, count: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
-def error(value: float | None) -> str:
-    """± 0.26: a standard error, in two digits."""
-    return "" if not value else f"± {digits(value, 2)}"
+def four_digits(value: float | None) -> str:
+    return digits(value, 4)
 
 
-def change(ratio: float, error: float | None) -> str:
-    """+0.62% ± 0.18%: of a ratio and the standard error of its logarithm."""
-    return f"{100 * (ratio - 1):+.2f}%" + (f" ± {100 * ratio * error:.2f}%" if error else "")
+def whole(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def count(value: float | None) -> str:
@@ -36,32 +36,32 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.1f}".removesuffix(".0")
 
 
-def spread(value: Value | None) -> str:
-    """16.8 to 19.0; nothing where no spread is known."""
-    return "" if value is None or value.low is None or value.high is None else f"{_to(value.low, value.high)}"
-
-
-def _to(low: float, high: float) -> str:
-    return f"{digits(low)} to {digits(high)}"
-
-
-def percent(share: float | None) -> str:
+def percent(share: float | None, places: int = 1) -> str:
     """97.1%; nearer to 0 or to 1 with as many digits as tell it from them."""
     if share is None:
         return NONE
-    places = 1
     while places < 4 and 0 < share < 1 and f"{100 * share:.{places}f}" in (f"{0:.{places}f}", f"{100:.{places}f}"):
         places += 1
     return f"{100 * share:.{places}f}%"
 
 
-def error_of(predicted: float | None, measured: float | None) -> str:
-    """How far a prediction was off, in percent of what was measured: +0.6%."""
-    return "" if predicted is None or not measured else f"{100 * (predicted / measured - 1):+.1f}%"
+def error(value: float | None) -> str:
+    """± 0.26: a standard error, in two digits."""
+    return f"± {digits(value, 2)}" if value else ""
+
+
+def change(ratio: float, error: float | None) -> str:
+    """+0.62% ± 0.18%: of a ratio and the standard error of its logarithm."""
+    return f"{100 * (ratio - 1):+.2f}%" + (f" ± {100 * ratio * error:.2f}%" if error else "")
+
+
+def spread(value: Value | None) -> str:
+    """16.8 to 19.0; nothing where no spread is known, or there is none."""
+    return f"{digits(value.low)} to {digits(value.high)}" if value and value.ends else ""
 
 
 def scale(values: list[float | None]) -> tuple[str, float]:
-    """One unit for all of a row: (its name, its bytes)."""
+    """One unit for all sizes of a table: (its name, its bytes)."""
     largest = max((value for value in values if value is not None), default=0.0)
     return next(((unit, size) for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if largest >= size), ("B", 1.0))
 
@@ -86,11 +86,8 @@ def smaller(own: float | None, base: float | None) -> str:
     change = own / base - 1
     if abs(change) < 0.005:
         return "the same"
-    return (
-        f"{own / base:.1f}× larger"
-        if change >= 1
-        else f"{100 * abs(change):.0f}% {'larger' if change > 0 else 'smaller'}"
-    )
+    by = f"{change + 1:.1f}×" if change >= 1 else f"{100 * abs(change):.0f}%"
+    return f"{by} {'larger' if change > 0 else 'smaller'}"
 
 
 def listed(items: list[str]) -> str:
@@ -102,3 +99,7 @@ def plain(given: str, most: int = 60) -> str:
     """A name that somebody else chose, as one short line of characters that can be seen."""
     shown = "".join(c if c.isprintable() else "�" for c in given)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def name_of(variant: Mapping[str, Any]) -> str:
+    return plain(variant["name"]) or "unnamed"
