@@ -18,10 +18,10 @@ FLOORS = [
     (0, ("errors", "system", "strict_json", "spellings", "terminal")),
     (1, ("config", "formats", "drawing")),
     (1, ("tokenizer.files", "tokenizer.counted_json", "tokenizer.source", "tokenizer.vocabulary")),
-    (4, ("engine.scheduler", "engine.beam")),
+    (4, ("engine.scheduler",)),
     (2, ("checkpoint", "tokenizer", "engine")),
     (3, ("torch_engine", "cpu_engine")),
-    (5, ("prompts", "engines", "llm", "loading", "train")),
+    (5, ("prompts", "engines", "session", "llm", "loading", "train")),
     (6, ("measure",)),
     (7, ("cli",)),
     (8, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +15,13 @@ from pronk import engines, system
 from pronk import prompts as given
 from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
-from pronk.engine.batch import Batch, Run
-from pronk.engine.beam import beam_search
-from pronk.engine.events import Event, Failure
-from pronk.engine.generation import Chunk, Generation, Stopwatch, joined
+from pronk.engine.batch import PASS_TOKENS, Batch, Run
+from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
-from pronk.engine.prefix_cache import BLOCK_SIZE, CacheKeeper
-from pronk.engine.rng import effective_seed
-from pronk.engine.scheduler import Scheduler
-from pronk.engine.streaming import TextStream
-from pronk.engine.watched import READING, WatchedBackend, beam_progress
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer
 from pronk.prompts import Message, Prompt, Truncate
+from pronk.session import Session
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
@@ -47,19 +40,41 @@ class LLM:
         backend: Backend,
         load_s: float = 0.0,
         prefix_cache: int | None = None,
+        max_batch_tokens: int = PASS_TOKENS,
     ) -> None:
-        """`prefix_cache`: how many tokens of earlier texts stay in the KV cache, to be reused; None: one context's."""
+        """`prefix_cache` and `max_batch_tokens` are those of Session."""
         self.name, self.path, self.checkpoint = name, checkpoint.path, checkpoint
-        self.config, self.backend, self.ctx_size = checkpoint.config, backend, backend.ctx_size
+        self.config, self.ctx_size = checkpoint.config, backend.ctx_size
         self._tokenizer, self.load_s = tokenizer, load_s
         own = tokenizer.eos_ids if tokenizer else ()
-        self._caches = CacheKeeper(backend, self.ctx_size if prefix_cache is None else prefix_cache)
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
+        self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
+        self.backend = backend
 
     def __repr__(self) -> str:
         parameters = sum(map(math.prod, self.config.tensor_shapes().values()))
         where = f"{self.backend.dtype} on {self.backend.device}"
         return f"<LLM {self.name}: {parameters:,} parameters, {where}, context of {self.ctx_size} tokens>"
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        """Of another backend nothing that was computed is known."""
+        self._backend, options = backend, self._session_options
+        self._sessions = {
+            cached: Session(
+                backend, self._tokenizer, eos_ids=self.eos_ids, cached=cached, load_s=self.load_s, **options
+            )
+            for cached in (True, False)
+        }
+
+    @property
+    def session(self) -> Session:
+        """What `generate`, `stream` and `chat` run on: prompts of any thread share its forward passes and its cache."""
+        return self._sessions[True]
 
     @property
     def has_tokenizer(self) -> bool:
@@ -115,7 +130,7 @@ class LLM:
         """The same, as it comes; closing the iterator stops the work."""
         params = SamplingParams.of(params, sampling)
         ids, cut = self._prompt_ids(prompt, params, truncate)
-        chunks = self._run([ids], params, cache, progress)
+        chunks = self._sessions[cache].stream([ids], params, progress=progress)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
@@ -208,88 +223,9 @@ class LLM:
                 which = f"prompt {number} of {len(prompts)}"
                 raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in self._run([ids for ids, _ in encoded], params, cache, progress):
+        for chunk in self._sessions[cache].stream([ids for ids, _ in encoded], params, whole=True, progress=progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
-
-    def _run(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, cache: bool, progress: Progress | None
-    ) -> Iterator[Chunk]:
-        seed = effective_seed(params.seed)
-        run = self._beams if params.num_beams > 1 else self._samples
-        return run(prompts, params, cache, seed, progress)
-
-    def _samples(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache: bool,
-        seed: int,
-        progress: Progress | None,
-    ) -> Iterator[Chunk]:
-        streams: dict[tuple[int, int], TextStream] = {}
-        begun = time.perf_counter()
-        lent = self._caches.lend() if cache else nullcontext()
-        with lent as kv, Scheduler(self.backend, cached=cache, kv=kv) as scheduler:
-            ids = [scheduler.add(prompt, params, seed=seed, eos_ids=self.eos_ids) for prompt in prompts]
-            number = {request: n for n, request in enumerate(ids)}
-            unread, total = set(ids), sum(map(len, prompts))
-            if progress:
-                progress(READING, 0, total)
-            while scheduler.has_work:
-                events = scheduler.step()
-                if progress and unread:
-                    unread -= {event.request for event in events}
-                    read = scheduler.counters.prefill_tokens + scheduler.counters.cached_tokens
-                    progress(READING, min(read, total) if unread else total, total)
-                for event in events:
-                    if isinstance(event, Failure):
-                        raise event.error
-                    request, index = key = number[event.request], event.sample
-                    if key not in streams:
-                        watch = Stopwatch(self.load_s, len(prompts[request]), begun)
-                        streams[key] = self._text_stream(prompts[request], params, watch, request, index, seed)
-                    if streams[key].stops.found:
-                        continue  # a draft went on beyond it
-                    chunk = streams[key].chunk(event)
-                    if chunk.finish_reason and not event.finish_reason:  # a stop string
-                        scheduler.cancel(event.request, event.sample)
-                    yield chunk
-
-    def _beams(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache: bool,
-        seed: int,
-        progress: Progress | None,
-    ) -> Iterator[Chunk]:
-        """A hypothesis is known only when the search is over: its tokens come all at once."""
-        for request, prompt in enumerate(prompts):
-            begun = time.perf_counter()
-            backend = self.backend
-            if progress:
-                steps = min(params.max_new_tokens, self.ctx_size - len(prompt))
-                backend = WatchedBackend(backend, beam_progress(progress, len(prompt), steps))
-            with self._caches.lend() if cache else nullcontext() as kv:
-                hypotheses = beam_search(backend, prompt, params, self.eos_ids, cached=cache, kv=kv)
-            for index, found in enumerate(hypotheses):
-                watch = Stopwatch(self.load_s, len(prompt), begun)
-                stream = self._text_stream(prompt, params, watch, request, index, seed)
-                elapsed = time.perf_counter() - begun
-                for step, token in enumerate(found.tokens):
-                    last = step == len(found.tokens) - 1
-                    event = Event(request, index, step, token, None, (), found.finish_reason if last else None)
-                    chunk = stream.chunk(event)
-                    if chunk.stats:  # there is no first token before the last one
-                        rate = chunk.stats.new_tokens / elapsed
-                        chunk = replace(chunk, stats=replace(chunk.stats, prefill_tok_s=None, decode_tok_s=rate))
-                    yield replace(chunk, score=found.score)
-
-    def _text_stream(
-        self, prompt: Sequence[int], params: SamplingParams, watch: Stopwatch, request: int, index: int, seed: int
-    ) -> TextStream:
-        return TextStream(self._tokenizer, prompt, params.stop, watch, request=request, index=index, seed=seed)
 
     # -- from text to prompts --
 

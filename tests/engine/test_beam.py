@@ -11,11 +11,13 @@ import pytest
 import torch
 from mock_backend import MockBackend, MockKV, alone, prefix_logits
 from numpy.typing import NDArray
+from searching import beam_search
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pronk.engine.batch import Batch
-from pronk.engine.beam import Hypothesis, beam_search
+from pronk.engine.events import Event, Failure, Found, Hypothesis
 from pronk.engine.params import SamplingParams
+from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest, ContextOverflow, PronkError
 
 VOCAB = 60
@@ -234,3 +236,103 @@ def test_logits_that_are_not_numbers_are_an_error() -> None:
 
     with pytest.raises(PronkError, match="not numbers"):
         beam_search(Broken(VOCAB), [1], SamplingParams(num_beams=2))
+
+
+def mixed(seed: int) -> list[tuple[list[int], SamplingParams, int]]:
+    """Searches and samples, as they come."""
+    rng = np.random.default_rng([8, seed])
+    made = []
+    for _ in range(int(rng.integers(2, 8))):
+        kind: dict[str, Any] = {"num_beams": int(rng.integers(2, 5))} if rng.random() < 0.5 else {"n": 1}
+        if "num_beams" in kind:
+            kind["num_return_sequences"] = int(rng.integers(1, kind["num_beams"] + 1))
+        params = SamplingParams(max_new_tokens=int(rng.integers(1, 25)), **kind)
+        made.append((rng.integers(0, VOCAB, int(rng.integers(1, 40))).tolist(), params, int(rng.integers(1, 99))))
+    return made
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("seed", range(60))
+def test_beside_others_each_search_finds_what_it_finds_alone(seed: int, cached: bool) -> None:
+    """In small passes, and in caches so narrow that others, or they, must give way."""
+    rng, eos = np.random.default_rng([9, seed]), [3, 5]
+    backend = MockBackend(VOCAB, 70)
+    limits = {"max_batch_tokens": int(rng.integers(6, 40)), "max_sequences": int(rng.integers(4, 12))}
+    if cached:
+        limits |= {"block_size": int(rng.integers(1, 6)), "max_kv_tokens": int(rng.integers(200, 330))}
+    scheduler = Scheduler(backend, cached=cached, **limits)
+    wanted = mixed(seed)
+    late = [request for request in wanted if rng.random() < 0.4]
+    requests = {scheduler.add(*request, eos): request for request in wanted if request not in late}
+    found: dict[int, list[Any]] = {}
+    for _ in range(5000):
+        if late:
+            request = late.pop()
+            requests[scheduler.add(*request, eos)] = request
+        elif not scheduler.has_work:
+            break
+        for outcome in scheduler.step():
+            assert not isinstance(outcome, Failure), outcome.error
+            found.setdefault(outcome.request, []).append(outcome)
+    assert not scheduler.has_work
+    for number, (prompt, params, draw) in requests.items():
+        if params.num_beams > 1:
+            (outcome,) = found[number]
+            assert isinstance(outcome, Found)
+            assert list(outcome.hypotheses) == beam_search(MockBackend(VOCAB, 70), prompt, params, eos)
+        else:
+            assert all(isinstance(event, Event) for event in found[number])
+            tokens = alone(prompt, params, draw, vocab_size=VOCAB, ctx_size=70, eos_ids=eos)[0]
+            assert [event.token for event in found[number]] == tokens
+    if cached:
+        assert max(len(batch.token_ids) for batch in backend.batches) <= limits["max_batch_tokens"]
+    assert scheduler.kv is None or scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
+
+
+def test_searches_did_give_way_in_these_workloads() -> None:
+    """The inverse: what is lost and computed again, by beams too, is what the test above shows to be right."""
+    preempted = 0
+    for seed in range(40):
+        scheduler = Scheduler(MockBackend(VOCAB, 70), block_size=4, max_kv_tokens=200, max_batch_tokens=20)
+        for request in mixed(seed):
+            scheduler.add(*request, [3, 5])
+        while scheduler.has_work:
+            scheduler.step()
+            preempted += any(len(entry.parts) > 1 for entry in scheduler._plan.waiting)
+    assert preempted > 5
+
+
+def test_samples_and_beams_share_passes() -> None:
+    backend = MockBackend(VOCAB)
+    scheduler = Scheduler(backend)
+    scheduler.add([1] * 10, SamplingParams(num_beams=3, max_new_tokens=5), 0)
+    scheduler.add([2] * 7, SamplingParams(max_new_tokens=5), 0)
+    while scheduler.has_work:
+        scheduler.step()
+    assert [len(batch.token_ids) for batch in backend.batches] == [17, 4, 4, 4, 4]
+
+
+def test_more_beams_than_sequences_run_alone_and_more_than_a_pass_holds_are_refused() -> None:
+    params = SamplingParams(num_beams=10, num_return_sequences=10, max_new_tokens=5)
+    scheduler = Scheduler(MockBackend(VOCAB), max_sequences=4, max_batch_tokens=10)
+    scheduler.add([1], SamplingParams(max_new_tokens=3), 0)
+    scheduler.add([1, 2], params, 0)
+    outcomes = []
+    while scheduler.has_work:
+        outcomes += scheduler.step()
+    assert list(outcomes[-1].hypotheses) == beam_search(MockBackend(VOCAB), [1, 2], params)
+    with pytest.raises(BadRequest, match="num_beams=11"):
+        scheduler.add([1], SamplingParams(num_beams=11), 0)
+
+
+def test_beams_that_the_cache_cannot_hold_fail_and_the_next_is_run() -> None:
+    scheduler = Scheduler(MockBackend(VOCAB, 60), block_size=4, max_kv_tokens=64)
+    scheduler.add([1] * 30, SamplingParams(num_beams=5, max_new_tokens=25), 0)
+    scheduler.add([1] * 30, SamplingParams(max_new_tokens=2), 0)
+    outcomes = []
+    while scheduler.has_work:
+        outcomes += scheduler.step()
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert {failure.request for failure in failures} == {0}
+    assert "5 beams" in str(failures[0].error)
+    assert sum(isinstance(outcome, Event) for outcome in outcomes) == 2

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mock_backend import MockBackend, MockKV, alone, habitual_logits, prefix_logits
 from numpy.typing import NDArray
+from searching import beam_search
 from tiny import in_memory, random_weights, tiny_config
 
 from pronk.cpu_engine.backend import CpuBackend
-from pronk.engine.beam import beam_search
 from pronk.engine.events import Event, Failure
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache

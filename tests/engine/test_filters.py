@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pronk.engine import filters, sampling
+from pronk.engine import params as params_module
 from pronk.engine.params import SamplingParams
+from pronk.engine.rng import RNGS
 from pronk.engine.sampling import sample
 
 
@@ -47,7 +50,7 @@ def test_the_same_tokens_survive_and_the_same_one_is_drawn(
     logits: np.ndarray, params: SamplingParams, coin: float
 ) -> None:
     scores = logits / np.float32(params.temperature)
-    assert filters.survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
+    assert plain_sampling.fast_survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
     assert sample(logits, params, [], [], coin).token == plain_sampling.token(logits, params, [], [], coin)
 
 
@@ -88,7 +91,7 @@ def test_top_p_whose_edge_sums_to_just_what_may_go() -> None:
     scores = np.full(8192, -np.log(4096), np.float32)
     scores[0] = np.log(8191 / 4096)  # as likely as all others together
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    assert filters.survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
+    assert plain_sampling.fast_survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
     probs = np.full(8192, 2.0**-13, np.float32)
     assert filters._top_p_in_bins(probs, np.float32(0.5)) is not None
     assert len(filters._top_p(probs, 0.5)) == 4096
@@ -100,3 +103,50 @@ def test_logits_too_large_to_be_divided_by_the_temperature_still_make_a_distribu
         for fields in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
             params = SamplingParams(temperature=1e-4, rng=rng, **fields)
             assert [sample(logits, params, [], [], coin).token for coin in (0.0, 0.4, 0.6, 0.99)] == [1, 1, 4, 4]
+
+
+# One value of each field that decides which token is drawn, and the fields that decide no token: a new field is in one.
+DECIDES: dict[str, Any] = {
+    **{"top_k": 2, "top_p": 0.05, "min_p": 0.9},
+    **{"temperature": 0.2, "logit_bias": {7: 9.0}},
+    **{"repetition_penalty": 30.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+}
+LEAVES = {
+    *("max_new_tokens", "seed", "rng", "n", "num_beams", "length_penalty", "early_stopping", "num_return_sequences"),
+    *("stop", "stop_token_ids", "ignore_eos", "logprobs", "speculative"),
+}
+
+
+def heard(name: str, rng: Any) -> bool:
+    """Whether the option changes a token that this generator draws."""
+    scores = np.random.default_rng(5).normal(0, 1, 40).astype(np.float32)
+    likely = np.argsort(-scores)[:12].tolist()
+    history = [token for token in likely for _ in range(3)]
+    plain = SamplingParams(temperature=1.0, rng=rng)
+    changed = SamplingParams(**{"temperature": 1.0, "rng": rng, name: DECIDES[name]})
+    coins = np.linspace(0.01, 0.99, 60).tolist()
+    drawn = [[sample(scores, params, history, history, c).token for c in coins] for params in (plain, changed)]
+    return drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("rng", RNGS)
+@pytest.mark.parametrize("name", DECIDES)
+def test_every_option_changes_a_token_under_every_generator(name: str, rng: str) -> None:
+    assert heard(name, rng)
+
+
+def test_every_option_is_known_to_decide_a_token_or_not_to() -> None:
+    """An added filter that was taken out of the chain of one generator passed all tests."""
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == DECIDES.keys() | LEAVES
+    assert set(filters.FILTER_NAMES) <= DECIDES.keys()
+    assert all(getattr(SamplingParams(), filter_.name) == filter_.off for filter_ in filters.FILTERS)
+
+
+@pytest.mark.parametrize("rng", RNGS)
+@pytest.mark.parametrize("name", filters.FILTER_NAMES)
+def test_a_filter_left_out_of_the_chain_is_found_out(name: str, rng: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tuple(filter_ for filter_ in filters.FILTERS if filter_.name != name)
+    monkeypatch.setattr(params_module, "FILTERS", left)
+    if sampling.DRAWS[rng].own == name:
+        monkeypatch.setitem(sampling.DRAWS, rng, sampling.Draw(sampling._choose))
+    assert not heard(name, rng)

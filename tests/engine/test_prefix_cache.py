@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from mock_backend import MockBackend, MockKV, alone
+from searching import beam_search
 
-from pronk.engine.beam import beam_search
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.params import SamplingParams
-from pronk.engine.prefix_cache import CacheKeeper, PrefixCache
+from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Scheduler
 
 VOCAB = 50
@@ -86,7 +86,6 @@ def test_beams_reuse_and_leave_their_prompt() -> None:
         backend.batches.clear()
         assert beam_search(backend, text(1, 18), params, kv=kv) == expected
         assert len(backend.batches[0].token_ids) == computed
-    assert kv.settled
     assert len(kv._kept) == kv.pool.num_blocks - kv.pool.num_free == 4
 
 
@@ -161,30 +160,6 @@ def test_a_block_known_after_an_evicted_one_is_found_again() -> None:
     assert len(cache._kept) == len(cache._keys) == cache.pool.num_blocks - cache.pool.num_free == 2
 
 
-def test_the_keeper_gives_one_use_at_a_time_the_cache() -> None:
-    keeper = CacheKeeper(MockBackend(), 1000)
-    with keeper.lend() as first, keeper.lend() as second:
-        assert second is not first
-    with keeper.lend() as third:  # of those that come back the last is kept
-        assert third is first
-
-
-def test_the_keeper_drops_what_is_too_large_or_was_left_half_changed() -> None:
-    keeper = CacheKeeper(MockBackend(), 128)
-    with keeper.lend() as first:
-        first.make_room(3)
-    with keeper.lend() as second:
-        assert second is not first
-        second.settled = False
-    with keeper.lend() as third:
-        assert third is not second
-    off = CacheKeeper(MockBackend(), 0)
-    with off.lend() as first, off.lend():
-        pass
-    with off.lend() as second:
-        assert second is not first
-
-
 class FailsToGrow(MockKV):
     def resize(self, num_blocks: int) -> None:
         raise MemoryError
@@ -199,7 +174,7 @@ class FailsToCompute(MockBackend):
     ("backend", "error", "settled"),
     [(MockBackend(VOCAB, kv_type=FailsToGrow), MemoryError, False), (FailsToCompute(VOCAB), KeyboardInterrupt, True)],
 )
-def test_a_cache_is_passed_on_after_a_pass_failed_but_not_after_bookkeeping_did(
+def test_a_scheduler_goes_on_after_a_pass_failed_but_not_after_bookkeeping_did(
     backend: MockBackend, error: type[BaseException], settled: bool
 ) -> None:
     kv = PrefixCache(backend, 4, 1000)
@@ -207,8 +182,7 @@ def test_a_cache_is_passed_on_after_a_pass_failed_but_not_after_bookkeeping_did(
     scheduler.add(text(1, 40), SamplingParams(), 1)
     with pytest.raises(error):
         scheduler.step()
-    scheduler.close()
-    assert kv.settled == settled
+    assert scheduler.settled == settled
 
 
 def test_room_is_made_by_doubling_up_to_the_limit() -> None:

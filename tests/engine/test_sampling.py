@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_sampling import fast_survivors as survivors
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -21,7 +22,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pronk.engine.filters import survivors
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import stream
 from pronk.engine.sampling import penalize, sample

@@ -212,7 +212,7 @@ def test_what_cannot_be_done_is_refused_when_it_is_added() -> None:
     with pytest.raises(BadRequest, match="token 50"):
         scheduler.add([50], SAMPLED, 0)
     with pytest.raises(BadRequest, match="num_beams"):
-        scheduler.add([1], SamplingParams(num_beams=2), 0)
+        scheduler.add([1], SamplingParams(num_beams=513), 0)
     with pytest.raises(BadRequest, match="n=4"):
         scheduler.add([1], SamplingParams(n=4), 0)
     with pytest.raises(BadRequest, match="seed"):

@@ -261,12 +261,13 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
 
 def describe(params: SamplingParams, seed: int) -> str:
     """The sampling that took place, in a few words: what differs from the defaults, and the seed if any was used."""
+    from pronk.engine.filters import FILTER_NAMES
     from pronk.engine.params import SamplingParams
 
     plain = SamplingParams()
     words = [f"{params.num_beams} beams" if params.num_beams > 1 else "greedy"] if params.temperature == 0 else []
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                 "frequency_penalty", "length_penalty"):  # fmt: skip
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty")
+    for name in ("temperature", *FILTER_NAMES, *penalties):
         if (value := getattr(params, name)) != getattr(plain, name):
             words.append(f"{name.replace('_', '-')} {value:g}")
     if params.logit_bias:

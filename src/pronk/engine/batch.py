@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
 Wants = Literal["last", "all", "none"]
+PASS_TOKENS = 512  # of one forward pass at most, unless a scheduler is told otherwise
 
 
 @dataclass(frozen=True)

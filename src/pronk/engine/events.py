@@ -45,6 +45,31 @@ class Failure:
     error: PronkError
 
 
+@dataclass(frozen=True)
+class Hypothesis:
+    """A sequence that beam search has finished: its new tokens, the stop token included, and its score.
+
+    The score is the sum of the tokens' log-probabilities (after penalties) over their number to the power of
+    `length_penalty`.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Found:
+    """The end of a beam search: the `num_return_sequences` best, best first; fewer where there are no more texts."""
+
+    request: int
+    hypotheses: tuple[Hypothesis, ...]
+    savings: Savings = field(default_factory=Savings, compare=False)
+
+
+Outcome = Event | Failure | Found
+
+
 @dataclass
 class Counters:
     """What the forward passes did, in tokens: prefill + decode + recomputed + drafted - accepted were computed."""

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p over vocabularies of any size, without sorting them.
+"""FILTERS: which tokens may be drawn, as one ordered table; and their functions, over vocabularies of any size.
 
 Each has one plain meaning, which tests/engine/plain_sampling.py states in full sorts, and is made fast by leaving out,
 with certainty, what cannot matter. The survivors are the same to the last token.
@@ -6,10 +6,11 @@ with certainty, what cannot matter. The survivors are the same to the last token
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-
-from pronk.engine.params import SamplingParams
 
 Float32 = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -21,18 +22,21 @@ _BINS = (0x3F800000 >> 17) + 1  # the bits of 1.0
 _BIN_SHIFT = np.uint32(17)  # leaves sign, exponent and 6 bits of a float32's mantissa: bins 1.6% wide at most
 
 
-def survivors(scores: Float32, params: SamplingParams) -> Ids:
-    """The tokens that top-k, top-p and min-p leave, ascending. Scores [V] are already divided by the temperature.
+class Filter(NamedTuple):
+    name: str  # of the field of SamplingParams
+    off: float  # what it is set to where it is not wanted
+    keep: Callable[[Float32, float], Ids]  # scores [V], divided by the temperature, to those that stay, ascending
+    # What it may be set to, in words and as a test, which NaN fails; None: whole numbers from `off` on.
+    allowed: tuple[str, Callable[[float], bool]] | None = None
 
-    Of tokens tied at the edge of top-k or top-p those with the lowest ids stay; so exactly k do.
-    """
-    kept = top_k(scores, params.top_k) if 0 < params.top_k < len(scores) else None
-    if params.top_p < 1.0:
-        kept = _narrow(kept, _top_p(_softmax(_of(scores, kept)), params.top_p))
-    if params.min_p > 0.0:
-        probs = _softmax(_of(scores, kept))
-        kept = _narrow(kept, np.flatnonzero(probs >= np.float32(params.min_p) * probs.max()))
-    return np.arange(len(scores)) if kept is None else kept
+
+def survivors(scores: Float32, filters: Iterable[tuple[Filter, float]]) -> Ids | None:
+    """The tokens that filters leave of scores [V], ascending, each of what the one before left; None: all of them."""
+    kept = None
+    for filter_, value in filters:
+        places = filter_.keep(scores if kept is None else scores[kept], value)
+        kept = places if kept is None else kept[places]
+    return kept
 
 
 def top_k(scores: Float32, k: int) -> Ids:
@@ -125,9 +129,21 @@ def _softmax(scores: Float32) -> Float32:
     return exps
 
 
-def _of(scores: Float32, kept: Ids | None) -> Float32:
-    return scores if kept is None else scores[kept]
+def _min_p(scores: Float32, min_p: float) -> Ids:
+    """Indices, ascending, of the tokens with at least that share of the likeliest one's probability."""
+    probs = _softmax(scores)
+    return np.flatnonzero(probs >= np.float32(min_p) * probs.max())
 
 
-def _narrow(kept: Ids | None, places: Ids) -> Ids:
-    return places if kept is None else kept[places]
+# In transformers' order, after the penalties and the temperature. Of tokens tied at an edge the lowest ids stay.
+FILTERS = (
+    Filter("top_k", 0, lambda scores, k: top_k(scores, int(k))),
+    Filter(
+        "top_p",
+        1.0,
+        lambda scores, p: _top_p(_softmax(scores), p),
+        ("above 0 and at most 1 (off)", lambda p: 0 < p <= 1),
+    ),
+    Filter("min_p", 0.0, _min_p, ("from 0 (off) to 1", lambda p: 0 <= p <= 1)),
+)
+FILTER_NAMES = tuple(filter_.name for filter_ in FILTERS)

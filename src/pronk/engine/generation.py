@@ -41,6 +41,7 @@ class Chunk:
     seed: int = 0
     score: float | None = None
     truncated_tokens: int = 0  # how many of the prompt's were cut on request
+    error: Exception | None = None  # why a sequence could not go on, where the finish_reason is "error"
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
+from pronk.engine.filters import FILTER_NAMES, FILTERS, Filter
 from pronk.engine.rng import RNGS, Rng, check_seed
 from pronk.errors import BadRequest, ContextOverflow
 from pronk.spellings import ours
@@ -15,17 +17,22 @@ from pronk.spellings import ours
 _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
     # Outside these bounds a float32 logit divided by the temperature is no longer a number.
     "temperature": ("0 (greedy) or from 0.0001 to 10000", lambda x: x == 0 or 1e-4 <= x <= 1e4),
-    "top_p": ("above 0 and at most 1 (off)", lambda x: 0 < x <= 1),
-    "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
     "repetition_penalty": ("above 0 and at most 100 (1 is off)", lambda x: 0 < x <= 100),
     "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
     "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
     "length_penalty": ("from -5 to 5", lambda x: -5 <= x <= 5),
+    **{filter_.name: filter_.allowed for filter_ in FILTERS if filter_.allowed},
 }
-_INTEGERS = {"max_new_tokens": 1, "top_k": 0, "n": 1, "num_beams": 1, "num_return_sequences": 1}  # name: least
+_INTEGERS = {  # name: least
+    "max_new_tokens": 1,
+    "n": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    **{filter_.name: int(filter_.off) for filter_ in FILTERS if not filter_.allowed},
+}
 _LARGEST = (1 << 31) - 1
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 Speculative = Literal["ngram"]
 
 
@@ -108,6 +115,11 @@ class SamplingParams:
         """Whether the tokens so far weigh on the next one."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @cached_property
+    def filters(self) -> tuple[tuple[Filter, float], ...]:
+        """Those that are on, in order, and what each is set to."""
+        return tuple((f, value) for f in FILTERS if (value := getattr(self, f.name)) != f.off)
+
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))
@@ -134,7 +146,7 @@ class SamplingParams:
                 raise BadRequest(f"{both} both say how many samples; give one of them")
             self._refuse(("length_penalty", "early_stopping"), "means something in beam search only; give num_beams")
             if self.temperature == 0:
-                self._refuse(("top_k", "top_p", "min_p"), "needs a temperature above 0; the default, 0, is greedy")
+                self._refuse(FILTER_NAMES, "needs a temperature above 0; the default, 0, is greedy")
             return
         if self.num_return_sequences > self.num_beams:
             raise BadRequest(
@@ -142,7 +154,7 @@ class SamplingParams:
             )
         if self.n > 1:
             raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
-        unheard = ("temperature", "top_k", "top_p", "min_p", "seed", "rng", "logprobs", "stop", "speculative")
+        unheard = ("temperature", *FILTER_NAMES, "seed", "rng", "logprobs", "stop", "speculative")
         self._refuse(unheard, f"contradicts num_beams={self.num_beams}")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

@@ -6,14 +6,17 @@ sequence that must be computed again differ only in how much is missing. Without
 
 A sequence that decodes may bring a draft of what follows (see ngram.py): the same pass computes it, and as much of it
 stays as the logits confirm.
+
+No prompt holds others up. Whoever decodes gets a token in every pass. Of the rest of a pass, prompts that are read to
+their ends with at most half of it go first; the other half, at least, is the oldest prompt's.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from pronk.engine.batch import Run, Wants
+from pronk.engine.beam import BeamSearch
 from pronk.engine.events import Counters
 from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.engine.prefix_cache import PrefixCache
@@ -22,6 +25,8 @@ from pronk.errors import NotEnoughMemory, PronkError
 
 # A pass of so many tokens is still bound by reading the weights. Only up to here are drafts as good as free.
 _SPECULATIVE_PASS = 16
+
+Entry = Sequence | BeamSearch  # what waits, runs and gives way as one
 
 
 class Planner:
@@ -34,65 +39,101 @@ class Planner:
         self._pool = kv.pool if kv else BlockPool(0, 1)
         # One token for each sequence always fits, so that decoding never waits and prefill never starves.
         self.max_sequences = min(max_sequences, max_batch_tokens)
-        self.waiting: deque[Sequence] = deque()
-        # Oldest first. Sequences that still miss more than one token are at the end.
-        self.running: list[Sequence] = []
-        self.failed: list[tuple[Sequence, PronkError]] = []  # until somebody is told
+        self.waiting: deque[Entry] = deque()
+        self.running: list[Entry] = []  # oldest first
+        self.failed: list[tuple[Entry, PronkError]] = []  # until somebody is told
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def entries(self) -> list[Entry]:
         return [*self.running, *self.waiting]
 
     def add(self, request: Request, tokens: list[int]) -> None:
-        self.waiting.append(Sequence(request, list(range(request.params.samples)), tokens, BlockTable(self._pool)))
+        table = BlockTable(self._pool)
+        if request.params.num_beams > 1:
+            self.waiting.append(BeamSearch.of(request, tokens, table))
+        else:
+            self.waiting.append(Sequence(request, list(range(request.params.samples)), tokens, table))
 
     def next(self) -> list[tuple[Sequence, Run]]:
-        """The runs of the next pass. Their tokens count as cached from now on."""
+        """The runs of the next pass, those of one entry side by side. Their tokens count as cached from now on."""
         return self._next_cached() if self._kv else self._next_uncached()
 
-    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Let go of its blocks; the cache may remember them."""
+    def release(self, entry: Entry, *, keep: bool = True) -> None:
+        """Let go of its blocks; the cache may remember them, but for what beams have tried."""
         if self._kv:
             self._kv.storage.quiesce()
-            if keep:
-                self._kv.keep(sequence.tokens, sequence.table)
-        sequence.table.free()
+            if keep and len(entry.parts) == 1:
+                self._kv.keep(entry.parts[0].tokens, entry.parts[0].table)
+        for part in entry.parts:
+            part.table.free()
 
-    def drop(self, sequence: Sequence) -> None:
-        self.release(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
+    def drop(self, entry: Entry) -> None:
+        self.release(entry)
+        if entry in self.running:
+            self.running.remove(entry)
         else:
-            self.waiting.remove(sequence)
+            self.waiting.remove(entry)
 
-    def fail(self, sequence: Sequence, error: PronkError) -> None:
-        """Drop a running sequence that cannot go on. What it computed is not to be reused."""
-        self.release(sequence, keep=False)
-        self.running.remove(sequence)
-        self.failed.append((sequence, error))
+    def fail(self, entry: Entry, error: PronkError) -> None:
+        """Drop a running entry that cannot go on. What it computed is not to be reused."""
+        self.release(entry, keep=False)
+        self.running.remove(entry)
+        self.failed.append((entry, error))
 
     def _next_cached(self) -> list[tuple[Sequence, Run]]:
         assert self._kv is not None
+        while self.waiting and self._has_place(self.waiting[0]) and self._has_blocks(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
         runs: list[tuple[Sequence, Run]] = []
         copies: list[tuple[int, int]] = []
-        budget = self._budget
-        for sequence in self._candidates():
-            if not sequence.table.length:
-                self._reuse(sequence)
-            table, start = sequence.table, sequence.table.length
-            end = start + min(sequence.missing, budget)
-            if not self._make_room_for(sequence, end - start):
+        used, shares = 0, self._shares()
+        for entry in list(self.running):
+            count = shares.get(entry, 1)
+            if not count or entry not in self.running:  # preempted meanwhile
                 continue
-            copies += table.append(end - start)
-            logits: Wants = "none" if sequence.missing else "last"
-            runs.append((sequence, Run(sequence.tokens[start:end], start, table.blocks, logits)))
-            budget -= end - start
-            if not budget:
-                break
-        self._add_drafts(runs, min(budget, _SPECULATIVE_PASS - self._budget + budget))
+            for part in entry.parts:
+                if not part.table.length:
+                    self._reuse(part)
+            wanted = entry.wants(count)
+            if not self._make_room_for(entry, wanted):
+                continue
+            for sequence, count in wanted:
+                table, start = sequence.table, sequence.table.length
+                copies += table.append(count)
+                logits: Wants = "none" if sequence.missing else "last"
+                tokens = sequence.tokens[start : start + count]
+                runs.append((sequence, Run(tokens, start, table.blocks, logits)))
+                used += count
+        self._add_drafts(runs, min(self._budget, _SPECULATIVE_PASS) - used)
         if copies:
             self._kv.storage.copy(copies)
         return runs
+
+    def _shares(self) -> dict[Entry, int]:
+        """How many tokens each of those that miss more than one may have of the next pass."""
+        assert self._kv is not None
+        readers, spare = [], self._budget
+        for entry in self.running:
+            if entry.missing > 1:
+                readers.append(entry)
+            else:
+                spare -= len(entry.parts)
+        if len(readers) < 2:
+            return {entry: min(entry.missing, spare) for entry in readers}
+        rest = {}
+        for entry in readers:
+            known = 0 if entry.parts[0].table.length else self._kv.known(entry.parts[0].tokens)
+            rest[entry] = entry.missing - known
+        shares, half = {}, spare // 2
+        for entry in readers[1:]:
+            if rest[entry] <= half:
+                shares[entry] = rest[entry]
+                half, spare = half - rest[entry], spare - rest[entry]
+        for entry in readers:
+            if entry not in shares:
+                shares[entry] = min(rest[entry], spare)
+                spare -= shares[entry]
+        return shares
 
     def _reuse(self, sequence: Sequence) -> None:
         """Begin with what the cache knows of the sequence."""
@@ -111,53 +152,51 @@ class Planner:
             if spare < 1:
                 break
             draft = sequence.propose(spare) if run.logits == "last" and len(run.token_ids) == 1 else []
-            if draft and not self._lacks_room(sequence, len(draft)):
+            if draft and not self._lacks_room([(sequence, len(draft))]):
                 sequence.table.append(len(draft))
                 runs[n] = sequence, Run([*run.token_ids, *draft], run.start, run.blocks, "all")
                 spare -= len(draft)
 
-    def _candidates(self) -> Iterator[Sequence]:
-        """Those under way, oldest first, then those that can be admitted."""
-        for sequence in list(self.running):
-            if sequence in self.running:  # not preempted meanwhile
-                yield sequence
-        while self.waiting and self._has_place(self.waiting[0]) and self._has_blocks(self.waiting[0]):
-            self.running.append(self.waiting.popleft())
-            yield self.running[-1]
-
-    def _make_room_for(self, sequence: Sequence, count: int) -> bool:
-        """Preempt the youngest sequences until the blocks are there; False if that was `sequence` itself.
+    def _make_room_for(self, entry: Entry, wanted: list[tuple[Sequence, int]]) -> bool:
+        """Preempt the youngest until the blocks are there; False if that was the entry itself.
 
         One that lacks memory even when it is alone fails.
         """
-        while why := self._lacks_room(sequence, count):
-            if isinstance(why, NotEnoughMemory) and self.running == [sequence]:
-                self.fail(sequence, why)
+        while why := self._lacks_room(wanted):
+            if self.running == [entry]:
+                if not isinstance(why, NotEnoughMemory):  # a sequence alone has room: see max_tokens
+                    beams = f"{len(entry.parts)} beams need more than the {self._max_blocks} blocks of the KV cache"
+                    why = NotEnoughMemory(beams, "ask for fewer beams or a shorter text")
+                self.fail(entry, why)
                 return False
             youngest = self.running.pop()
             self.release(youngest)
             self.waiting.appendleft(youngest)
             self._counters.preemptions += 1
-            if youngest is sequence:
+            if youngest is entry:
                 return False
         return True
 
-    def _lacks_room(self, sequence: Sequence, count: int) -> bool | NotEnoughMemory:
+    def _lacks_room(self, wanted: list[tuple[Sequence, int]]) -> bool | NotEnoughMemory:
         """False if the blocks are there; else why not, where it is for want of memory."""
         assert self._kv is not None
+        needed = sum(sequence.table.blocks_needed(count) for sequence, count in wanted)
         try:
-            return not self._kv.make_room(sequence.table.blocks_needed(count), self._max_blocks)
+            return not self._kv.make_room(needed, self._max_blocks)
         except NotEnoughMemory as error:
             return error
 
-    def _has_place(self, sequence: Sequence) -> bool:
-        return sum(len(s.samples) for s in [*self.running, sequence]) <= self.max_sequences
+    def _has_place(self, entry: Entry) -> bool:
+        """Alone it always has, though its beams be more."""
+        return not self.running or sum(len(e.samples) for e in [*self.running, entry]) <= self.max_sequences
 
-    def _has_blocks(self, sequence: Sequence) -> bool:
-        """Whether all of it fits beside the others, with a block to spare for each; alone it always does."""
+    def _has_blocks(self, entry: Entry) -> bool:
+        """Whether all of it fits beside all of the others, with a block to spare for each; alone it always does."""
         assert self._kv is not None
-        spare = sum(len(s.samples) for s in [*self.running, sequence])
-        wanted = -(-len(sequence.tokens) // self._kv.pool.block_size) + spare
+        size, everyone = self._kv.pool.block_size, [*self.running, entry]
+        wanted = sum(len(e.samples) for e in everyone)
+        for part in (part for e in everyone for part in e.parts):
+            wanted += -(-len(part.tokens) // size) - len(part.table.blocks)
         return not self.running or wanted <= self._kv.available(self._max_blocks)
 
     def _next_uncached(self) -> list[tuple[Sequence, Run]]:
@@ -165,9 +204,10 @@ class Planner:
             self.running.append(self.waiting.popleft())
         runs: list[tuple[Sequence, Run]] = []
         budget = self._budget
-        for sequence in sorted(self.running, key=lambda s: s.step):  # so that all advance alike
-            if runs and len(sequence.tokens) > budget:
+        for entry in sorted(self.running, key=lambda e: e.step):  # so that all advance alike
+            count = sum(len(part.tokens) for part in entry.parts)
+            if runs and count > budget:
                 break
-            runs.append((sequence, Run(list(sequence.tokens))))
-            budget -= len(sequence.tokens)
+            runs += [(part, Run(list(part.tokens))) for part in entry.parts]
+            budget -= count
         return runs

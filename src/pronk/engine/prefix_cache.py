@@ -5,14 +5,13 @@ identity of the block before it and its own tokens, all of them. So one look-up 
 beginning of a text, and no hash is ever trusted in place of the tokens. Blocks that no sequence names are evicted, the
 least recently used first, when their room is needed.
 
-One scheduler or search uses a cache at a time. CacheKeeper keeps it from one to the next.
+One scheduler uses a cache at a time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -47,8 +46,6 @@ class PrefixCache:
         first_blocks = min(first_blocks, self._keep_blocks or first_blocks)
         self.pool = BlockPool(first_blocks, block_size)
         self.storage = backend.new_kv(first_blocks, block_size)
-        # False while references are being changed: whoever was interrupted then must not pass the cache on.
-        self.settled = True
         self._refused: NotEnoughMemory | None = None  # why the storage could not grow when it was last to
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
         self._keys: dict[int, _Key] = {}  # by block
@@ -62,17 +59,23 @@ class PrefixCache:
     def match(self, tokens: Sequence[int]) -> BlockTable:
         """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
         again, because its logits are wanted."""
-        keys, blocks, parent = [], [], 0
-        size = self.pool.block_size
+        keys = self._find(tokens)
+        self._touch(keys)
+        return BlockTable.of(self.pool, [self._kept[key].block for key in keys])
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """How many tokens `match` would find."""
+        return len(self._find(tokens)) * self.pool.block_size
+
+    def _find(self, tokens: Sequence[int]) -> list[_Key]:
+        keys, parent, size = [], 0, self.pool.block_size
         for at in range(0, len(tokens) - size, size):
             key = _Key(parent, tuple(tokens[at : at + size]))
             if (kept := self._kept.get(key)) is None:
                 break
             keys.append(key)
-            blocks.append(kept.block)
             parent = kept.serial
-        self._touch(keys)
-        return BlockTable.of(self.pool, blocks)
+        return keys
 
     def keep(self, tokens: Sequence[int], table: BlockTable) -> None:
         """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`."""
@@ -149,27 +152,3 @@ class PrefixCache:
         """The end of a text first: without its beginning it could not be found, so it is to be evicted before it."""
         for key in reversed(keys):
             self._kept.move_to_end(key)
-
-
-class CacheKeeper:
-    """Keeps one PrefixCache between uses, of at most `keep_tokens`; 0 keeps none.
-
-    Whoever asks while it is in use gets an empty one: nothing is ever shared between two uses that overlap, be they
-    threads or interleaved streams. Of those that come back the last is kept.
-    """
-
-    def __init__(self, backend: Backend, keep_tokens: int) -> None:
-        self._backend, self._keep_tokens = backend, keep_tokens
-        self._idle: deque[PrefixCache] = deque(maxlen=1)  # its pop and append are atomic
-
-    @contextmanager
-    def lend(self) -> Iterator[PrefixCache]:
-        try:
-            cache = self._idle.pop()
-        except IndexError:
-            cache = PrefixCache(self._backend, BLOCK_SIZE, self._keep_tokens)
-        try:
-            yield cache
-        finally:
-            if cache.settled and not cache.oversized:
-                self._idle.append(cache)

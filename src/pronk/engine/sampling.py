@@ -1,11 +1,9 @@
 """From logits to a token: a pure function of the logits, the request's parameters, the tokens so far and one uniform.
 
-The filters run in transformers' order, each on what the one before left:
-
-    logit bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p
-
-and the token is then drawn by inverse CDF in vocabulary order. Temperature 0 takes the likeliest token after the
-penalties and draws nothing. Reported log-probabilities are the model's own, before any filter.
+In transformers' order: logit bias, repetition penalty, presence and frequency penalty, temperature, and FILTERS, each
+on what the one before left. The token is then drawn by inverse CDF in vocabulary order, or as the request's generator
+has it (DRAWS). Temperature 0 takes the likeliest token after the penalties and draws nothing. Reported
+log-probabilities are the model's own, before any filter.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,8 +57,10 @@ def sample(
         raise NotNumbers
     if params.temperature > 0:
         coin = uniform() if callable(uniform) else uniform
-        choose = _choose_as_llama2c if params.rng == "xorshift" else _choose
-        token = choose(_divided(scores, scores[token], np.float32(params.temperature)), params, coin)
+        draw = DRAWS[params.rng]
+        scores = _divided(scores, scores[token], np.float32(params.temperature))
+        filters = [(f, value) for f, value in params.filters if f.name != draw.own]
+        token = draw.choose(scores, survivors(scores, filters), params, coin)
     if params.logprobs is None:
         return Sampled(token)
     total = _log_sum_exp(logits)
@@ -94,11 +95,10 @@ def _divided(scores: Float32, largest: np.float32, temperature: np.float32) -> F
         return np.divide(scores - largest, temperature, dtype=np.float32)  # the same distribution; the largest is 0
 
 
-def _choose(scores: Float32, params: SamplingParams, coin: float) -> int:
+def _choose(scores: Float32, kept: Ids | None, params: SamplingParams, coin: float) -> int:
     """Inverse CDF in vocabulary order, summed in double precision: what np.random.RandomState.choice does."""
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+    if kept is None:
         return _inverse_cdf(exponentials(scores), coin)
-    kept = survivors(scores, params)
     return int(kept[_inverse_cdf(exponentials(scores[kept]), coin)])
 
 
@@ -126,17 +126,15 @@ def _inverse_cdf(weights: Float32, coin: float) -> int:
     return int(cdf.searchsorted(coin, side="right"))
 
 
-def _choose_as_llama2c(scores: Float32, params: SamplingParams, coin: float) -> int:
+def _choose_as_llama2c(scores: Float32, survivors: Ids | None, params: SamplingParams, coin: float) -> int:
     """llama2.c's softmax, top-p and choice (run.c: `sample_mult`, `sample_topp`) in its float32 arithmetic and order.
 
-    Its top-p drops what lies below (1 - p) / (V - 1), sorts by probability and draws in that order. Top-k and min-p,
-    which it lacks, come before.
+    Its top-p drops what lies below (1 - p) / (V - 1), sorts by probability and draws in that order. The filters that it
+    lacks come before.
     """
-    if params.top_k or params.min_p:
-        kept = top_k(scores, params.top_k or len(scores))
-        kept = kept[scores[kept] >= scores.max() + math.log(params.min_p)] if params.min_p else kept
+    if survivors is not None:
         masked = np.full_like(scores, -np.inf)
-        masked[kept] = scores[kept]
+        masked[survivors] = scores[survivors]
         scores = masked
     # Rounding a double is what a good expf gives; the cumulative sums are sequential, as a C loop's.
     exps = np.exp((scores - scores.max()).astype(np.float64)).astype(np.float32)
@@ -152,6 +150,16 @@ def _choose_as_llama2c(scores: Float32, params: SamplingParams, coin: float) -> 
     last = min(int(cdf.searchsorted(top_p, side="right")), len(kept) - 1)
     drawn = int(cdf[: last + 1].searchsorted(np.float32(coin) * cdf[last], side="right"))
     return int(kept[min(drawn, last)])
+
+
+class Draw(NamedTuple):
+    """How a generator's number becomes a token of scores [V], of which the filters have left `kept` (None: all)."""
+
+    choose: Callable[[Float32, Ids | None, SamplingParams, float], int]
+    own: str | None = None  # a filter that it runs itself, after all others
+
+
+DRAWS = {"philox": Draw(_choose), "numpy": Draw(_choose), "xorshift": Draw(_choose_as_llama2c, own="top_p")}
 
 
 def _log_sum_exp(scores: Float32) -> float:

@@ -8,31 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run
-from pronk.engine.events import Counters, Event, Failure
+from pronk.engine.batch import PASS_TOKENS, Batch, Run
+from pronk.engine.beam import BeamSearch, Step
+from pronk.engine.events import Counters, Event, Failure, Outcome
 from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
-from pronk.engine.planner import Planner
+from pronk.engine.planner import Entry, Planner
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import BadRequest
-
-
-class _Bookkeeping:
-    """Marks a cache as unsettled for good where what is done inside is left half done."""
-
-    def __init__(self, kv: PrefixCache | None) -> None:
-        self._kv, self._settled = kv, True
-
-    def __enter__(self) -> None:
-        if self._kv:
-            self._settled, self._kv.settled = self._kv.settled, False
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._kv and error is None:
-            self._kv.settled = self._settled
 
 
 class Scheduler:
@@ -45,6 +31,10 @@ class Scheduler:
 
     `kv`: a cache to use, whose texts are reused and which remembers those that are run; None makes one that remembers
     nothing, in blocks of `block_size`.
+
+    `settled` is False while something is half done. Where an exception leaves it so, neither this scheduler nor its
+    cache is to be used again. After a pass that raised (out of memory, Ctrl-C) it is True: what was planned is
+    forgotten, and the next step computes it again.
     """
 
     def __init__(
@@ -52,11 +42,12 @@ class Scheduler:
         backend: Backend,
         *,
         cached: bool = True,
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int = PASS_TOKENS,
         max_sequences: int = 64,
         block_size: int = BLOCK_SIZE,
         max_kv_tokens: int | None = None,
         kv: PrefixCache | None = None,
+        counters: Counters | None = None,
     ) -> None:
         if kv is not None:
             block_size = kv.pool.block_size
@@ -75,11 +66,11 @@ class Scheduler:
         max_blocks = max_kv_tokens // block_size
         if kv is None and cached:
             kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
-        self.counters = Counters()
+        self.counters, self.settled = counters or Counters(), True
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
+        self._max_batch_tokens = max_batch_tokens
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
         self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
-        self._bookkeeping = _Bookkeeping(self._kv)
         self._next_id = 0
 
     def add(self, prompt_ids: Iterable[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
@@ -88,66 +79,103 @@ class Scheduler:
         Raises ContextOverflow for a prompt with no room left to generate a token, and BadRequest.
         """
         tokens = [int(token) for token in prompt_ids]
-        self._check(tokens, params, seed)
-        request = Request(
-            id=self._next_id,
+        request = self.prepare(self._next_id, tokens, params, seed, eos_ids)
+        self._next_id += 1
+        self.enqueue(request, tokens)
+        return request.id
+
+    def prepare(
+        self, number: int, prompt_ids: list[int], params: SamplingParams, seed: int, eos_ids: Collection[int]
+    ) -> Request:
+        """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does."""
+        params.check_prompt(prompt_ids, self._backend.config.vocab_size, self._max_tokens)
+        check_seed(params.rng, seed)
+        if params.speculative and not self._cached:
+            raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
+        if params.num_beams == 1 and params.samples > self._plan.max_sequences:
+            raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
+        if params.num_beams > self._max_batch_tokens:
+            raise BadRequest(f"num_beams={params.num_beams} exceed the {self._max_batch_tokens} tokens of one pass")
+        return Request(
+            id=number,
             params=params,
-            prompt_tokens=len(tokens),
-            max_tokens=min(len(tokens) + params.max_new_tokens, self._max_tokens),
+            prompt_tokens=len(prompt_ids),
+            max_tokens=min(len(prompt_ids) + params.max_new_tokens, self._max_tokens),
             stop_ids=params.stop_ids(eos_ids),
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
         )
-        self._next_id += 1
-        self._plan.add(request, tokens)
-        return request.id
+
+    def enqueue(self, request: Request, prompt_ids: list[int]) -> None:
+        if self._closed:
+            raise RuntimeError("the scheduler is closed")
+        self._plan.add(request, list(prompt_ids))
 
     def cancel(self, request: int, sample: int | None = None) -> None:
         """Drop a request, or one sample of it: no further step gives an event of it. Unknown ones are ignored."""
-        for sequence in self._plan.sequences:
-            if sequence.request.id == request:
-                sequence.samples = [i for i in sequence.samples if sample is not None and i != sample]
-                if not sequence.samples:
-                    self._plan.drop(sequence)
+        for entry in self._plan.entries:
+            if entry.request.id == request:
+                entry.samples = [i for i in entry.samples if sample is not None and i != sample]
+                if not entry.samples:
+                    self._plan.drop(entry)
+
+    @property
+    def kv(self) -> PrefixCache | None:
+        return self._kv
+
+    def progress(self, request: int) -> tuple[int, int] | None:
+        """How many tokens of its prompt are computed, and how many it has generated; None if it is not under way."""
+        for entry in self._plan.entries:
+            if entry.request.id == request:
+                return min(entry.parts[0].computed, entry.request.prompt_tokens), entry.step
+        return None
 
     @property
     def has_work(self) -> bool:
         return bool(self._plan.running or self._plan.waiting or self._plan.failed)
 
-    def step(self) -> list[Event | Failure]:
+    @property
+    def queue(self) -> tuple[int, int]:
+        """How many sequences run, and how many requests wait."""
+        return sum(len(entry.parts) for entry in self._plan.running), len(self._plan.waiting)
+
+    def step(self) -> list[Outcome]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
         A sequence that cannot go on (its logits are not numbers, or memory lacks even for it alone) ends in a Failure
         for each of its samples, and no other is touched.
-        Where the pass raises (out of memory, Ctrl-C), what was half done is forgotten, and the next step computes it
-        again. An interrupt in the moment after it, while tokens are handed out, may lose some: then the scheduler is to
-        be closed.
         """
-        try:
-            with self._bookkeeping:
-                runs = self._plan.next()
-                if not runs:
-                    return self._failures()
-                batch = Batch.of([run for _, run in runs])
-            logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
-            drawn, spoilt = self._draw(runs, logits)
-            with self._bookkeeping:
-                self._count(runs, drawn)
-                for sequence, error in spoilt.items():
-                    self._plan.fail(sequence, error)
-                advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
-        except BaseException:
-            with self._bookkeeping:
-                for sequence in self._plan.running:
-                    sequence.table.free()
-            raise
-        return [*(event for events in advanced for event in events), *self._failures()]
+        settled, self.settled = self.settled, False
+        runs = self._plan.next()
+        advanced: list[list[Outcome]] = []
+        if runs:
+            batch = Batch.of([run for _, run in runs])
+            self.settled = True
+            try:
+                logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
+                drawn, steps, spoilt = self._draw(runs, logits)
+            except BaseException:
+                self.settled = False
+                for entry in self._plan.running:
+                    for part in entry.parts:
+                        part.table.free()
+                self.settled = True
+                raise
+            self.settled = False
+            self._count(runs, drawn)
+            for entry, error in spoilt.items():
+                self._plan.fail(entry, error)
+            advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
+            advanced += [self._search(search, step) for search, step in steps.items()]
+        failures = self._failures() if self._plan.failed else []
+        self.settled = settled
+        return [*(event for events in advanced for event in events), *failures]
 
     def close(self) -> None:
         """Cancel everything. A cache that was handed in is its owner's again."""
-        with self._bookkeeping:
-            for sequence in self._plan.sequences:
-                self._plan.drop(sequence)
-        self._closed = True
+        settled, self.settled = self.settled, False
+        for entry in self._plan.entries:
+            self._plan.drop(entry)
+        self._closed, self.settled = True, settled
 
     def __enter__(self) -> Scheduler:
         return self
@@ -155,42 +183,42 @@ class Scheduler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check(self, tokens: list[int], params: SamplingParams, seed: int) -> None:
-        if self._closed:
-            raise RuntimeError("the scheduler is closed")
-        params.check_prompt(tokens, self._backend.config.vocab_size, self._max_tokens)
-        check_seed(params.rng, seed)
-        if params.num_beams > 1:
-            raise BadRequest(f"num_beams={params.num_beams} is not a matter of sampling; call beam_search")
-        if params.speculative and not self._cached:
-            raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
-        if params.samples > self._plan.max_sequences:
-            raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
-
     def _draw(
         self, runs: list[tuple[Sequence, Run]], logits: Float32
-    ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[Sequence, NotNumbers]]:
-        """The next tokens of each sample of each sequence whose run gives logits, or why there are none.
+    ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[BeamSearch, Step], dict[Entry, NotNumbers]]:
+        """The next tokens of each sample of each sequence whose run gives logits, and of beams; or why there are none.
 
         Changes nothing.
         """
-        drawn, spoilt, at = {}, {}, 0
+        drawn, steps, spoilt, at = {}, {}, {}, 0
         for sequence, run in runs:
-            if run.logits != "none":
-                draft = run.token_ids[1:] if run.logits == "all" else ()
-                try:
-                    drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
-                except NotNumbers as error:
-                    spoilt[sequence] = error
-                at += 1 + len(draft)
-        return drawn, spoilt
+            if run.logits == "none" or sequence.search in steps or sequence.search in spoilt:
+                continue
+            search, draft = sequence.search, run.token_ids[1:] if run.logits == "all" else ()
+            rows = logits[at : at + (len(search.parts) if search else 1 + len(draft))]
+            at += len(rows)
+            try:
+                if search:
+                    steps[search] = search.choose(rows)
+                else:
+                    drawn[sequence] = sequence.draw(rows, draft)
+            except NotNumbers as error:
+                spoilt[search or sequence] = error
+        return drawn, steps, spoilt
 
-    def _failures(self) -> list[Event | Failure]:
+    def _failures(self) -> list[Outcome]:
         """Those that nobody was told of yet."""
         failed, self._plan.failed = self._plan.failed, []
-        return [Failure(sequence.request.id, n, error) for sequence, error in failed for n in sequence.samples]
+        return [Failure(entry.request.id, n, error) for entry, error in failed for n in entry.samples]
 
-    def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
+    def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
+        if self._kv and search.step == 0:
+            self._kv.keep(search.parts[0].tokens, search.parts[0].table)
+        if found := search.advance(step):
+            self._plan.drop(search)
+        return [found] if found else []
+
+    def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Outcome]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
         if self._kv and sequence.step == 0:
             self._kv.keep(sequence.tokens, sequence.table)
@@ -203,7 +231,7 @@ class Scheduler:
             self._plan.running[place:place] = branches[1:]
         return [event for branch, tokens in zip(branches, drawn, strict=True) for event in self._extend(branch, tokens)]
 
-    def _extend(self, sequence: Sequence, drawn: list[Sampled]) -> list[Event]:
+    def _extend(self, sequence: Sequence, drawn: list[Sampled]) -> list[Outcome]:
         request, first = sequence.request, sequence.step
         sequence.tokens += [sampled.token for sampled in drawn]
         if self._kv:
@@ -215,7 +243,7 @@ class Scheduler:
             reason = "length"
         if reason:
             self._plan.drop(sequence)
-        events = []
+        events: list[Outcome] = []
         for n, s in enumerate(drawn):
             why = reason if n == len(drawn) - 1 else None
             index = sequence.samples[0]

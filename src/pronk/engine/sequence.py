@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pronk.engine.events import Savings
 from pronk.engine.filters import Float32
@@ -13,6 +14,9 @@ from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import Stream
 from pronk.engine.sampling import NotNumbers, Sampled, sample
+
+if TYPE_CHECKING:
+    from pronk.engine.beam import BeamSearch
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Sequence:
     computed: int = 0  # the most tokens ever computed
     savings: Savings = field(default_factory=Savings)
     drafter: Drafter = field(default_factory=Drafter)
+    search: BeamSearch | None = None  # that it is a beam of
+
+    @property
+    def parts(self) -> Several[Sequence]:
+        """The sequences that go on together: those of a beam search, or itself."""
+        return (self,)
+
+    def wants(self, budget: int) -> list[tuple[Sequence, int]]:
+        """How many tokens of which parts the next pass is to compute, of at most `budget`."""
+        return [(self, min(self.missing, budget))]
 
     @property
     def step(self) -> int:
@@ -56,7 +70,8 @@ class Sequence:
     def branch(self, sample: int) -> Sequence:
         """The same tokens and blocks, for one sample that goes its own way."""
         savings = replace(self.savings)
-        return Sequence(self.request, [sample], list(self.tokens), self.table.fork(), self.computed, savings)
+        table = self.table.fork()
+        return Sequence(self.request, [sample], list(self.tokens), table, self.computed, savings, search=self.search)
 
     def draw(self, logits: Float32, draft: Several[int] = ()) -> list[list[Sampled]]:
         """The next tokens of each sample, from logits [1 + draft, V]. Changes nothing.

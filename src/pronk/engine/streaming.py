@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pronk.engine.events import Event, Hypothesis, Savings
 from pronk.engine.generation import Chunk, Stopwatch
 from pronk.engine.stopping import StopStrings
 
 if TYPE_CHECKING:
-    from pronk.engine.events import Event
     from pronk.tokenizer import Tokenizer
 
 
@@ -33,6 +34,7 @@ class TextStream:
         self.decoder = tokenizer.stream_decoder(previous=prompt_ids) if tokenizer else None
         self.stops, self.watch = StopStrings(stop), watch
         self._request, self._index, self._seed = request, index, seed
+        self.done, self.given = False, 0  # whether it has come to its end; chunks that its reader has
 
     def chunk(self, event: Event) -> Chunk:
         """Its `finish_reason` is "stop" although the event's is not, when a stop string has just been completed."""
@@ -42,6 +44,7 @@ class TextStream:
         text = self._feed(event.token, ends=ends, last=reason is not None)
         if self.stops.found:
             reason = "stop"
+        self.done = reason is not None
         return Chunk(
             text=text,
             token=None if ends else event.token,
@@ -53,6 +56,16 @@ class TextStream:
             stats=self.watch.stats() if reason else None,
             seed=self._seed,
         )
+
+    def hypothesis(self, found: Hypothesis, savings: Savings) -> Iterator[Chunk]:
+        """What a beam search has found: all tokens at once, so that there is no first one before the last."""
+        for step, token in enumerate(found.tokens):
+            reason = found.finish_reason if step == len(found.tokens) - 1 else None
+            chunk = self.chunk(Event(self._request, self._index, step, token, None, (), reason, savings))
+            if chunk.stats:
+                rate = chunk.stats.new_tokens / chunk.stats.ttft_s
+                chunk = replace(chunk, stats=replace(chunk.stats, prefill_tok_s=None, decode_tok_s=rate))
+            yield replace(chunk, score=found.score)
 
     def _feed(self, token: int, *, ends: bool, last: bool) -> str:
         if self.decoder is None:

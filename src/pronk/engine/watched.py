@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from pronk.engine.batch import Batch
 
 if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
     from pronk.engine.backend import Backend, KVStorage
-
-READING, SEARCHING = "reading the prompt", "beam search"
 
 
 class WatchedBackend:
@@ -34,20 +31,3 @@ class WatchedBackend:
         logits = self._backend.forward(batch, kv)
         self._tell(batch)
         return logits
-
-
-def beam_progress(progress: Progress, prompt_tokens: int, steps: int) -> Callable[[Batch], None]:
-    """For WatchedBackend: first the prompt's tokens, then the steps of the search, one a forward pass."""
-    read, step = 0, 1
-    progress(READING, read, prompt_tokens)
-
-    def tell(batch: Batch) -> None:
-        nonlocal read, step
-        if read < prompt_tokens:
-            read = min(read + len(batch.token_ids), prompt_tokens)
-            progress(READING, read, prompt_tokens)
-        else:
-            step += 1
-            progress(SEARCHING, step, steps)
-
-    return tell

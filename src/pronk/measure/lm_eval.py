@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pronk.engine.filters import FILTER_NAMES
 from pronk.engine.generation import Generation
 from pronk.errors import BadRequest, PronkError
 from pronk.measure.scoring import Score, Scorer
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 NAME = "pronk"
 _log = logging.getLogger("lm_eval.pronk")  # under the harness's own, which shows it
-_SHAPES = ("temperature", "top_k", "top_p", "min_p")  # of a distribution that tokens are drawn from
+_SHAPES = ("temperature", *FILTER_NAMES)  # of a distribution that tokens are drawn from
 _TOGETHER = 64  # prompts of one call: as many as the scheduler runs at once
 
 

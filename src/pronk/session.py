@@ -1,0 +1,469 @@
+"""Session: requests under way on one backend, from any number of threads, all of them in the same forward passes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from pronk.engine.batch import PASS_TOKENS
+from pronk.engine.events import Counters, Event, Found, Outcome
+from pronk.engine.generation import Chunk, Stopwatch
+from pronk.engine.params import SamplingParams
+from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from pronk.engine.rng import effective_seed
+from pronk.engine.scheduler import Scheduler
+from pronk.engine.sequence import Request
+from pronk.engine.streaming import TextStream
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from pronk.engine.backend import Backend
+    from pronk.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+READING, SEARCHING = "reading the prompt", "beam search"
+_PATIENCE = 1.0  # seconds after which who waits looks again: whoever was interrupted may have rung no bell
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
+class Handle:
+    """One request of a session. What requests may be run with in time, such as an adapter, is to stand here."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    request: Request
+    number: int  # which its chunks say that they are of
+    begun: float  # time.perf_counter()
+    left: int  # samples that have not ended
+    reader: _Reader | None = None
+    streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a session has to do at the moment, and what it has done since it was made."""
+
+    running: int  # sequences: samples and beams
+    waiting: int  # requests
+    blocks_used: int  # of the KV cache, by those that run
+    blocks_free: int  # and those that hold earlier texts, which make room when it is needed
+    new_tokens: int  # generated
+    seconds: float  # that the passes took
+    counters: Counters  # tokens of prompts, reused, guessed; passes; preemptions: it goes on counting
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens generated in a second of passes; 0.0 before the first."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+
+class _Reader:
+    """Where chunks wait for who reads them: of each sample max_new_tokens at the most, for nobody holds up the others.
+
+    `whole`: is not woken before the last of them is there.
+    """
+
+    def __init__(self, whole: bool) -> None:
+        self.whole, self.chunks = whole, deque[Chunk]()
+        self.handles: list[Handle] = []
+        self.left = 0  # handles that have not ended
+        self.bell: threading.Condition | None = None  # while its thread waits
+
+    @property
+    def ready(self) -> bool:
+        return not self.left or (not self.whole and bool(self.chunks))
+
+
+class Session:
+    """Takes requests, and gives chunks of their texts, one forward pass of all of them at a time.
+
+    Any thread may call any method. There are two ways to use one, which go together:
+
+    - `submit` requests and call `step` in a loop: it computes one pass and gives the chunks of it. So a server does,
+      whose event loop submits and cancels while another thread steps; neither of the two waits for a pass.
+    - `stream` texts: whoever asks for a chunk that is not there computes the next pass, for everybody, unless another
+      thread is at it; then it waits for what that brings. So do the threads that call LLM.generate and LLM.stream.
+
+    A request gets the tokens that it gets alone, but for rounding where passes are not the same to the bit however
+    tokens are batched. A pass computes at most `max_batch_tokens` tokens: one of each text under way, and of
+    prompts what is left, in pieces. So no prompt, of any length, keeps a text waiting for longer than one pass; a
+    smaller pass is a shorter wait, and reads prompts more slowly. At most `max_sequences` samples run at once; the rest
+    wait.
+
+    `cached` False: without a KV cache, where a pass holds whole texts, however long. `prefix_cache`: how many tokens of
+    earlier texts stay in the cache, to be reused; None: one context's. `max_kv_tokens` bounds the cache (None: enough
+    for max_sequences of the full context). `tokenizer` None: every text is empty. `load_s` stands in the chunks' stats.
+
+    What fails concerns one request: its last chunk has the finish_reason "error", and the error. An exception of the
+    pass itself (Ctrl-C, out of memory) is raised to whoever computed it; all others go on with the next.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer | None = None,
+        *,
+        eos_ids: Sequence[int] = (),
+        cached: bool = True,
+        prefix_cache: int | None = None,
+        max_batch_tokens: int = PASS_TOKENS,
+        max_sequences: int = 64,
+        max_kv_tokens: int | None = None,
+        load_s: float = 0.0,
+    ) -> None:
+        self._backend, self._tokenizer, self._eos_ids, self._cached = backend, tokenizer, eos_ids, cached
+        self._keep_tokens = backend.ctx_size if prefix_cache is None else prefix_cache
+        self._limits: dict[str, Any] = {
+            "max_batch_tokens": max_batch_tokens,
+            "max_sequences": max_sequences,
+            "max_kv_tokens": max_kv_tokens,
+        }
+        self._load_s, self._seconds, self._counters, self._closed = load_s, 0.0, Counters(), False
+        self._scheduler: Scheduler | None = None  # from the first request on, while there is something to be kept
+        self._new_tokens = 0
+        self._numbers = itertools.count()
+        self._handles: dict[int, Handle] = {}  # by the number of the request
+        # What other threads ask for in the course of a pass is done before the next one.
+        self._arriving: deque[Handle] = deque()
+        self._leaving: deque[Handle] = deque()
+        # Who computes a pass, or gives it out: its thread and, if it reads, its reader. It is set and cleared by plain
+        # assignments in a `try` and its `finally`, between which no signal handler of Python runs.
+        self._turn: tuple[int, _Reader | None] | None = None
+        self._lock = threading.RLock()  # for moments: never held during a pass
+        self._waiting: list[_Reader] = []
+        _sessions.add(self)
+
+    # -- requests --
+
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, number: int = 0) -> Handle:
+        """Queue a request; the next pass has part in it. Its chunks come from `step`, and say `number`.
+
+        Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
+        """
+        params = params or SamplingParams()
+        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number)
+        self._arriving.append(handle)
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """Drop a request: no later pass computes anything of it. One that has ended is left as it is.
+
+        A deadline is a timer that calls this. Waits for no pass.
+        """
+        handle.left = 0
+        self._leaving.append(handle)
+        with self._lock:
+            if self._turn is None and self._scheduler and self._scheduler.settled:
+                self._apply()
+
+    def step(self) -> list[tuple[Handle, Chunk]]:
+        """Compute one pass, and give the chunks of requests that were submitted; those of others go to their readers.
+
+        None where there is nothing to be done (see `has_work`), while a prompt is being read, or if another thread's
+        pass was waited for.
+        """
+        return self._move(None)
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        whole: bool = False,
+        progress: Progress | None = None,
+    ) -> Iterator[Chunk]:
+        """Chunks of the prompts' texts as they come; each says which prompt it is of.
+
+        Who stops reading holds nobody up: passes that others compute go on with its texts, whose chunks are kept, up to
+        max_new_tokens of each. Closing the iterator cancels them. `whole`: chunks come when all are there, which spares
+        threads that only want the end from being woken for each. `progress` is called with what is being done, how much
+        of it is and how much there is: tokens of the prompts, then steps of a beam search.
+        """
+        reader, seed = _Reader(whole and not progress), effective_seed(params.seed)
+        try:
+            for number, prompt in enumerate(prompts):
+                reader.handles.append(self._handle(list(prompt), params, seed, number, reader))
+            reader.left = len(reader.handles)
+            self._arriving.extend(reader.handles)
+            tell = self._teller(reader, params, progress)
+            while reader.left or reader.chunks:
+                if not reader.ready:
+                    self._move(reader)
+                    if tell:
+                        tell()
+                while reader.chunks and reader.ready:
+                    chunk = reader.chunks.popleft()
+                    if chunk.error:
+                        raise chunk.error
+                    yield chunk
+        finally:
+            reader.left = 0
+            for handle in reader.handles:
+                if handle.left:
+                    self.cancel(handle)
+
+    def close(self) -> None:
+        """Cancel everything, and let go of the cache. Whoever reads is told so by an error."""
+        self._closed = True
+        for handle in [*self._arriving, *self._handles.values()]:
+            if handle.left and handle.reader:
+                self._give(handle, _failed(handle, 0, PronkError("the session was closed")), [])
+            self.cancel(handle)
+        with self._lock:
+            self._ring(leaving=False)
+            if self._turn is None:
+                self._rest()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._handles or self._arriving)
+
+    @property
+    def load(self) -> Load:
+        """Counted at this moment; cheap."""
+        running, waiting = self._scheduler.queue if self._scheduler else (0, 0)
+        pool = self._scheduler.kv.pool if self._scheduler and self._scheduler.kv else None
+        used = pool.num_blocks - pool.num_free - pool.num_idle if pool else 0
+        return Load(
+            running=running,
+            waiting=waiting + len(self._arriving),
+            blocks_used=used,
+            blocks_free=pool.num_blocks - used if pool else 0,
+            new_tokens=self._new_tokens,
+            seconds=self._seconds,
+            counters=self._counters,
+        )
+
+    # -- passes --
+
+    def _move(self, reader: _Reader | None) -> list[tuple[Handle, Chunk]]:
+        """Compute passes until the reader is ready, or one where there is none; or wait while another thread does."""
+        turn = (get_ident(), reader)
+        given: list[tuple[Handle, Chunk]] = []
+        try:
+            with self._lock:
+                if other := self._turn:
+                    if other[0] == turn[0]:
+                        raise PronkError("a signal handler cannot use the model amid the pass that it interrupts")
+                    self._wait(reader or _Reader(whole=False))
+                    return given
+                self._turn = turn
+            while not (reader and reader.ready):
+                self._pass(given)
+                if not (reader and reader.whole):
+                    break
+                self._ring(leaving=False)
+            return given
+        finally:
+            if self._turn is turn:
+                self._turn = None
+                self._ring(leaving=True)
+
+    def _wait(self, reader: _Reader) -> None:
+        """Until the reader is ready, or the turn is to be taken. The lock is held, and given up meanwhile."""
+        reader.bell = threading.Condition(self._lock)
+        self._waiting.append(reader)
+        try:
+            if self._turn and not reader.ready:  # both may have changed before anybody saw that it waits
+                reader.bell.wait(_PATIENCE)
+        finally:
+            self._waiting.remove(reader)
+
+    def _ring(self, *, leaving: bool) -> None:
+        """Wake those who have something to read; and, when the turn is given up, one who may take it."""
+        if self._waiting:
+            with self._lock:
+                for reader in self._waiting:
+                    if reader.ready or leaving:
+                        leaving = leaving and reader.ready
+                        assert reader.bell
+                        reader.bell.notify()
+
+    def _pass(self, given: list[tuple[Handle, Chunk]]) -> None:
+        """One forward pass; `given` takes the chunks of handles that nobody reads."""
+        scheduler = self._apply()
+        if scheduler is None or not scheduler.has_work:
+            return
+        scheduler.settled = False  # until all is handed out
+        begun = time.perf_counter()
+        outcomes = scheduler.step()
+        self._seconds += time.perf_counter() - begun
+        for outcome in outcomes:
+            if handle := self._handles.get(outcome.request):
+                self._tell(handle, outcome, given)
+        scheduler.settled = True
+        if not self._handles:
+            self._rest()
+
+    def _tell(self, handle: Handle, outcome: Outcome, given: list[tuple[Handle, Chunk]]) -> None:
+        """Make text of what a pass gave to one request, and give it to who reads it."""
+        assert self._scheduler
+        number = handle.request.id
+        try:
+            if isinstance(outcome, Event):
+                stream = handle.streams.get(outcome.sample) or self._stream(handle, outcome.sample)
+                if stream.done:  # a draft went on beyond its stop string
+                    return
+                chunk = stream.chunk(outcome)
+                if chunk.finish_reason and not outcome.finish_reason:  # a stop string
+                    self._scheduler.cancel(number, outcome.sample)
+                self._give(handle, chunk, given, stream)
+            elif isinstance(outcome, Found):
+                every = list(enumerate(outcome.hypotheses))
+                streams = [handle.streams.get(index) or self._stream(handle, index) for index, _ in every]
+                handle.left = sum(streams[index].given < len(found.tokens) for index, found in every)
+                for (_, found), stream in zip(every, streams, strict=True):
+                    for chunk in stream.hypothesis(found, outcome.savings):
+                        self._give(handle, chunk, given, stream)
+            else:
+                if handle.params.num_beams > 1:
+                    handle.left = 1
+                self._give(handle, _failed(handle, outcome.sample, outcome.error), given)
+        except Exception as error:  # of the tokenizer: nobody else's
+            handle.left = 1
+            self._scheduler.cancel(number)
+            self._give(handle, _failed(handle, 0, error), given)
+
+    def _give(
+        self, handle: Handle, chunk: Chunk, given: list[tuple[Handle, Chunk]], stream: TextStream | None = None
+    ) -> None:
+        if handle.left <= 0 or (stream and stream.watch.drawn <= stream.given):  # cancelled; or told before
+            return
+        reader, last = handle.reader, handle.left == 1 and chunk.finish_reason is not None
+        left = handle.left - (chunk.finish_reason is not None)
+        waits = 0 if reader is None or chunk.error else reader.left - last
+        self._new_tokens += stream is not None
+        # From here to the first call neither a signal nor another thread comes between: all of it is done, or nothing.
+        handle.left = left
+        if stream:
+            stream.given += 1
+        if reader:
+            reader.left = waits
+            reader.chunks.append(chunk)
+        else:
+            given.append((handle, chunk))
+        if last:
+            self._handles.pop(handle.request.id, None)
+
+    def _apply(self) -> Scheduler | None:
+        """Do what was asked for meanwhile; and where something was left half done, begin all texts anew.
+
+        A text is the same each time, so what was given of it is passed over.
+        """
+        scheduler = self._scheduler
+        if (self._handles or self._arriving) and (scheduler is None or not scheduler.settled):
+            scheduler = self._new()
+            self._handles = {number: handle for number, handle in self._handles.items() if handle.left > 0}
+            for handle in self._handles.values():
+                scheduler.enqueue(handle.request, handle.prompt)
+                for sample, old in handle.streams.items():
+                    self._stream(handle, sample).given = old.given
+            with self._lock:
+                self._scheduler = scheduler
+        if scheduler and (self._arriving or self._leaving):
+            scheduler.settled = False
+            while self._arriving:
+                handle = self._arriving[0]
+                if handle.left and handle.request.id not in self._handles:
+                    self._handles[handle.request.id] = handle
+                    scheduler.enqueue(handle.request, handle.prompt)
+                self._arriving.popleft()
+            while self._leaving:
+                number = self._leaving[0].request.id
+                self._handles.pop(number, None)
+                scheduler.cancel(number)
+                self._leaving.popleft()
+            scheduler.settled = True
+            if not self._handles:
+                self._rest()
+        return scheduler
+
+    def _rest(self) -> None:
+        """Nobody is served. A cache that holds more than is to be kept, or was left half changed, is let go."""
+        scheduler = self._scheduler
+        if scheduler and (self._closed or not scheduler.settled or not scheduler.kv or scheduler.kv.oversized):
+            self._scheduler = None
+
+    def _new(self) -> Scheduler:
+        kv = PrefixCache(self._backend, BLOCK_SIZE, self._keep_tokens) if self._cached else None
+        return Scheduler(self._backend, cached=self._cached, kv=kv, counters=self._counters, **self._limits)
+
+    # -- handles --
+
+    def _handle(
+        self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader | None = None
+    ) -> Handle:
+        if self._closed:
+            raise PronkError("the session is closed")
+        begun = time.perf_counter()
+        with self._lock:
+            scheduler = self._scheduler = self._scheduler or self._new()
+        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids)
+        return Handle(prompt, params, seed, request, number, begun, params.samples, reader)
+
+    def _stream(self, handle: Handle, sample: int) -> TextStream:
+        watch = Stopwatch(self._load_s, len(handle.prompt), handle.begun)
+        of = {"request": handle.number, "index": sample, "seed": handle.seed}
+        stream = TextStream(self._tokenizer, handle.prompt, handle.params.stop, watch, **of)
+        handle.streams[sample] = stream
+        return stream
+
+    def _teller(self, reader: _Reader, params: SamplingParams, progress: Progress | None) -> Callable[[], None] | None:
+        if progress is None:
+            return None
+        total = sum(len(handle.prompt) for handle in reader.handles)
+        steps = sum(handle.request.max_tokens - len(handle.prompt) for handle in reader.handles)
+        read = 0
+        progress(READING, read, total)
+
+        def tell() -> None:
+            nonlocal read
+            scheduler, done, step = self._scheduler, 0, 0
+            for handle in reader.handles:
+                limit = handle.request.max_tokens - len(handle.prompt)
+                under_way = scheduler.progress(handle.request.id) if scheduler and handle.left else None
+                begun = bool(handle.streams) or not handle.left
+                done += under_way[0] if under_way else len(handle.prompt) * begun
+                step += under_way[1] if under_way else limit * begun
+            if read < total:
+                read = done
+                progress(READING, read, total)
+            elif params.num_beams > 1:
+                progress(SEARCHING, step, steps)
+
+        return tell
+
+    def _after_fork(self) -> None:
+        """In a child, where the threads of others are gone: what they read is dropped, and their pass begun anew."""
+        gone = list(self._waiting)
+        self._lock, self._waiting = threading.RLock(), []
+        if self._turn and self._turn[0] != get_ident():
+            gone += [self._turn[1]] if self._turn[1] else []
+            self._turn = None
+            if self._scheduler:
+                self._scheduler.settled = False
+        for reader in gone:
+            self._leaving.extend(reader.handles)
+
+
+def _failed(handle: Handle, sample: int, error: Exception) -> Chunk:
+    return Chunk("", None, request=handle.number, index=sample, finish_reason="error", seed=handle.seed, error=error)
+
+
+def _forked() -> None:
+    for session in list(_sessions):
+        session._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
