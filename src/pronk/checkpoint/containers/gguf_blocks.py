@@ -79,12 +79,13 @@ def encode(rows: Floats, format: str) -> Bytes:
     step = max(1, _GROUPS * GROUP // columns)
     for part in (slice(start, start + step) for start in range(0, len(rows), step)):
         made = quantize(rows[part], format)
-        codes: Bytes = np.pad(made.q.view(np.uint8), ((0, 0), (0, -columns % GROUP))).reshape(-1, GROUP)
+        q = np.pad(made.q, ((0, 0), (0, -columns % GROUP))) if columns % GROUP else made.q
+        codes: Bytes = q.reshape(-1, GROUP).view(np.uint8)
         if kind.bits == 4:
             codes = codes[:, :16] | np.left_shift(codes[:, 16:], 4, dtype=np.uint8)
         heads = [head.astype("<f2").reshape(-1, 1) for head in (made.scale, made.minimum) if head is not None]
-        blocks = np.concatenate([*(head.view(np.uint8) for head in heads), codes], axis=1)
-        out[part] = blocks.reshape(len(made.q), -1)
+        parts = [*(head.view(np.uint8) for head in heads), codes]
+        np.concatenate(parts, axis=1, out=out[part].reshape(len(codes), -1))  # a view: rows are whole
     return out
 
 
