@@ -132,3 +132,6 @@ def test_a_wrong_size_is_refused_before_anything_is_opened() -> None:
     for wrong in (-1, 1.5, True, "all"):
         with pytest.raises(BadRequest, match="prefix_cache"):
             pronk.load("nowhere", prefix_cache=wrong)  # type: ignore[arg-type]
+    for wrong in (0, 1.5, True, None):
+        with pytest.raises(BadRequest, match="max_batch_tokens"):
+            pronk.load("nowhere", max_batch_tokens=wrong)  # type: ignore[arg-type]

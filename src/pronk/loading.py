@@ -14,6 +14,7 @@ from pronk import tokenizer as tokenizers
 from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
+from pronk.engine.batch import PASS_TOKENS
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
 from pronk.spellings import named as names_ours
@@ -43,6 +44,7 @@ def load(
     ctx_size: int | None = None,
     revision: str | None = None,
     prefix_cache: int | None = None,
+    max_batch_tokens: int = PASS_TOKENS,
     progress: Progress | None = None,
 ) -> LLM:
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads; or an open Checkpoint.
@@ -52,7 +54,9 @@ def load(
     float32: weights that it concerns are f32 unless `quantize` says otherwise. `ctx_size`: the most tokens a sequence
     may have, prompt included (default: what the model was trained for). `prefix_cache`: how many tokens of earlier
     texts stay in the KV cache, so that a text which begins like one of them starts sooner (default: one context's; 0:
-    none). With `progress`, a download speaks on stderr as well.
+    none). `max_batch_tokens`: how many tokens a forward pass computes at most. Long prompts are read in pieces of it,
+    beside which texts under way go on: fewer are a shorter wait for their next token, and read prompts more slowly.
+    With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
     `quantize`: what weight matrices are made. Both engines have int8 and llm-int8; the CPU engine also f32, f16, bf16,
@@ -71,6 +75,8 @@ def load(
     begun = time.perf_counter()
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
+    if type(max_batch_tokens) is not int or max_batch_tokens < 1:
+        raise BadRequest(f"max_batch_tokens must be a whole number, 1 or more, not {max_batch_tokens!r}")
     model = hub.DEFAULT_MODEL if model is None else model
     named = {
         "model": None if isinstance(model, Checkpoint) else model,
@@ -102,7 +108,7 @@ def load(
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     backend = engines.backend(opened, chosen, options, threads=threads, ctx_size=ctx_size, progress=progress)
-    return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache)
+    return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -45,7 +46,7 @@ class Handle:
     number: int  # which its chunks say that they are of
     begun: float  # time.perf_counter()
     left: int  # samples that have not ended
-    reader: _Reader | None = None
+    reader: _Reader = field(repr=False)
     streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
 
 
@@ -74,9 +75,9 @@ class _Reader:
     """
 
     def __init__(self, whole: bool) -> None:
-        self.whole, self.chunks = whole, deque[Chunk]()
+        self.whole, self.chunks = whole, deque[tuple[Handle, Chunk]]()
         self.handles: list[Handle] = []
-        self.left = 0  # handles that have not ended
+        self.left: float = math.inf  # handles that have not ended
         self.bell: threading.Condition | None = None  # while its thread waits
 
     @property
@@ -138,9 +139,10 @@ class Session:
         self._leaving: deque[Handle] = deque()
         # Who computes a pass, or gives it out: its thread and, if it reads, its reader. It is set and cleared by plain
         # assignments in a `try` and its `finally`, between which no signal handler of Python runs.
-        self._turn: tuple[int, _Reader | None] | None = None
+        self._turn: tuple[int, _Reader] | None = None
         self._lock = threading.RLock()  # for moments: never held during a pass
         self._waiting: list[_Reader] = []
+        self._steps = _Reader(whole=False)  # of all that is submitted
         _sessions.add(self)
 
     # -- requests --
@@ -151,7 +153,7 @@ class Session:
         Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
         """
         params = params or SamplingParams()
-        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number)
+        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number, self._steps)
         self._arriving.append(handle)
         return handle
 
@@ -167,12 +169,15 @@ class Session:
                 self._apply()
 
     def step(self) -> list[tuple[Handle, Chunk]]:
-        """Compute one pass, and give the chunks of requests that were submitted; those of others go to their readers.
+        """The chunks of requests that were submitted: those that other threads' passes left, or those of one more.
 
-        None where there is nothing to be done (see `has_work`), while a prompt is being read, or if another thread's
-        pass was waited for.
+        None where there is nothing to be done (see `has_work`), while a prompt is being read, and where another thread
+        was waited for.
         """
-        return self._move(None)
+        chunks = self._steps.chunks
+        if not chunks:
+            self._move(self._steps)
+        return [chunks.popleft() for _ in range(len(chunks))]
 
     def stream(
         self,
@@ -197,15 +202,15 @@ class Session:
             self._arriving.extend(reader.handles)
             tell = self._teller(reader, params, progress)
             while reader.left or reader.chunks:
-                if not reader.ready:
-                    self._move(reader)
-                    if tell:
-                        tell()
-                while reader.chunks and reader.ready:
-                    chunk = reader.chunks.popleft()
+                if reader.chunks and reader.ready:
+                    _, chunk = reader.chunks.popleft()
                     if chunk.error:
                         raise chunk.error
                     yield chunk
+                else:
+                    self._move(reader)
+                    if tell:
+                        tell()
         finally:
             reader.left = 0
             for handle in reader.handles:
@@ -216,8 +221,8 @@ class Session:
         """Cancel everything, and let go of the cache. Whoever reads is told so by an error."""
         self._closed = True
         for handle in [*self._arriving, *self._handles.values()]:
-            if handle.left and handle.reader:
-                self._give(handle, _failed(handle, 0, PronkError("the session was closed")), [])
+            if handle.left and handle.reader.handles:
+                self._give(handle, _failed(handle, 0, PronkError("the session was closed")))
             self.cancel(handle)
         with self._lock:
             self._ring(leaving=False)
@@ -246,24 +251,22 @@ class Session:
 
     # -- passes --
 
-    def _move(self, reader: _Reader | None) -> list[tuple[Handle, Chunk]]:
-        """Compute passes until the reader is ready, or one where there is none; or wait while another thread does."""
+    def _move(self, reader: _Reader) -> None:
+        """Compute one pass, or for who wants a whole text all that it takes; or wait while another thread does."""
         turn = (get_ident(), reader)
-        given: list[tuple[Handle, Chunk]] = []
         try:
             with self._lock:
                 if other := self._turn:
                     if other[0] == turn[0]:
                         raise PronkError("a signal handler cannot use the model amid the pass that it interrupts")
-                    self._wait(reader or _Reader(whole=False))
-                    return given
+                    self._wait(reader)
+                    return
                 self._turn = turn
-            while not (reader and reader.ready):
-                self._pass(given)
-                if not (reader and reader.whole):
+            while not reader.ready:
+                self._pass()
+                if not reader.whole:
                     break
                 self._ring(leaving=False)
-            return given
         finally:
             if self._turn is turn:
                 self._turn = None
@@ -289,8 +292,7 @@ class Session:
                         assert reader.bell
                         reader.bell.notify()
 
-    def _pass(self, given: list[tuple[Handle, Chunk]]) -> None:
-        """One forward pass; `given` takes the chunks of handles that nobody reads."""
+    def _pass(self) -> None:
         scheduler = self._apply()
         if scheduler is None or not scheduler.has_work:
             return
@@ -300,12 +302,12 @@ class Session:
         self._seconds += time.perf_counter() - begun
         for outcome in outcomes:
             if handle := self._handles.get(outcome.request):
-                self._tell(handle, outcome, given)
+                self._tell(handle, outcome)
         scheduler.settled = True
         if not self._handles:
             self._rest()
 
-    def _tell(self, handle: Handle, outcome: Outcome, given: list[tuple[Handle, Chunk]]) -> None:
+    def _tell(self, handle: Handle, outcome: Outcome) -> None:
         """Make text of what a pass gave to one request, and give it to who reads it."""
         assert self._scheduler
         number = handle.request.id
@@ -317,42 +319,36 @@ class Session:
                 chunk = stream.chunk(outcome)
                 if chunk.finish_reason and not outcome.finish_reason:  # a stop string
                     self._scheduler.cancel(number, outcome.sample)
-                self._give(handle, chunk, given, stream)
+                self._give(handle, chunk, stream)
             elif isinstance(outcome, Found):
                 every = list(enumerate(outcome.hypotheses))
                 streams = [handle.streams.get(index) or self._stream(handle, index) for index, _ in every]
                 handle.left = sum(streams[index].given < len(found.tokens) for index, found in every)
                 for (_, found), stream in zip(every, streams, strict=True):
                     for chunk in stream.hypothesis(found, outcome.savings):
-                        self._give(handle, chunk, given, stream)
+                        self._give(handle, chunk, stream)
             else:
                 if handle.params.num_beams > 1:
                     handle.left = 1
-                self._give(handle, _failed(handle, outcome.sample, outcome.error), given)
+                self._give(handle, _failed(handle, outcome.sample, outcome.error))
         except Exception as error:  # of the tokenizer: nobody else's
             handle.left = 1
             self._scheduler.cancel(number)
-            self._give(handle, _failed(handle, 0, error), given)
+            self._give(handle, _failed(handle, 0, error))
 
-    def _give(
-        self, handle: Handle, chunk: Chunk, given: list[tuple[Handle, Chunk]], stream: TextStream | None = None
-    ) -> None:
+    def _give(self, handle: Handle, chunk: Chunk, stream: TextStream | None = None) -> None:
         if handle.left <= 0 or (stream and stream.watch.drawn <= stream.given):  # cancelled; or told before
             return
-        reader, last = handle.reader, handle.left == 1 and chunk.finish_reason is not None
-        left = handle.left - (chunk.finish_reason is not None)
-        waits = 0 if reader is None or chunk.error else reader.left - last
+        reader, ended = handle.reader, chunk.finish_reason is not None
+        left = handle.left - ended
+        readers_left = 0 if chunk.error and reader.handles else max(0, reader.left - (not left))
         self._new_tokens += stream is not None
         # From here to the first call neither a signal nor another thread comes between: all of it is done, or nothing.
-        handle.left = left
+        handle.left, reader.left = left, readers_left
         if stream:
             stream.given += 1
-        if reader:
-            reader.left = waits
-            reader.chunks.append(chunk)
-        else:
-            given.append((handle, chunk))
-        if last:
+        reader.chunks.append((handle, chunk))
+        if not left:
             self._handles.pop(handle.request.id, None)
 
     def _apply(self) -> Scheduler | None:
@@ -400,9 +396,7 @@ class Session:
 
     # -- handles --
 
-    def _handle(
-        self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader | None = None
-    ) -> Handle:
+    def _handle(self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader) -> Handle:
         if self._closed:
             raise PronkError("the session is closed")
         begun = time.perf_counter()
@@ -448,7 +442,7 @@ class Session:
         gone = list(self._waiting)
         self._lock, self._waiting = threading.RLock(), []
         if self._turn and self._turn[0] != get_ident():
-            gone += [self._turn[1]] if self._turn[1] else []
+            gone.append(self._turn[1])
             self._turn = None
             if self._scheduler:
                 self._scheduler.settled = False

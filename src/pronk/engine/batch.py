@@ -14,7 +14,7 @@ Wants = Literal["last", "all", "none"]
 PASS_TOKENS = 512  # of one forward pass at most, unless a scheduler is told otherwise
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Run:
     """Consecutive tokens of one sequence: the part of it that one forward pass computes."""
 

@@ -17,7 +17,7 @@ class Savings:
     accepted_tokens: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """One token of one sample."""
 

@@ -88,12 +88,14 @@ class Planner:
         copies: list[tuple[int, int]] = []
         used, shares = 0, self._shares()
         for entry in list(self.running):
-            count = shares.get(entry, 1)
+            count = 1
+            if entry in shares:
+                count = shares[entry]
+                for part in entry.parts if count else ():
+                    if not part.table.length:
+                        self._reuse(part)
             if not count or entry not in self.running:  # preempted meanwhile
                 continue
-            for part in entry.parts:
-                if not part.table.length:
-                    self._reuse(part)
             wanted = entry.wants(count)
             if not self._make_room_for(entry, wanted):
                 continue
@@ -180,7 +182,9 @@ class Planner:
     def _lacks_room(self, wanted: list[tuple[Sequence, int]]) -> bool | NotEnoughMemory:
         """False if the blocks are there; else why not, where it is for want of memory."""
         assert self._kv is not None
-        needed = sum(sequence.table.blocks_needed(count) for sequence, count in wanted)
+        needed = 0
+        for sequence, count in wanted:
+            needed += sequence.table.blocks_needed(count)
         try:
             return not self._kv.make_room(needed, self._max_blocks)
         except NotEnoughMemory as error:

@@ -32,7 +32,7 @@ class NotNumbers(PronkError):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sampled:
     token: int
     logprob: float | None = None  # None where none were asked for

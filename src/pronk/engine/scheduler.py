@@ -146,7 +146,7 @@ class Scheduler:
         """
         settled, self.settled = self.settled, False
         runs = self._plan.next()
-        advanced: list[list[Outcome]] = []
+        outcomes: list[Outcome] = []
         if runs:
             batch = Batch.of([run for _, run in runs])
             self.settled = True
@@ -164,11 +164,14 @@ class Scheduler:
             self._count(runs, drawn)
             for entry, error in spoilt.items():
                 self._plan.fail(entry, error)
-            advanced = [self._advance(sequence, tokens) for sequence, tokens in drawn.items()]
-            advanced += [self._search(search, step) for search, step in steps.items()]
-        failures = self._failures() if self._plan.failed else []
+            for sequence, tokens in drawn.items():
+                outcomes += self._advance(sequence, tokens)
+            for search, step in steps.items():
+                outcomes += self._search(search, step)
+        if self._plan.failed:
+            outcomes += self._failures()
         self.settled = settled
-        return [*(event for events in advanced for event in events), *failures]
+        return outcomes
 
     def close(self) -> None:
         """Cancel everything. A cache that was handed in is its owner's again."""
@@ -218,20 +221,21 @@ class Scheduler:
             self._plan.drop(search)
         return [found] if found else []
 
-    def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Outcome]:
+    def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
         if self._kv and sequence.step == 0:
             self._kv.keep(sequence.tokens, sequence.table)
         samples = sequence.samples
+        if len(samples) == 1:
+            return self._extend(sequence, drawn[0])
         self.counters.cached_tokens += sequence.table.length * (len(samples) - 1)
         sequence.samples = samples[:1]
         branches = [sequence, *(sequence.branch(i) for i in samples[1:])]
-        if len(branches) > 1:  # beside the first one: they are of its age
-            place = self._plan.running.index(sequence) + 1
-            self._plan.running[place:place] = branches[1:]
+        place = self._plan.running.index(sequence) + 1  # beside the first one: they are of its age
+        self._plan.running[place:place] = branches[1:]
         return [event for branch, tokens in zip(branches, drawn, strict=True) for event in self._extend(branch, tokens)]
 
-    def _extend(self, sequence: Sequence, drawn: list[Sampled]) -> list[Outcome]:
+    def _extend(self, sequence: Sequence, drawn: list[Sampled]) -> list[Event]:
         request, first = sequence.request, sequence.step
         sequence.tokens += [sampled.token for sampled in drawn]
         if self._kv:
@@ -243,11 +247,11 @@ class Scheduler:
             reason = "length"
         if reason:
             self._plan.drop(sequence)
-        events: list[Outcome] = []
-        for n, s in enumerate(drawn):
-            why = reason if n == len(drawn) - 1 else None
-            index = sequence.samples[0]
-            events.append(Event(request.id, index, first + n, s.token, s.logprob, s.top, why, sequence.savings))
+        index, savings = sequence.samples[0], sequence.savings
+        events = [
+            Event(request.id, index, n, s.token, s.logprob, s.top, None, savings) for n, s in enumerate(drawn, first)
+        ]
+        events[-1].finish_reason = reason
         return events
 
     def _count(self, runs: list[tuple[Sequence, Run]], drawn: dict[Sequence, list[list[Sampled]]]) -> None:
