@@ -98,7 +98,7 @@ steps = options.together(
                  help="Forget activations of every K-th block and compute them again: less memory."),
     click.option("--gradient-checkpointing", is_flag=True, help="The same as --recompute 1."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N"),
-    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.  [default: one a core]"),
+    options.threads_option,
     click.option("--device", type=options.NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: a GPU's]"),
 )  # fmt: skip
 course = options.together(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from pronk.train.data.sources import Data
     from pronk.train.memory import Plan
     from pronk.train.settings import Settings
-
-_WORDS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "logits": "logits",
-}
 
 
 def show(checkpoint: Checkpoint, data: Data, settings: Settings, device: str | None, *, as_json: bool) -> None:
@@ -47,8 +39,10 @@ def being_made() -> Iterator[Callable[[], None]]:
 
 def _as_text(found: Plan, settings: Settings) -> str:
     rows: list[tuple[str, ...]] = [("", "by itself", "at the peak")]
-    rows += [(word, size(found.most[kind]), size(found.at_peak[kind])) for kind, word in _WORDS.items()]
-    rows += [(word, "", size(nbytes)) for word, nbytes in _besides(found) if nbytes]
+    for kind, most in found.most.items():
+        rows.append(("optimizer state" if kind == "optimizer" else kind, size(most), size(found.at_peak[kind])))
+    besides = {"scratch, holes": found.scratch, "process, torch": found.process}
+    rows += [(word, "", size(nbytes)) for word, nbytes in besides.items() if nbytes]
     rows.append(("in all", "", size(found.total)))
     if found.free is not None:
         rows.append(("free", "", size(found.held + found.free)))
@@ -65,10 +59,6 @@ def _as_text(found: Plan, settings: Settings) -> str:
             f"The largest micro-batch has {found.tokens} tokens; {settings.accumulate} make a step.",
         ]
     )
-
-
-def _besides(found: Plan) -> Sequence[tuple[str, int]]:
-    return ("scratch, holes", found.scratch), ("process, torch", found.process)
 
 
 def _recomputed(settings: Settings) -> str:

@@ -16,35 +16,33 @@ if TYPE_CHECKING:
 def train(run: Trainer, stop: Callable[[], bool]) -> bool:
     """`run.train`, and what it returns."""
     first, steps = run.loop.position.step, run.loop.schedule.steps
-    rate, state = _Rate(), ""
+    begun, tokens, seconds, state = time.monotonic(), 0, 0.0, ""  # of the steps of this process
 
     def unit(done: int, total: int) -> str:
         return f"step {first + done} of {steps}{state}"
 
-    def examples(done: int, total: int) -> str:
-        return f"{done} of {total} examples"
-
     with (
         progress.shown("training", unit, patience=0, logged=True) as advance,
-        progress.shown("", examples, logged=True) as look,
+        progress.shown("", lambda done, total: f"{done} of {total} examples", logged=True) as look,
     ):
         advance("", 0, max(1, steps - first))
 
         def watch(step: Step) -> None:
-            nonlocal state
-            rate.add(step)
-            speed, memory = f"{rate.tokens_a_second:.0f} tokens/s", console.size(peak_bytes(run))
+            nonlocal tokens, seconds, state
+            tokens, seconds = tokens + step.tokens, seconds + step.seconds
+            speed, memory = f"{tokens / seconds:.0f} tokens/s", console.size(peak_bytes(run))
             state = f", loss {step.loss:.3f}{_words(step.seen)}, {speed}, {memory}"
             advance("", step.step - first, steps - first)
 
         def evaluated(step: int, found: Evaluation) -> None:
             look("", 1, 1)  # takes the bar away
             best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
-            left = rate.left(steps - step)
-            seen = _words(found.seen)
-            console.note(
-                f"step {step} of {steps}: held-out loss {found.loss:.4f}{seen}{best}{state if step else ''}{left}"
-            )
+            left = ""
+            if first < step < steps:
+                each = (time.monotonic() - begun) / (step - first)
+                left = f", {progress.duration(each * (steps - step))} left"
+            loss = f"held-out loss {found.loss:.4f}{_words(found.seen)}"
+            console.note(f"step {step} of {steps}: {loss}{best}{state if step else ''}{left}")
 
         def looking(done: int, total: int) -> None:
             advance("", 1, 1)
@@ -67,22 +65,3 @@ def _words(seen: Mapping[str, float]) -> str:
     if "rewards/accuracies" not in seen:
         return ""
     return f", margin {seen['rewards/margins']:.3f} ({seen['rewards/accuracies']:.0%} right)"
-
-
-class _Rate:
-    """How fast it goes, of the steps of this process."""
-
-    def __init__(self) -> None:
-        self.begun, self.steps, self.tokens, self.seconds = time.monotonic(), 0, 0, 0.0
-
-    def add(self, step: Step) -> None:
-        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + step.tokens, self.seconds + step.seconds
-
-    @property
-    def tokens_a_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def left(self, steps: int) -> str:
-        if not self.steps or not steps:
-            return ""
-        return f", {progress.duration((time.monotonic() - self.begun) / self.steps * steps)} left"
