@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from jinja2 import UndefinedError
 from pages import Page
 
 from pronk.errors import BadFile
 from pronk.measure import plots
 from pronk.measure.figures import at
-from pronk.measure.report import render, variants, verdict
+from pronk.measure.report import content, pages, render, variants, verdict
 
 SAMPLE: dict[str, Any] = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
 
@@ -296,6 +297,60 @@ def test_a_variant_is_outdone_only_by_what_is_better_in_all(sample: Any) -> None
     assert "Outdone by other" in verdict.verdict(q8, variants[0], [q8, better], "f32").text
     better["memory"]["weights_measured"] += 1
     assert "Outdone" not in verdict.verdict(q8, variants[0], [q8, better], "f32").text
+
+
+def cells(report: Any, table: str, label: str) -> list[tuple[str, ...]]:
+    """Of the row with this label: the value of each variant, and its notes."""
+    found = variants.tables(report)[table]
+    assert found
+    return next([(cell.value, *cell.notes) for cell in row] for name, row in found.lines if name.startswith(label))
+
+
+def test_a_range_of_one_round_is_not_shown(sample: Any) -> None:
+    """Loading, which is timed once, took "0.629 to 0.629"."""
+    assert cells(sample, "waits", "Load")[0] == ("0.212", "0.199 to 0.235")
+    sample["variants"][0]["latency"]["load_s"] = {"median": 0.6, "min": 0.6, "max": 0.6, "rounds": [0.6]}
+    assert cells(sample, "waits", "Load")[0] == ("0.600",)
+
+
+def test_every_figure_of_a_twin_says_so(sample: Any, tmp_path: Path) -> None:
+    """Its own noise floor stood there as if it were the file's."""
+    assert "rotated twin" not in rendered(sample, tmp_path)[0]
+    sample["variants"][3]["twin"] = True
+    for label in ("PPL", "mean", "median", "its own noise floor", "Top-1", "RMS"):
+        told = [cell[-1] == "of a rotated twin" for cell in cells(sample, "quality", label)]
+        assert told == [False, False, False, True], label
+    assert "The quality of q4 is that of a rotated twin." in rendered(sample, tmp_path)[0]
+
+
+def test_keys_and_values_over_the_peak_are_explained(sample: Any, tmp_path: Path) -> None:
+    """A table had 379 MB of keys and values in a process that had grown by 194 MB."""
+    way = sample["techniques"][0]["points"][0]["ways"]["with"]
+    way |= {"kv_bytes": 190_000_000, "grew_by": 194_000_000}
+    assert "not all of them at once" not in rendered(sample, tmp_path)[0]
+    way["kv_bytes"] = 379_000_000
+    page = rendered(sample, tmp_path)[0]
+    assert "379<br><sub>not all of them at once</sub>" in page
+    assert "the first texts end before the last ones begin" in page
+
+
+def test_how_often_a_technique_was_run_is_a_sentence(sample: Any, tmp_path: Path) -> None:
+    """It read "runs 5, fewer where they take more seconds than 12.0, model bf16"."""
+    given = {"runs": 5, "fewer where they take more seconds than": 12.0, "model": "bf16", "other": 3}
+    sample["techniques"][0]["settings"] = given
+    said = "the first way; fewer runs where 5 would take more than 12 seconds; the model in bf16; other 3.\n"
+    assert (
+        f"Median of 5 runs; beneath it the lowest and the highest run, and the difference from {said}"
+        in (rendered(sample, tmp_path)[0])
+    )
+
+
+def test_a_name_that_a_template_is_not_given_is_an_error(sample: Any) -> None:
+    said = content.of(sample)
+    assert pages.filled("REPORT.md.jinja", said)
+    for name in said.keys() - {"colours", "floor"}:
+        with pytest.raises(UndefinedError, match=name):
+            pages.filled("REPORT.md.jinja", {key: value for key, value in said.items() if key != name})
 
 
 ROOM = ("pronk.measure.report", "pronk.measure.plot", "pronk.measure.noise", "pronk.measure.schema")

@@ -13,11 +13,15 @@ from pronk.measure.perplexity import beside
 from pronk.measure.request import as_json
 from pronk.measure.steps import costs, step
 
+Steps = Mapping[str, Any]
 
-def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[str, Any]) -> dict[str, Any]:
+
+def composed(comparison: Comparison, about: Mapping[str, Any], steps: Steps) -> dict[str, Any]:
     """report.json, but for its steps: what they come to so far."""
-    variants = [_variant(comparison, variant, steps) for variant in comparison.variants] if comparison.compares else []
-    loaded: Mapping[str, Any] = next((taken for taken in steps.values() if "isa" in taken), {})
+    taken: Mapping[str, Any] = next((taken for taken in steps.values() if "isa" in taken), {})
+    worker = {key: taken.get(key) for key in ("threads", "isa")}
+    origin = about["provenance"]
+    variants = comparison.variants if comparison.compares else ()
     written = {v.name: steps[step("texts", v)] for v in comparison.variants if step("texts", v) in steps}
     report: dict[str, Any] = {
         "pronk": __version__,
@@ -26,10 +30,10 @@ def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[st
         "finished": all(name in steps for name in costs(comparison)),
         "missing": [*comparison.missing, *techniques.missing(comparison)],
         "model": comparison.about_model(),
-        "machine": {**about["machine"], "threads": loaded.get("threads"), "isa": loaded.get("isa")},
-        "provenance": _provenance(about["provenance"], loaded),
+        "machine": {**about["machine"], **worker},
+        "provenance": origin and {**origin, "machine": {**origin["machine"], **worker}},
         "settings": comparison.settings(),
-        "variants": variants,
+        "variants": [_variant(comparison, variant, steps) for variant in variants],
         "texts": texts.side_by_side(texts.PROMPTS, written) if written else [],
     }
     if comparison.request.techniques:
@@ -37,30 +41,17 @@ def composed(comparison: Comparison, about: Mapping[str, Any], steps: Mapping[st
     return report
 
 
-def _provenance(origin: Mapping[str, Any] | None, loaded: Mapping[str, Any]) -> dict[str, Any] | None:
-    """With what the workers said of threads and instruction set."""
-    if origin is None:
-        return None
-    return {**origin, "machine": {**origin["machine"], **{key: loaded.get(key) for key in ("threads", "isa")}}}
-
-
-def _variant(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any]:
+def _variant(comparison: Comparison, variant: Variant, steps: Steps) -> dict[str, Any]:
     rounds = [steps[name] for n in range(comparison.rounds) if (name := step("latency", variant, n)) in steps]
+    loaded = latency.summary(list(dict.fromkeys(one["load_s"] for one in rounds))) if rounds else None
     return {
         "name": variant.name,
         "original": variant.original,
         "twin": variant.twin,
         "options": {"engine": comparison.engine, **as_json(variant.options)},
-        "dtype": rounds[0]["dtype"] if rounds else None,
-        "kv_dtype": rounds[0]["kv_dtype"] if rounds else None,
-        "device": rounds[0]["device"] if rounds else None,
+        **{key: rounds[0][key] if rounds else None for key in ("dtype", "kv_dtype", "device")},
         "memory": _memory(comparison, variant, rounds),
-        "latency": {
-            "load_s": latency.summary(list(dict.fromkeys(one["load_s"] for one in rounds))),
-            **latency.over_rounds(rounds),
-        }
-        if rounds
-        else None,
+        "latency": {"load_s": loaded, **latency.over_rounds(rounds)} if rounds else None,
         "quality": _quality_of(comparison, variant, steps),
         "tasks": _tasks_of(comparison, variant, steps),
     }
@@ -75,12 +66,9 @@ def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[s
     }
     if not rounds:
         return found
-    tokens = comparison.prefill[-1] + comparison.decode_tokens + 1
-    first = rounds[0]
+    tokens, first = comparison.prefill[-1] + comparison.decode_tokens + 1, rounds[0]
     on_gpu = first["loaded_device"] is not None
     before, after = (0, first["loaded_device"]) if on_gpu else (first["baseline"], first["loaded_rss"])
-    peaks = [peak for one in rounds if (peak := one["peak_rss"]) is not None]
-    device = [peak for one in rounds if (peak := one["peak_device"]) is not None]
     return {
         **found,
         "weights_measured": first["weights_bytes"],
@@ -88,17 +76,15 @@ def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[s
         "baseline_rss": first["baseline"],
         "loaded_rss": first["loaded_rss"],
         "total_predicted": None if before is None else variant.predicted.total(before, tokens),
-        "peak_rss": max(peaks, default=None),
-        "peak_device": max(device, default=None),
-    }
+        **{key: max((one[key] for one in rounds if one[key] is not None), default=None)
+           for key in ("peak_rss", "peak_device")},
+    }  # fmt: skip
 
 
-def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind, key in (("perplexity", "perplexity"), ("divergence", "divergence"), ("noise", "noise_floor")):
-        if (name := step(kind, variant)) in steps:
-            found[key] = steps[name]
-    original = next(one for one in comparison.variants if one.original)
+def _quality_of(comparison: Comparison, variant: Variant, steps: Steps) -> dict[str, Any]:
+    kinds = {"perplexity": "perplexity", "divergence": "divergence", "noise": "noise_floor"}
+    found = {key: steps[name] for kind, key in kinds.items() if (name := step(kind, variant)) in steps}
+    original = _original(comparison)
     if variant is not original and "perplexity" in found and (base := steps.get(step("perplexity", original))):
         found["perplexity"] = {**found["perplexity"], "beside_original": beside(base, found["perplexity"])}
     theirs, own = steps.get(step("texts", original)), steps.get(step("texts", variant))
@@ -107,17 +93,21 @@ def _quality_of(comparison: Comparison, variant: Variant, steps: Mapping[str, An
     return found
 
 
-def _tasks_of(comparison: Comparison, variant: Variant, steps: Mapping[str, Any]) -> dict[str, Any] | None:
+def _tasks_of(comparison: Comparison, variant: Variant, steps: Steps) -> dict[str, Any] | None:
     """Scores without those of single questions, which the steps keep; beside the original's, question by question."""
     if (own := steps.get(step("tasks", variant))) is None:
         return None
-    base = steps.get(step("tasks", next(one for one in comparison.variants if one.original)), {})
+    base = {} if variant.original else steps.get(step("tasks", _original(comparison)), {})
     found = {}
     for task, of in own.items():
+        theirs = base.get(task, {}).get("metrics", {})
         metrics = {}
         for name, metric in of["metrics"].items():
-            theirs = base.get(task, {}).get("metrics", {}).get(name)
-            beside = None if variant.original or theirs is None else tasks.paired(theirs, metric)
-            metrics[name] = {**metric, "scores": None, "beside_original": beside}
+            beside_it = tasks.paired(theirs[name], metric) if name in theirs else None
+            metrics[name] = {**metric, "scores": None, "beside_original": beside_it}
         found[task] = {**of, "metrics": metrics}
     return found
+
+
+def _original(comparison: Comparison) -> Variant:
+    return next(variant for variant in comparison.variants if variant.original)
