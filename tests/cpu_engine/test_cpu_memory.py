@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tiny import in_memory, random_weights, tiny_config
 
-from pronk.cpu_engine import formats, memory, weights
+from pronk import system
+from pronk.cpu_engine import formats, weights
 from pronk.cpu_engine.backend import CpuBackend, load_native
 from pronk.engine.batch import Batch, Run
 from pronk.errors import NotEnoughMemory, PronkError
@@ -22,7 +23,7 @@ def unreadable() -> np.ndarray:
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(system, "free_memory", lambda: 1_000_000)
     plain = in_memory(CONFIG, random_weights(CONFIG))
     checkpoint = replace(plain, tensors={n: replace(t, read=unreadable) for n, t in plain.tensors.items()})
     with pytest.raises(PronkError, match=r"needs \d+ MB of memory, and 1 MB are free; .*quantize='q4'"):
@@ -34,7 +35,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pyt
 
 
 def test_a_context_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(system, "free_memory", lambda: 50_000_000)
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
     CpuBackend.from_checkpoint(checkpoint)
     with pytest.raises(PronkError, match="are free; give a smaller ctx_size"):
@@ -46,7 +47,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_keeps_what_it_has(monkeypatch:
     kv = engine.new_kv(1, 64)
     batch = Batch.of([Run([1, 2, 3], 0, (0,))])
     before = engine.forward(batch, kv)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(system, "free_memory", lambda: 1_000_000)
     for grow in (lambda: kv.resize(10_000), lambda: engine.new_kv(10_000, 64)):
         with pytest.raises(PronkError, match=r"KV cache of 640000 tokens needs .* 1 MB are free; .*int8"):
             grow()
@@ -61,13 +62,13 @@ def test_a_pass_longer_than_a_schedulers_is_counted(monkeypatch: pytest.MonkeyPa
     before = engine.forward(batch, None)
     longer = Batch.of([Run([1] * 2000, logits="all")])
     for free, fits in ((40_000_000, False), (45_000_000, True)):  # 4 * 2000 * 5000 are logits
-        monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(system, "free_memory", lambda free=free: free)
         if not fits:
             with pytest.raises(NotEnoughMemory, match=r"a pass over 2000 tokens needs 4\d MB of memory.*KV cache"):
                 engine.forward(longer, None)
         else:
             engine.forward(longer, None)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 800_000)  # for keys and values of a layer
+    monkeypatch.setattr(system, "free_memory", lambda: 800_000)  # for keys and values of a layer
     assert np.array_equal(engine.forward(batch, None), before)
 
 
@@ -111,16 +112,16 @@ def test_the_least_limit_of_the_groups_holds(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:      8000 kB\n")
     (tmp_path / "cgroup").write_text("12:cpu:/elsewhere\n0::/outer/inner\n")
     places = {"/proc/meminfo": tmp_path / "meminfo", "/proc/self/cgroup": tmp_path / "cgroup"}
-    read = memory._read
-    monkeypatch.setattr(memory, "_read", lambda path: read(places.get(str(path), path)))
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    assert memory.free_bytes() == 1000 - 700 + 100
+    read = system._read
+    monkeypatch.setattr(system, "_read", lambda path: read(places.get(str(path), path)))
+    monkeypatch.setattr(system, "_CGROUPS", tmp_path)
+    assert system.free_memory() == 1000 - 700 + 100
     (inner / "memory.max").write_text("600\n")
-    assert memory.free_bytes() == 100
+    assert system.free_memory() == 100
     (tmp_path / "cgroup").write_text("12:cpu:/elsewhere\n")
-    assert memory.free_bytes() == 8000 * 1024
+    assert system.free_memory() == 8000 * 1024
     (tmp_path / "meminfo").write_text("")
-    assert memory.free_bytes() is None
+    assert system.free_memory() is None
 
 
 def test_limits_of_groups_of_version_1_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +133,12 @@ def test_limits_of_groups_of_version_1_hold(tmp_path: Path, monkeypatch: pytest.
         (folder / "memory.usage_in_bytes").write_text(f"{usage}\n")
         (folder / "memory.stat").write_text("active_file 9\ntotal_active_file 40\ntotal_inactive_file 60\n")
     cgroup = tmp_path / "cgroup"
-    read = memory._read
-    monkeypatch.setattr(memory, "_read", lambda path: read(cgroup if str(path) == "/proc/self/cgroup" else path))
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    read = system._read
+    monkeypatch.setattr(system, "_read", lambda path: read(cgroup if str(path) == "/proc/self/cgroup" else path))
+    monkeypatch.setattr(system, "_CGROUPS", tmp_path)
     cgroup.write_text("9:name=systemd:/\n4:memory:/outer/inner\n1:cpu:/outer\n0::/\n")
-    assert memory.free_bytes() == 1000 - 700 + 100
+    assert system.free_memory() == 1000 - 700 + 100
     cgroup.write_text("4:memory:/of/a/host\n0::/\n")  # as a container may see it, which has its own at the root
     for name, number in (("limit", 600), ("usage", 100)):
         (tmp_path / "memory" / f"memory.{name}_in_bytes").write_text(f"{number}\n")
-    assert memory.free_bytes() == 500
+    assert system.free_memory() == 500

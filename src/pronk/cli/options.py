@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pronk import engines
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -136,7 +137,7 @@ tokenizer_option = click.option(
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["cpu", "torch"]),
+    type=click.Choice(engines.NAMES),
     help="pronk's own kernels, or torch.  [default: torch where there is a GPU]",
 )
 device_option = click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N.")
@@ -148,13 +149,10 @@ adapter_option = click.option(
     "--adapter", type=NAME, metavar="FOLDER", help="A LoRA adapter in PEFT's format, as of pronk finetune."
 )
 
-# What both engines have, then the CPU engine's own, then the torch engine's.
-QUANTIZE = ("auto", "int8", "llm-int8", "f32", "f16", "bf16", "q8", "q4", "absmax", "absmax-row", "zeropoint")
-
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
-    "--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
-    help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]",
+    "--quantize", type=click.Choice(engines.FORMATS), metavar="FORMAT",
+    help=f"Make weights {', '.join(engines.FORMATS[1:])}.  [default: auto, as the file has them]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
@@ -164,7 +162,8 @@ _how = together(
     click.option("--kv-dtype", type=click.Choice(["auto", "f32", "f16", "bf16", "int8"]),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     device_option,
-    click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="Torch engine: computing type."),
+    click.option("--compute-dtype", type=click.Choice(["f32", "bf16", "f16"]),
+                 help="Torch engine: compute in this beside weights in 8 bits."),
     click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
     threads_option,
     click.option(
@@ -175,8 +174,7 @@ _how = together(
 loading_options = together(_whose, _quantize_option, _how)
 variant_options = together(_whose, _how)  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
-    "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype",
-    "attn", "threads", "ctx_size",
+    "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size",
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.

@@ -141,9 +141,9 @@ HOW = ("out", "device", "threads", "resume", "show_batch", "plan", "samples", "l
 
 def settings(model: str, given: dict[str, Any], usual: Rates) -> tuple[Settings, dict[str, Any]]:
     """What makes the run, and HOW it is done. What contradicts itself is wrong usage."""
-    from pronk import engines
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
+    import_torch()
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
     from pronk.train.settings import Preference, Settings
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run, Wants
+from pronk.engine.batch import PASS_TOKENS, Batch, Run, Wants
 from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sampling import NotNumbers, penalize
-
-PREFILL_TOKENS = 512  # of one forward pass
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,8 @@ class _CachedModel:
         for table in self._tables:
             table.free()
         self._tables = forks
-        while (missing := len(beams[0].tokens) - forks[0].length) > PREFILL_TOKENS:
-            self._forward(beams, PREFILL_TOKENS, "none")
+        while (missing := len(beams[0].tokens) - forks[0].length) > PASS_TOKENS:
+            self._forward(beams, PASS_TOKENS, "none")
         return self._forward(beams, missing, "last")
 
     def close(self) -> None:

@@ -108,6 +108,11 @@ class SamplingParams:
         """Whether the tokens so far weigh on the next one."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the logits' largest is all that is asked of them."""
+        return self.temperature == 0 and self.logprobs is None and not (self.logit_bias or self.penalizes)
+
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))

@@ -53,7 +53,7 @@ class Planner:
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Let go of its blocks; the cache may remember them."""
         if self._kv:
-            self._kv.storage.quiesce()
+            self._kv.storage.ended(sequence.table.blocks)
             if keep:
                 self._kv.keep(sequence.tokens, sequence.table)
         sequence.table.free()

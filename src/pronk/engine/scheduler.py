@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from pronk.engine.backend import Backend
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.events import Counters, Event, Failure
-from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Planner
-from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from pronk.engine.predictions import Predictions
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
 from pronk.engine.sequence import Request, Sequence
@@ -52,7 +52,7 @@ class Scheduler:
         backend: Backend,
         *,
         cached: bool = True,
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int = PASS_TOKENS,
         max_sequences: int = 64,
         block_size: int = BLOCK_SIZE,
         max_kv_tokens: int | None = None,
@@ -74,7 +74,7 @@ class Scheduler:
             raise BadRequest(f"max_kv_tokens must be at least the block size, {block_size}, not {max_kv_tokens}")
         max_blocks = max_kv_tokens // block_size
         if kv is None and cached:
-            kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
+            kv = PrefixCache(backend, block_size, first_blocks=min(FIRST_BLOCKS, max_blocks))
         self.counters = Counters()
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
@@ -128,8 +128,8 @@ class Scheduler:
                 if not runs:
                     return self._failures()
                 batch = Batch.of([run for _, run in runs])
-            logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
-            drawn, spoilt = self._draw(runs, logits)
+            predictions = self._backend.predict(batch, self._kv.storage if self._kv else None)
+            drawn, spoilt = self._draw(runs, predictions)
             with self._bookkeeping:
                 self._count(runs, drawn)
                 for sequence, error in spoilt.items():
@@ -168,7 +168,7 @@ class Scheduler:
             raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
 
     def _draw(
-        self, runs: list[tuple[Sequence, Run]], logits: Float32
+        self, runs: list[tuple[Sequence, Run]], predictions: Predictions
     ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[Sequence, NotNumbers]]:
         """The next tokens of each sample of each sequence whose run gives logits, or why there are none.
 
@@ -179,7 +179,7 @@ class Scheduler:
             if run.logits != "none":
                 draft = run.token_ids[1:] if run.logits == "all" else ()
                 try:
-                    drawn[sequence] = sequence.draw(logits[at : at + 1 + len(draft)], draft)
+                    drawn[sequence] = sequence.draw(predictions, at, draft)
                 except NotNumbers as error:
                     spoilt[sequence] = error
                 at += 1 + len(draft)
