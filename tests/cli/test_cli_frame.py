@@ -399,9 +399,9 @@ def test_told_to_end_it_takes_away_what_is_half_written(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from pronk import cli
-from pronk.checkpoint import write
+from pronk import system
 def half_done(prog_name):
-    with write._replacing(Path(sys.argv[1])) as partial:
+    with system.replacing(Path(sys.argv[1])) as partial:
         partial.write_text("half of it")
         os.kill(os.getpid(), signal.SIGTERM)
 cli.group = half_done
