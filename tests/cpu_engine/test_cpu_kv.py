@@ -12,7 +12,7 @@ from pronk.errors import PronkError
 
 
 def test_blocks_are_as_large_as_the_kernels_have_them() -> None:
-    config = tiny_config()
+    config = tiny_config(head_dim=64)  # a whole panel of values, which others are filled up to
     backend = CpuBackend.from_checkpoint(in_memory(config, random_weights(config)), kv_dtype="f32", threads=1)
     a_token = 4 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     assert backend.new_kv(1, BLOCK_SIZE).storage.block_bytes == BLOCK_SIZE * a_token

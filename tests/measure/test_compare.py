@@ -205,6 +205,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     request_: Request, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model of 7B their quality was not measured."""
+    monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
     need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
     monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
@@ -433,7 +434,7 @@ def test_a_gpu_is_asked_what_it_has(request_: Request, monkeypatch: pytest.Monke
     monkeypatch.setattr(settling.system, "free_memory", lambda: 77)
     assert torch_engine.ENGINE.free_memory("cpu") == 77
     with pytest.raises(PronkError, match="0 MB are free"):
-        settle(replace(request_, loading={"engine": "torch", "device": "cuda:1"}))
+        settle(replace(request_, to=("int8",), loading={"engine": "torch", "device": "cuda:1"}))
 
 
 def test_a_request_survives_json(request_: Request) -> None:
