@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pronk import system
-
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.engine.backend import Backend
@@ -57,4 +55,6 @@ class Engine(ABC):
 
     def free_memory(self, device: str | None) -> int | None:
         """Bytes, where weights will lie; None where that is not known."""
+        from pronk import system
+
         return system.free_memory()

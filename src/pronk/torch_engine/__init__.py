@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,6 +48,8 @@ class TorchEngine(Engine):
 
     def has_gpu(self) -> bool:
         """It is asked only where there may be one, for importing torch takes seconds."""
+        from importlib.util import find_spec
+
         driver = {"linux": "/proc/driver/nvidia/version", "win32": r"C:\Windows\System32\nvcuda.dll"}.get(sys.platform)
         amd = sys.platform == "linux" and Path("/dev/kfd").exists()
         if not (amd or (driver and Path(driver).exists())) or find_spec("torch") is None:
