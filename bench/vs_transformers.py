@@ -39,7 +39,7 @@ Step = tuple[list[int], float, float]  # new tokens, seconds to the first one, s
 
 class Pronk:
     def __init__(self, model: str, dtype: str, threads: int) -> None:
-        self.llm = pronk.load(model, device="cpu", dtype=dtype, threads=threads, prefix_cache=0)
+        self.llm = pronk.load(model, engine="torch", device="cpu", quantize=dtype, threads=threads, prefix_cache=0)
 
     def stream(self, ids: list[int], new: int) -> Step:
         begun, first, last, tokens = time.perf_counter(), 0.0, 0.0, []

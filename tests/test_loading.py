@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@pytest.mark.parametrize("name", ["model", "tokenizer", "device", "dtype", "revision"])
+@pytest.mark.parametrize("name", ["model", "tokenizer", "device", "compute_dtype", "revision"])
 def test_an_empty_name_is_not_the_default(model: Path, name: str) -> None:
     with pytest.raises(BadRequest, match=f"{name} is empty"):
         pronk.load(**{"model": model, name: ""})

@@ -5,15 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 
 import pronk
 import pronk.tokenizer
-from pronk.engine.batch import Batch
 from pronk.engine.generation import Generation
+from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.verify import verify
@@ -23,18 +22,12 @@ TEXT = "so it goes, so it goes, so it goes, and then it went: "
 LONG = TEXT * 3
 
 
-class Spy:
-    """A Backend that remembers how many tokens each pass had, and whether it read a cache."""
+class Spy(WatchedBackend):
+    """A Backend that remembers how many tokens each pass had."""
 
     def __init__(self, backend: TorchBackend) -> None:
-        self.backend, self.passes = backend, []  # type: ignore[var-annotated]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def forward(self, batch: Batch, kv: Any) -> Any:
-        self.passes.append(len(batch.token_ids))
-        return self.backend.forward(batch, kv)
+        self.passes: list[int] = []
+        super().__init__(backend, lambda batch: self.passes.append(len(batch.token_ids)))
 
 
 def make(tmp: Path, prefix_cache: int | None = None) -> tuple[LLM, Spy]:

@@ -110,6 +110,7 @@ def test_meta_s_and_others_options_work(model: str) -> None:
     ("arguments", "said"),
     [
         ("generate --load_in_8bit x", "no option --load_in_8bit; --quantize llm-int8 does that"),
+        ("generate --dtype bf16 x", "no option --dtype; --quantize is f32, bf16 or f16"),
         ("generate --load-in-4bit x", "no option --load-in-4bit; --quantize q4 does that"),
         ("generate --device_map auto x", "no option --device_map; --device is cpu, cuda or cuda:N"),
         ("generate --max_batch_size 4 x", "no option --max_batch_size; as many texts go side by side as fit"),
@@ -131,7 +132,7 @@ def test_others_options_name_ours(arguments: str, said: str) -> None:
     [
         (lambda: pronk.load("x", load_in_8bit=True), r"load\(\) has no load_in_8bit=; quantize='llm-int8' does that"),
         (lambda: pronk.load("x", device_map="auto"), r"no device_map=; device= is cpu, cuda or cuda:N"),
-        (lambda: pronk.load("x", torch_dtype="auto"), "dtype= is f32, bf16 or f16"),
+        (lambda: pronk.load("x", torch_dtype="auto"), "quantize= is f32, bf16 or f16"),
         (lambda: pronk.load("x", max_seq_len=512), "max_seq_len=; ctx_size= is its name here"),
         (lambda: pronk.load(ckpt_dir="x"), "ckpt_dir=; model= is its name here"),
         (lambda: pronk.load("x", trust_remote_code=True), "no code of a repository is ever run"),

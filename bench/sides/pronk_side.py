@@ -16,13 +16,9 @@ from pronk import checkpoint, tokenizer
 class Pronk:
     def load(self, path: str, engine: str, quantize: str, threads: int) -> dict[str, Any]:
         # The same prompt is run again and again: none of it may be known from the time before.
-        options: dict[str, Any] = {"engine": engine, "threads": threads, "prefix_cache": 0}
+        options: dict[str, Any] = {"engine": engine, "threads": threads, "prefix_cache": 0, "quantize": quantize}
         if engine == "torch":  # it has no block formats: they and f16 run in f32
-            options |= {"device": "cpu", "dtype": "bf16" if quantize == "bf16" else "f32"}
-            if quantize in ("int8", "llm-int8"):
-                options["quantize"] = quantize
-        else:
-            options["quantize"] = quantize
+            options |= {"device": "cpu", "quantize": quantize if quantize in ("bf16", "int8", "llm-int8") else "f32"}
         self.llm = pronk.load(path, **options)
         config = self.llm.config
         return {

@@ -2,94 +2,60 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from pronk import formats
-from pronk.checkpoint.tensors import Checkpoint, Progress
-from pronk.errors import BadRequest, PronkError
+from pronk import cpu_engine, torch_engine
+from pronk.engine.declaration import Engine
+from pronk.errors import BadRequest
 
-if TYPE_CHECKING:
-    from pronk.engine.backend import Backend
-
-Engine = Literal["cpu", "torch"]
-_SHARED = ("quantize", "int8_threshold", "int8_outliers")
-_OWN: dict[Engine, tuple[str, ...]] = {"cpu": ("kv_dtype",), "torch": ("device", "dtype", "attn")}
-# Formats that one engine alone has call for it; the torch engine has floats by `dtype`.
-_QUANTIZE: dict[Engine, set[str]] = {
-    "cpu": {"auto", *formats.FLOATS} | set(formats.names(engine="cpu")) - set(formats.names(engine="torch")),
-    "torch": set(formats.names(engine="torch")) - set(formats.names(engine="cpu")),
-}
+# In the order in which they are taken where several would do.
+ENGINES: tuple[Engine, ...] = (cpu_engine.ENGINE, torch_engine.ENGINE)
+NAMES = tuple(engine.name for engine in ENGINES)
+OPTIONS = tuple(dict.fromkeys(name for engine in ENGINES for name in engine.options))  # of pronk.load, of some alone
+FORMATS = tuple(dict.fromkeys(format for engine in ENGINES for format in engine.formats))
 
 
-def choose(engine: str | None, options: Mapping[str, Any]) -> Engine:
-    """`options` of either engine, None where not given. Raises BadRequest where an engine lacks one that is."""
-    if engine not in (None, "cpu", "torch"):
-        raise BadRequest(f"engine must be cpu or torch, not {engine!r}")
-    given: dict[Engine, list[str]] = {
-        known: [name for name in names if options[name] is not None] for known, names in _OWN.items()
-    }
-    quantize = options["quantize"]
-    for known, alone in _QUANTIZE.items():
-        if isinstance(quantize, str) and quantize in alone:
-            given[known].append(f"quantize={quantize!r}")
-    if isinstance(quantize, Mapping):
-        given["cpu"].append("quantize for single tensors")
-    if options["device"] == "cpu":  # which both engines know
-        given["torch"].remove("device")
-    if engine is None and given["cpu"] and given["torch"]:
-        ours, others = given["cpu"][0], given["torch"][0]
-        raise BadRequest(f"{ours} is an option of the CPU engine and {others} one of the torch engine; leave one out")
-    wanted: Engine = "torch" if engine == "torch" or (engine is None and given["torch"]) else "cpu"
-    if engine is None and not given["cpu"] and options["device"] is None and has_gpu():
-        wanted = "torch"
-    other: Engine = "cpu" if wanted == "torch" else "torch"
-    if given[other]:
-        raise BadRequest(f"the {wanted} engine has no {given[other][0]}; leave it out, or take engine={other!r}")
-    return wanted
+def named(name: str) -> Engine:
+    """Raises BadRequest."""
+    for engine in ENGINES:
+        if engine.name == name:
+            return engine
+    raise BadRequest(f"engine must be {' or '.join(NAMES)}, not {name!r}")
 
 
-def has_gpu() -> bool:
-    """Whether torch sees a GPU; it is asked only where there may be one, for importing it takes seconds."""
-    driver = {"linux": "/proc/driver/nvidia/version", "win32": r"C:\Windows\System32\nvcuda.dll"}.get(sys.platform)
-    amd = sys.platform == "linux" and Path("/dev/kfd").exists()
-    if not (amd or (driver and Path(driver).exists())) or find_spec("torch") is None:
-        return False
-    import_torch()
-    from pronk.torch_engine.backend import pick_device
-
-    return pick_device(None).type != "cpu"
-
-
-def backend(
-    checkpoint: Checkpoint,
-    engine: Engine,
-    options: Mapping[str, Any],
-    *,
-    threads: int | None,
-    ctx_size: int | None,
-    progress: Progress | None,
-) -> Backend:
-    own = {name: options[name] for name in (*_OWN[engine], *_SHARED) if options[name] is not None}
-    if engine == "cpu":
-        from pronk.cpu_engine.backend import CpuBackend
-
-        return CpuBackend.from_checkpoint(checkpoint, **own, threads=threads, ctx_size=ctx_size, progress=progress)
-    import_torch()
-    from pronk.torch_engine.backend import TorchBackend
-
-    return TorchBackend.from_checkpoint(checkpoint, **own, threads=threads, ctx_size=ctx_size, progress=progress)
+def choose(name: str | None, options: Mapping[str, Any]) -> str:
+    """The name of one that has `options`, by name and None where not given. Raises BadRequest where none does, or the
+    one that was asked for does not.
+    """
+    lacking = {engine: _lacking(engine, options) for engine in ENGINES}
+    if name is not None:
+        if wrong := lacking[named(name)]:
+            others = [f"engine={engine.name!r}" for engine in ENGINES if wrong[0] not in lacking[engine]]
+            raise BadRequest(f"the {name} engine has no {wrong[0]}; leave it out, or take {' or '.join(others)}")
+        return name
+    fitting = [engine for engine in ENGINES if not lacking[engine]]
+    if not fitting:
+        one = lacking[ENGINES[-1]][0]
+        whose = next(engine for engine in ENGINES if one not in lacking[engine])
+        other = lacking[whose][0]
+        its = next(engine for engine in ENGINES if other not in lacking[engine])
+        raise BadRequest(f"{one} is an option of the {whose.title} and {other} one of the {its.title}; leave one out")
+    on_gpu = (engine for engine in fitting if options["device"] is None and engine.has_gpu())
+    return next(on_gpu, fitting[0]).name
 
 
-def import_torch() -> None:
-    """Raises PronkError where there is none."""
-    try:
-        import_module("pronk.torch_engine.backend")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PronkError("the torch engine needs torch; install it with: pip install 'torch>=2.10'") from None
+def options_for(engine: Engine, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `options` that the engine is to be given."""
+    return {name: options[name] for name in ("quantize", *engine.options) if options.get(name) is not None}
+
+
+def _lacking(engine: Engine, options: Mapping[str, Any]) -> list[str]:
+    """What is asked for that another engine has and this one has not."""
+    wanted = options["quantize"]
+    found = [name for name in OPTIONS if options[name] is not None and name not in engine.options]
+    if options["device"] in engine.devices:
+        found = [name for name in found if name != "device"]
+    if isinstance(wanted, Mapping):
+        return found if engine.mixes else [*found, "quantize for single tensors"]
+    return [*found, f"quantize={wanted!r}"] if wanted in FORMATS and wanted not in engine.formats else found

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import engines, system
 from pronk import prompts as given
+from pronk import system
 from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
@@ -22,6 +22,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer
 from pronk.prompts import Message, Prompt, Truncate
 from pronk.session import Session
+from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
@@ -191,17 +192,11 @@ class LLM:
         transformers' is: `module(ids)` -> logits [B, T, V] (pronk.torch_engine.causal_lm). Raises PronkError where
         torch is not installed.
         """
-        engines.import_torch()
-        from pronk.cpu_engine.backend import CpuBackend
-        from pronk.torch_engine.backend import TorchBackend, load_module
+        import_torch()
+        from pronk.torch_engine.backend import load_module
         from pronk.torch_engine.causal_lm import CausalLM
 
-        backend, checkpoint = self.backend, self.checkpoint
-        if isinstance(backend, CpuBackend):
-            checkpoint = backend.dequantized()
-        elif isinstance(backend, TorchBackend):
-            checkpoint = backend.dequantized(checkpoint)
-        return CausalLM(load_module(checkpoint, self.ctx_size))
+        return CausalLM(load_module(self.backend.dequantized(self.checkpoint), self.ctx_size))
 
     # -- from prompts to chunks --
 

@@ -22,7 +22,7 @@ from pronk.system import expanded
 from pronk.tokenizer.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
-    from pronk.formats import KVName, Quantize
+    from pronk.formats import KVName
     from pronk.tokenizer import Tokenizer
 
 
@@ -33,12 +33,12 @@ def load(
     tokenizer: str | Path | None = None,
     adapter: str | Path | None = None,
     engine: Literal["cpu", "torch"] | None = None,
-    quantize: Quantize | Mapping[str, str] | None = None,
+    quantize: str | Mapping[str, str] | None = None,
     int8_threshold: float | None = None,
     int8_outliers: int | None = None,
     kv_dtype: KVName | None = None,
     device: str | None = None,
-    dtype: Literal["f32", "bf16", "f16"] | None = None,
+    compute_dtype: Literal["f32", "bf16", "f16"] | None = None,
     attn: Literal["flash", "math"] | None = None,
     threads: int | None = None,
     ctx_size: int | None = None,
@@ -59,15 +59,15 @@ def load(
     With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
-    `quantize`: what weight matrices are made. Both engines have int8 and llm-int8; the CPU engine also f32, f16, bf16,
+    `quantize`: what weight matrices are made. Both engines have f32, f16, bf16, int8 and llm-int8; the CPU engine also
     q8, q4, "auto" (as the file has them: its default) and a mapping from the beginnings of tensor names to formats,
     the longest of which decides ("" is for all others); the torch engine also absmax, absmax-row and zeropoint, for
-    comparison (pronk.formats.int8 has their formulas). Of llm-int8's activations, those over `int8_threshold` (6.0, or
-    what the checkpoint says) are computed apart in 32 bits, and of each token at least the `int8_outliers` largest
-    (6; 0 leaves the threshold alone, as in the paper).
+    comparison (pronk.formats.int8 has their formulas); its default is f32 on a CPU, the stored 16-bit type on a GPU. Of
+    llm-int8's activations, those over `int8_threshold` (6.0, or what the checkpoint says) are computed apart in 32
+    bits, and of each token at least the `int8_outliers` largest (6; 0 leaves the threshold alone, as in the paper).
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
-    bf16 for all others). The torch engine's: `device`, `dtype` (None: f32 on a CPU, the stored 16-bit type on a GPU)
-    and `attn`.
+    bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 bits `compute_dtype`, the type
+    of all else (None: as the default of `quantize`).
 
     Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest, and PronkError where memory does not
     suffice or the engine is not installed.
@@ -83,9 +83,9 @@ def load(
         "tokenizer": tokenizer,
         "adapter": adapter,
         "device": device,
-        "dtype": dtype,
+        "compute_dtype": compute_dtype,
+        "revision": revision,
     }
-    named["revision"] = revision
     for what, name in named.items():
         _check_name(what, name)
     options = {
@@ -94,10 +94,10 @@ def load(
         "int8_outliers": int8_outliers,
         "kv_dtype": kv_dtype,
         "device": device,
-        "dtype": dtype,
+        "compute_dtype": compute_dtype,
         "attn": attn,
     }
-    chosen = engines.choose(engine, options)
+    chosen = engines.named(engines.choose(engine, options))
     if isinstance(model, Checkpoint):
         opened, model = model, model.path
     else:
@@ -107,7 +107,8 @@ def load(
         opened = adapters.applied(opened, expanded(adapter))
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
-    backend = engines.backend(opened, chosen, options, threads=threads, ctx_size=ctx_size, progress=progress)
+    own = engines.options_for(chosen, options)
+    backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
     return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
 
 

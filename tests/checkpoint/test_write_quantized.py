@@ -83,7 +83,7 @@ def test_saved_and_loaded_is_quantized_in_memory(tmp_path: Path, format: str, na
     config = tiny_config(**CONFIGS[name])
     source = in_memory(config, {n: a.astype(dtype) for n, a in random_weights(config).items()})
     found = saved(source, tmp_path / "m.gguf", format)
-    packed = backend(source, "int8" if "int8" in format else format).dequantized()
+    packed = backend(source, "int8" if "int8" in format else format).dequantized(source)
     filled = config.hidden_size % 32 == 0 or "int8" in format  # rows of blocks
     for n, tensor in found.tensors.items():
         if in_layer(n, tensor.read()) and filled:
@@ -119,7 +119,7 @@ def test_int8_from_blocks(tmp_path: Path, format: str) -> None:
     )
     source = checkpoints.open(path)
     found = saved(source, tmp_path / "m", format)
-    packed = backend(source, "int8").dequantized()
+    packed = backend(source, "int8").dequantized(source)
     for n, tensor in found.tensors.items():
         if tensor.dtype == "F16":  # embeddings and head, which Q8_0 had rounded by up to 1/254 of a group's largest
             stored = source.tensors[n].read()

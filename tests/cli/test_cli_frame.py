@@ -157,7 +157,7 @@ def test_underscores_in_option_names(run: Run, loaded: list[FakeLLM]) -> None:
         ["--num-beams", "2", "--seed", "1"],
         ["--num-beams", "2", "--rng", "numpy"],
         ["--threads", "0"],
-        ["--dtype", "f64"],
+        ["--compute-dtype", "f64"],
         ["--rng", "dice"],
         ["--logit-bias", "five=1"],
         ["--logit-bias", "5=much"],
@@ -371,7 +371,7 @@ def test_memory_that_runs_out_is_said_in_a_line(
     monkeypatch.setattr(FakeLLM, "stream", stream)
     done = run("generate", "x")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("pronk: out of memory; fewer bits (--quantize, --dtype)")
+    assert done.stderr.startswith("pronk: out of memory; fewer bits (--quantize)")
     error = RuntimeError("another mistake")  # of pronk's, whose traceback is wanted
     with pytest.raises(RuntimeError, match="another"):
         run("generate", "x")
@@ -399,9 +399,9 @@ def test_told_to_end_it_takes_away_what_is_half_written(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from pronk import cli
-from pronk.checkpoint import write
+from pronk import system
 def half_done(prog_name):
-    with write._replacing(Path(sys.argv[1])) as partial:
+    with system.replacing(Path(sys.argv[1])) as partial:
         partial.write_text("half of it")
         os.kill(os.getpid(), signal.SIGTERM)
 cli.group = half_done

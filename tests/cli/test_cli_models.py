@@ -221,7 +221,7 @@ def test_verify_training(run: Run, model: str, engine: str) -> None:
     assert (found["tokens"], found["adapter"]) == (20, None)
 
 
-@pytest.mark.parametrize("option", [["--quantize", "q4"], ["--dtype", "bf16"], ["--kv-dtype", "int8"]])
+@pytest.mark.parametrize("option", [["--quantize", "q4"], ["--compute-dtype", "bf16"], ["--kv-dtype", "int8"]])
 def test_training_is_verified_in_float32(run: Run, model: str, option: list[str]) -> None:
     result = run("verify", model, "--training", *option)
     assert result.exit_code == 2

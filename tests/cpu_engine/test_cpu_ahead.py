@@ -84,7 +84,7 @@ def test_the_next_pass_is_begun_once_one_was_guessed() -> None:
         ahead.append(kv.storage.written_ahead)
     # The first is not guessed, nor is the one whose block was not known: after each, the next has to be right first.
     assert ahead == [n not in (0, 63, 64) for n in range(70)]
-    for given_up_by in (lambda: kv.quiesce(), lambda: kv.resize(kv.num_blocks + 1), lambda: kv.copy([(0, 2)])):
+    for given_up_by in (lambda: kv.ended([0]), lambda: kv.resize(kv.num_blocks + 1), lambda: kv.copy([(0, 2)])):
         for _ in decoding(backend, kv, 3):
             pass
         assert kv.storage.written_ahead

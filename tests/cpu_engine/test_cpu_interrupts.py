@@ -57,19 +57,19 @@ def made(threads):
     config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
     source = in_memory(config, random_weights(config))
     backend = CpuBackend.from_checkpoint(source, threads=threads, isa="portable")
-    return backend, backend.new_kv(64, 64)
+    return source, backend, backend.new_kv(64, 64)
 """
 
 # The handler asks the model that it interrupts for another pass, in the way named by the second argument.
 CALLED_AGAIN = """
 from pronk.errors import PronkError
 
-backend, kv = made(threads=2)
+source, backend, kv = made(threads=2)
 called = {
     "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
     "farther": lambda: backend.forward(Batch.of([Run([1] * 2100)]), None),
     "resize": lambda: kv.resize(80),
-    "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
+    "dequantized": lambda: backend.dequantized(source).tensors["lm_head.weight"].read(),
 }[sys.argv[2]]
 
 def handler(signum, frame):
@@ -100,10 +100,10 @@ def test_a_handler_that_calls_the_model_it_interrupts_is_refused(call: str) -> N
 WAITING = """
 import threading, time
 
-backend, kv = made(threads=1)
+source, backend, kv = made(threads=1)
 called = {
     "forward": lambda: backend.forward(Batch.of([Run([1])]), None),
-    "dequantized": lambda: backend.dequantized().tensors["lm_head.weight"].read(),
+    "dequantized": lambda: backend.dequantized(source).tensors["lm_head.weight"].read(),
 }[sys.argv[2]]
 
 def stop(signum, frame):

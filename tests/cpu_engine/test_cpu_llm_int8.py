@@ -161,7 +161,7 @@ def test_stored_rows_are_packed_as_they_are(dtype: str, format: str) -> None:
     sealed = {n: replace(t, read=never) if t.read_blocks else t for n, t in stored.tensors.items()}
     engine = backend(replace(stored, tensors=sealed))
     assert engine.dtype == format
-    for name, tensor in engine.dequantized().tensors.items():
+    for name, tensor in engine.dequantized(stored).tensors.items():
         assert np.array_equal(tensor.read(), stored.tensors[name].read()), name
     asked = backend(quantize={"": "f32", "model.layers.": format})
     assert np.array_equal(logits(engine), logits(asked))
@@ -179,4 +179,4 @@ def test_a_plan_counts_the_lists_of_outliers() -> None:
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))
     int8, llm_int8 = plan(checkpoint, "int8"), plan(checkpoint, "llm-int8")
     assert llm_int8.dtype == "llm-int8"
-    assert llm_int8.a_pass - int8.a_pass == 512 * 8 * max(CONFIG.hidden_size, CONFIG.intermediate_size)
+    assert llm_int8.besides - int8.besides == 512 * 8 * max(CONFIG.hidden_size, CONFIG.intermediate_size)

@@ -122,11 +122,10 @@ def test_a_format_or_a_beginning_that_is_not_there_is_refused(wishes: object, pr
 
 def test_mixed_formats_are_packed_so() -> None:
     """Layer 0 in q8 and all others in f16."""
-    engine = CpuBackend.from_checkpoint(
-        in_memory(CONFIG, random_weights(CONFIG)), quantize={"": "f16", "model.layers.0.": "q8"}
-    )
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    engine = CpuBackend.from_checkpoint(checkpoint, quantize={"": "f16", "model.layers.0.": "q8"})
     assert engine.dtype == "f16"
-    numbers = {name: t.read() for name, t in engine.dequantized().tensors.items()}
+    numbers = {name: t.read() for name, t in engine.dequantized(checkpoint).tensors.items()}
     weight = random_weights(CONFIG)[GATE]
     assert np.array_equal(numbers[GATE], quantize(weight, "q8").dequantize())
     later = "model.layers.1.mlp.gate_proj.weight"
@@ -148,7 +147,7 @@ def test_blocks_are_packed_as_they_are(tmp_path: Path, stored: str, format: str)
     blocks_only = {n: replace(t, read=never) if len(t.shape) == 2 else t for n, t in opened.tensors.items()}
     engine = CpuBackend.from_checkpoint(replace(opened, tensors=blocks_only), threads=2)
     assert engine.dtype == format
-    unpacked = engine.dequantized()
+    unpacked = engine.dequantized(opened)
     for name, tensor in opened.tensors.items():
         assert np.array_equal(unpacked.tensors[name].read(), tensor.read()), name
 
@@ -160,9 +159,10 @@ def test_blocks_no_format_holds_are_decoded_part_by_part(tmp_path: Path, monkeyp
         tmp_path / "model.gguf", CONFIG, random_weights(CONFIG),
         dtype=lambda name, array: "Q5_1" if array.ndim == 2 else "F32",
     )  # fmt: skip
-    whole = CpuBackend.from_checkpoint(checkpoints.open(path)).dequantized()
+    opened = checkpoints.open(path)
+    whole = CpuBackend.from_checkpoint(opened).dequantized(opened)
     monkeypatch.setattr(weights, "_PIECE", 1000)
-    in_parts = CpuBackend.from_checkpoint(checkpoints.open(path)).dequantized()
+    in_parts = CpuBackend.from_checkpoint(opened).dequantized(opened)
     for name, tensor in whole.tensors.items():
         assert np.array_equal(in_parts.tensors[name].read(), tensor.read()), name
 

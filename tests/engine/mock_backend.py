@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny import tiny_config
 
+from pronk.engine.backend import Backend, KVStorage
 from pronk.engine.batch import Batch
 from pronk.engine.params import SamplingParams
 from pronk.engine.rng import stream
@@ -58,7 +59,7 @@ def habitual_logits(tokens: tuple[int, ...], vocab_size: int) -> NDArray[np.floa
     return prefix_logits(tokens[-1:], vocab_size) * np.float32(3) + whole * np.float32(0.5)
 
 
-class MockKV:
+class MockKV(KVStorage):
     """Tokens and their positions in place of keys and values."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -78,11 +79,8 @@ class MockKV:
             self.tokens[destination] = self.tokens[source]
             self.positions[destination] = self.positions[source]
 
-    def quiesce(self) -> None:
-        pass
 
-
-class MockBackend:
+class MockBackend(Backend):
     def __init__(
         self,
         vocab_size: int = 50,

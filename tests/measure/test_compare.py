@@ -15,7 +15,7 @@ import tokenizers
 from tiny_folder import save_tiny_chat_model
 
 import pronk
-from pronk import strict_json
+from pronk import strict_json, torch_engine
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.measure import compare, journal, settling
 from pronk.measure.divergence import divergence
@@ -205,9 +205,10 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     request_: Request, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model of 7B their quality was not measured."""
+    monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
     need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: int(1.6 * need))
+    monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together
     assert settled.missing == ()
@@ -313,7 +314,7 @@ def test_without_room_for_f32_the_original_is_the_reference(request_: Request, m
         return settling.memory.Prediction(size, 1, 1)
 
     monkeypatch.setattr(settling.memory, "predict", predicted)
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 3_000_000_000)
     settled = settle(request_)
     assert settled.reference is not None
     assert settled.reference.name == "bf16"
@@ -344,7 +345,7 @@ def test_what_cannot_be_is_said_before_anything_begins(
 
 
 def test_a_model_too_large_for_memory(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 1_000_000)
     with pytest.raises(PronkError, match=r"as bf16 needs .* of memory, and 1 MB are free; compare it in fewer bits"):
         settle(request_)
 
@@ -427,11 +428,13 @@ def test_a_report_does_not_say_whose_home_it_was_made_in(request_: Request, monk
 def test_a_gpu_is_asked_what_it_has(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     from pronk.torch_engine import device_memory
 
-    monkeypatch.setattr(settling.engines, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch_engine.TorchEngine, "has_gpu", lambda _: True)
     monkeypatch.setattr(device_memory, "free", lambda device: 123 if device == "cuda:1" else 0)
-    assert settling._free("torch", replace(request_, loading={"device": "cuda:1"})) == 123
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 77)
-    assert settling._free("torch", replace(request_, loading={"device": "cpu"})) == 77
+    assert torch_engine.ENGINE.free_memory("cuda:1") == 123
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 77)
+    assert torch_engine.ENGINE.free_memory("cpu") == 77
+    with pytest.raises(PronkError, match="0 MB are free"):
+        settle(replace(request_, to=("int8",), loading={"engine": "torch", "device": "cuda:1"}))
 
 
 def test_a_request_survives_json(request_: Request) -> None:

@@ -32,7 +32,8 @@ def on_a_grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_chat_model(folder / "floats", max_position_embeddings=1024)
     llm = pronk.load(folder / "floats", engine="cpu", quantize="q4", threads=1)
     files = {path.name: path.read_bytes() for path in (folder / "floats").glob("tokenizer*")}
-    write.save(llm.backend.dequantized(), folder / "grid", to="safetensors", dtype="f32", tokenizer_files=files)  # type: ignore[attr-defined]
+    packed = llm.backend.dequantized(llm.checkpoint)
+    write.save(packed, folder / "grid", to="safetensors", dtype="f32", tokenizer_files=files)
     assert grid.find(checkpoint.open(folder / "grid")).formats == ("q4",)  # type: ignore[union-attr]
     return folder / "grid"
 

@@ -75,8 +75,8 @@ def test_a_format_that_there_is_not() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_torch_engine_is_predicted_by_its_tensors(dtype: str) -> None:
-    backend = TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", dtype=dtype)
-    found = predict(CHECKPOINT, "torch", {"dtype": dtype, "device": "cpu"})
+    backend = TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", quantize=dtype)
+    found = predict(CHECKPOINT, "torch", {"quantize": dtype, "device": "cpu"})
     matrices = sum(int(np.prod(shape)) for shape in CONFIG.tensor_shapes().values())
     assert found.weights == matrices * (4 if dtype == "f32" else 2)
     kv: KVStorage = backend.new_kv(1, 64)

@@ -11,8 +11,8 @@ from tiny import in_memory, random_weights, tiny_config
 
 import pronk
 from pronk.cpu_engine.backend import CpuBackend
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run
-from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure import outliers as module
@@ -122,9 +122,9 @@ def test_both_engines_find_the_same() -> None:
     assert ours["features"]
 
 
-def test_an_engine_that_shows_nothing() -> None:
+def test_an_engine_that_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llm()
-    model.backend = WatchedBackend(model.backend, lambda _: None)
+    monkeypatch.setattr(CpuBackend, "activations", Backend.activations)
     with pytest.raises(BadRequest, match="the cpu engine does not show its activations"):
         outliers(model, TEXTS)
 

@@ -24,7 +24,8 @@ CHECKPOINT = in_memory(CONFIG, random_weights(CONFIG))
 
 
 def llm(dtype: str = "f32", attn: str = "flash") -> LLM:
-    return LLM("tiny", CHECKPOINT, None, TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", dtype=dtype, attn=attn))
+    backend = TorchBackend.from_checkpoint(CHECKPOINT, device="cpu", quantize=dtype, attn=attn)
+    return LLM("tiny", CHECKPOINT, None, backend)
 
 
 @pytest.mark.parametrize("attn", ["flash", "math"])

@@ -24,7 +24,7 @@ from pronk.torch_engine.batch import Rows, TorchBatch
 from pronk.train import adapter, lora, passes
 from pronk.train.objectives import objective
 
-FLOATS = {"cpu": {"quantize": "f32", "threads": 1}, "torch": {"dtype": "f32", "device": "cpu"}}
+FLOATS = {"cpu": {"quantize": "f32", "threads": 1}, "torch": {"quantize": "f32", "device": "cpu"}}
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def logits(engine: TorchBackend, ids: list[int]) -> np.ndarray:
 def test_a_model_holds_bytes_and_stays_near_the_floats(scheme: str, dtype: str) -> None:
     config = tiny_config(attention_bias=True, mlp_bias=True)
     checkpoint = in_memory(config, random_weights(config))
-    engine = TorchBackend.from_checkpoint(checkpoint, device="cpu", quantize=scheme, dtype=dtype)
+    engine = TorchBackend.from_checkpoint(checkpoint, device="cpu", quantize=scheme, compute_dtype=dtype)
     assert engine.dtype == f"{scheme}+{dtype}"
     layers = [module for module in engine.model.modules() if isinstance(module, Int8Linear)]
     assert len(layers) == 7 * config.num_hidden_layers
@@ -196,7 +196,7 @@ def test_every_path_runs_on_codes() -> None:
     """Through the KV cache, token by token; keys and values are of the other type."""
     config = tiny_config()
     engine = TorchBackend.from_checkpoint(
-        in_memory(config, random_weights(config)), device="cpu", quantize="llm-int8", dtype="bf16"
+        in_memory(config, random_weights(config)), device="cpu", quantize="llm-int8", compute_dtype="bf16"
     )
     kv = engine.new_kv(4, 16)
     assert kv.layers[0].keys.dtype == torch.bfloat16
@@ -275,9 +275,14 @@ def test_a_checkpoint_says_its_threshold_and_options_have_the_last_word() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "q4"}, "quantize must be one of absmax, .* on the torch engine, not 'q4'"),
+        ({"quantize": "q4"}, "quantize must be one of f32, .*absmax, .* on the torch engine, not 'q4'"),
         ({"quantize": {"": "int8"}}, "quantize must be one of"),
         ({"int8_threshold": 5.0}, "int8_threshold=5.0 is for quantize='llm-int8'"),
+        (
+            {"quantize": "bf16", "compute_dtype": "f32"},
+            "compute_dtype='f32' goes with weights in 8 bits, and not",
+        ),
+        ({"compute_dtype": "bf16"}, "not with quantize=None; leave it out, or take quantize='bf16'"),
         ({"quantize": "int8", "int8_outliers": 0}, "int8_outliers=0 is for quantize='llm-int8'"),
         ({"quantize": "llm-int8", "int8_threshold": math.nan}, "int8_threshold must be a number"),
         ({"quantize": "llm-int8", "int8_outliers": -1}, "int8_outliers must be a whole number"),

@@ -101,7 +101,7 @@ def test_misuse_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"dtype": "int8"}, {"attn": "eager"}, {"threads": 0}, {"ctx_size": -4}, {"ctx_size": 1.5}]
+    "options", [{"compute_dtype": "int8"}, {"attn": "eager"}, {"threads": 0}, {"ctx_size": -4}, {"ctx_size": 1.5}]
 )
 def test_arguments_out_of_range_are_named(options: dict) -> None:
     checkpoint = in_memory(CONFIG, random_weights(CONFIG))

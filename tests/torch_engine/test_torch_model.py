@@ -25,7 +25,7 @@ TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
 
 def backend(config: ModelConfig, attn: str = "flash", dtype: str = "f32") -> TorchBackend:
     checkpoint = in_memory(config, random_weights(config))
-    return TorchBackend.from_checkpoint(checkpoint, device="cpu", attn=attn, dtype=dtype, ctx_size=LENGTH)
+    return TorchBackend.from_checkpoint(checkpoint, device="cpu", attn=attn, quantize=dtype, ctx_size=LENGTH)
 
 
 def plain_model(config: ModelConfig, attn: str = "flash") -> Llama:
@@ -141,5 +141,5 @@ def test_numbers_that_f16_cannot_hold_are_refused() -> None:
     weights = random_weights(config)
     weights[name] = weights[name] * 0 + 70000
     with pytest.raises(BadRequest, match=f"tensor '{name}' holds numbers too large for f16"):
-        TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", dtype="f16")
-    TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", dtype="bf16")
+        TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", quantize="f16")
+    TorchBackend.from_checkpoint(in_memory(config, weights), device="cpu", quantize="bf16")

@@ -102,7 +102,7 @@ class Verbs(click.Group):
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            raise Failure("out of memory; fewer bits (--quantize, --dtype) or a smaller --ctx-size take less") from None
+            raise Failure("out of memory; fewer bits (--quantize) or a smaller --ctx-size take less") from None
         except (KeyboardInterrupt, ImportError) as error:
             # Libraries in C that import others say of any exception in there that these cannot be imported.
             if isinstance(error, ImportError) and signal.getsignal(signal.SIGINT) is not _end:

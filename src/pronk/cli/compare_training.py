@@ -20,12 +20,12 @@ def perform(
         raise click.UsageError(f"--{given.replace('_', '-')} says nothing about training; leave it or --training out")
     if resume and overwrite:
         raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
-    from pronk import engines
     from pronk.measure import compare, training, training_report
     from pronk.measure.training_grid import Request
     from pronk.system import expanded
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
+    import_torch()
     folder, command = expanded(out), shlex.join(["pronk", *sys.argv[1:]])
     request = Request(**asked)
     grid, journal = training.begin(request, folder, resume=resume, overwrite=overwrite, command=command)

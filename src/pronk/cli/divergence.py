@@ -68,11 +68,11 @@ def command(
     text, name = read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:
-        if all(loading[option] is None for option in ("quantize", "kv_dtype", "dtype", "attn")):
+        if all(loading[option] is None for option in ("quantize", "kv_dtype", "attn")):
             raise click.UsageError("without B there must be an option that makes it differ, as --quantize llm-int8")
         # What is not asked for by name is as A has it: --kv-dtype alone changes keys and values alone.
-        for option in ("quantize", "dtype"):
-            loading[option] = first.get(option) if loading[option] is None else loading[option]
+        if loading["quantize"] is None:
+            loading["quantize"] = first["quantize"]
     one = options.load_model(a, first)
     other = options.load_model(a if b is None else b, loading)
     ids = _same_tokens(one, other, text)
@@ -104,11 +104,9 @@ def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, 
     """The options that A is loaded with: on the engine of B."""
     from pronk import engines
 
-    engine = engines.choose(loading["engine"], loading)
-    made: dict[str, Any] = {} if reference == "auto" else {"quantize" if engine == "cpu" else "dtype": reference}
-    return dict.fromkeys(options.LOADING) | {name: loading[name] for name in _BOTH} | made | {
-        "engine": engine,
-        "revision": loading["revision"],
+    return dict.fromkeys(options.LOADING) | {name: loading[name] for name in (*_BOTH, "revision")} | {
+        "quantize": None if reference == "auto" else reference,
+        "engine": engines.choose(loading["engine"], loading),
     }  # fmt: skip
 
 
@@ -120,7 +118,7 @@ def _same_tokens(one: LLM, other: LLM, text: str) -> list[int]:
 
 
 def _described(llm: LLM) -> dict[str, Any]:
-    return {**described(llm), "kv_dtype": getattr(llm.backend, "kv_dtype", llm.backend.dtype)}
+    return {**described(llm), "kv_dtype": llm.backend.kv_dtype}
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ Examples:
   pronk generate "The capital of France is"
   pronk generate -n 50 --temp 0.8 --top-p 0.95 -s 1 "Once upon a time"
   pronk generate -f prompt.txt --stop $'\\n\\n' --json
-  echo "Dear Sir or Madam," | pronk generate -m ./my-model --dtype bf16
+  echo "Dear Sir or Madam," | pronk generate -m ./my-model --quantize bf16
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl

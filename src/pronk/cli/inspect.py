@@ -11,7 +11,7 @@ from pronk.cli import console, options
 if TYPE_CHECKING:
     from pronk.checkpoint.grid import Grid
     from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-    from pronk.cpu_engine.plan import Plan
+    from pronk.engine.declaration import Plan
 
 
 @options.verb(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from pronk import formats
+from pronk import engines, formats
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -137,7 +137,7 @@ tokenizer_option = click.option(
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["cpu", "torch"]),
+    type=click.Choice(engines.NAMES),
     help="pronk's own kernels, or torch.  [default: torch where there is a GPU]",
 )
 device_option = click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N.")
@@ -149,12 +149,11 @@ adapter_option = click.option(
     "--adapter", type=NAME, metavar="FOLDER", help="A LoRA adapter in PEFT's format, as of pronk finetune."
 )
 
-QUANTIZE = get_args(formats.Quantize)
 
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
-    "--quantize", type=click.Choice(QUANTIZE), metavar="FORMAT",
-    help=f"Make weights {', '.join(QUANTIZE[1:])}.  [default: auto, as the file has them]",
+    "--quantize", type=click.Choice(engines.FORMATS), metavar="FORMAT",
+    help=f"Make weights {', '.join(engines.FORMATS[1:])}.  [default: auto, as the file has them]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
@@ -164,7 +163,8 @@ _how = together(
     click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     device_option,
-    click.option("--dtype", type=click.Choice(formats.FLOATS), help="Torch engine: computing type."),
+    click.option("--compute-dtype", type=click.Choice(["f32", "bf16", "f16"]),
+                 help="Torch engine: compute in this beside weights in 8 bits."),
     click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
     threads_option,
     click.option(
@@ -175,8 +175,7 @@ _how = together(
 loading_options = together(_whose, _quantize_option, _how)
 variant_options = together(_whose, _how)  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
-    "tokenizer", "revision", "engine", "quantize", "int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype",
-    "attn", "threads", "ctx_size",
+    "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size",
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.

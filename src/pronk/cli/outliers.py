@@ -111,7 +111,7 @@ def command(
     loading = _on_its_engine(loading)
     how = {"text": name, "ctx": ctx, "count": windows or None}
     if sweep is None:
-        loading |= _made(loading["engine"], quantize or "f32")
+        loading["quantize"] = None if quantize == "auto" else quantize or "f32"
         with short_of_memory(_LESS if quantize in (None, "f32") else "choose a smaller model"):
             result, drawn = _survey(model, loading, text, how, threshold, fed or "hidden")
     else:
@@ -132,11 +132,6 @@ def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
 
     every = dict.fromkeys(options.LOADING) | loading
     return loading | {"engine": engines.choose(loading["engine"], every)}
-
-
-def _made(engine: str, quantize: str) -> dict[str, str]:
-    """What weights are made: a format of the CPU engine, or the type that the torch engine computes in."""
-    return {} if quantize == "auto" else {"quantize" if engine == "cpu" else "dtype": quantize}
 
 
 def _survey(
@@ -169,9 +164,8 @@ def _sweep(
     import pronk
     from pronk.measure.sweep import sweep
 
-    def load(quantize: str, **own: Any) -> LLM:
-        own |= _made(loading["engine"], "f32") if quantize == "f32" else {"quantize": quantize}
-        return pronk.load(model, **loading, **own)
+    def load(**own: Any) -> LLM:
+        return pronk.load(model, **{**loading, **own})
 
     with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
         found = sweep(

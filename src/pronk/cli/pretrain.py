@@ -95,9 +95,9 @@ def command(
     **given: Any,
 ) -> None:
     """Make a small LLaMA and its tokenizer of TEXT."""
-    from pronk import engines
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
+    import_torch()
     from pronk.tokenizer.export import huggingface_files
     from pronk.train import pretrain
     from pronk.train.folder import MODEL, claimed

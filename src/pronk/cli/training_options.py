@@ -135,9 +135,9 @@ def settings(
 
     `objective` imports its class, whose fields are options of the verb.
     """
-    from pronk import engines
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
+    import_torch()
     from pronk.checkpoint.adapter import TARGETS, LoraConfig
     from pronk.train.settings import Settings
 

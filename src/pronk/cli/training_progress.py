@@ -56,8 +56,8 @@ def peak_bytes(run: Trainer) -> int:
     from pronk.system import peak_memory
     from pronk.torch_engine import device_memory
 
-    on_gpu = device_memory.peak(str(run.loop.device))
-    return peak_memory() or 0 if on_gpu is None else on_gpu
+    on_gpu = device_memory.of(run.loop.device)
+    return on_gpu.peak() if on_gpu else peak_memory() or 0
 
 
 def _words(seen: Mapping[str, float]) -> str:

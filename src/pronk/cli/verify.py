@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 _MAX_TOKENS = 256
-_FLOATS = {"quantize": (None, "auto", "f32"), "dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
+_FLOATS = {"quantize": (None, "auto", "f32"), "compute_dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
 
 
 @options.verb(
     epilog="""\b
 Examples:
   pronk verify smollm2:135m
-  pronk verify model.gguf --dtype bf16 --attn math
+  pronk verify model.gguf --engine torch --quantize bf16 --attn math
   pronk verify ./my-model -f chapter.txt --json
   pronk verify smollm2:135m --training --adapter mine
   pronk verify smollm2:135m --mistakes -p "The capital of France is"
@@ -100,10 +100,10 @@ def _mistakes(
     for name, value in (("engine", "torch"), ("attn", "math")):
         if loading[name] not in (None, value):
             raise click.UsageError(f"--mistakes takes a mask away, which --{name} {loading[name]} cannot; leave it out")
-    from pronk import engines
     from pronk.measure.mistakes import NEW_TOKENS, mistakes
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
+    import_torch()
     llm = options.load_model(model, {**loading, "adapter": adapter, "engine": "torch", "attn": "math"})
     with progress.shown(unit=_of_texts) as advance:
         return mistakes(llm, prompts, new_tokens or NEW_TOKENS, progress=advance)
@@ -120,17 +120,14 @@ def _training(
         if loading[name] not in values:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"--training compares float32 with float32; leave {option} {loading[name]} out")
-    from pronk import engines
     from pronk.measure.verify_training import verify_training
     from pronk.system import expanded
+    from pronk.torch_engine import import_torch
 
-    engines.import_torch()
-    # Which engine it is settles what float32 is called: to the CPU engine a format, to torch a type.
-    engine = engines.choose(loading["engine"], {**loading, "quantize": None})
-    floats = {"quantize": "f32"} if engine == "cpu" else {"quantize": None, "dtype": "f32"}
+    import_torch()
 
     def load(folder: Path | None) -> LLM:
-        return options.load_model(model, {**loading, **floats, "engine": engine, "adapter": folder, "prefix_cache": 0})
+        return options.load_model(model, {**loading, "quantize": "f32", "adapter": folder, "prefix_cache": 0})
 
     with progress.shown(unit=_of_passes) as advance:
         return verify_training(load, adapter and expanded(adapter), text, max_tokens, progress=advance)  # type: ignore[arg-type]
@@ -142,7 +139,7 @@ def _of_passes(done: int, total: int) -> str:
 
 def _as_text(result: Mapping[str, Any]) -> str:
     promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
-    if result["exact"]:
+    if result["batch_invariant"]:
         promise = "this engine promises equal bits"
     wrong = result["last_token_only"]
     return "\n".join(

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from pronk import system
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
-from pronk.cpu_engine import weights
-from pronk.cpu_engine.kv import BLOCK_SIZE, CpuKV, enough_memory
+from pronk.cpu_engine import ENGINE, weights
+from pronk.cpu_engine.kv import CpuKV, enough_memory
 from pronk.cpu_engine.rope import Rope
 from pronk.cpu_engine.slots import Slot, Wish, slots
-from pronk.engine.backend import KVStorage
-from pronk.engine.batch import Batch, Int32
+from pronk.engine.backend import Activations, Backend, KVStorage
+from pronk.engine.batch import PASS_TOKENS, Batch, Int32
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.formats import FORMATS, KV_TYPES, SMALLEST
 from pronk.formats.int8 import Outliers
@@ -28,25 +29,22 @@ if TYPE_CHECKING:
     from pronk import _native
 
 _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are kept whatever the weights are
-_FIRST_BLOCKS = 4  # of keys and values, that a scheduler begins with
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers
-_PASS = 512  # tokens of the passes that a scheduler makes
 _FEWER_TOKENS = "take fewer tokens at a time, through the KV cache"
 
 
-class CpuBackend:
-    engine, device, exact, shares_scales = "cpu", "cpu", True, False
+class CpuBackend(Backend):
+    engine, device, batch_invariant, shares_scales = ENGINE.name, "cpu", ENGINE.batch_invariant, False
 
     def __init__(
-        self, model: _native.Model, checkpoint: Checkpoint, ctx_size: int, dtype: str, kv_dtype: str, token_bytes: int
+        self, model: _native.Model, config: ModelConfig, ctx_size: int, dtype: str, kv_dtype: str, token_bytes: int
     ) -> None:
         """`token_bytes`: what a pass takes for each of its tokens, about."""
-        self.model, self.config, self.ctx_size = model, checkpoint.config, ctx_size
+        self.model, self.config, self.ctx_size = model, config, ctx_size
         self.dtype, self.kv_dtype = dtype, kv_dtype
-        self._checkpoint = checkpoint
-        self._rope = Rope(model, self.config, ctx_size)
+        self._rope = Rope(model, config, ctx_size)
         self._noise = 0.0
-        self._token_bytes, self._longest = token_bytes, _PASS  # the model keeps the memory of its longest pass
+        self._token_bytes, self._longest = token_bytes, PASS_TOKENS  # the model keeps the memory of its longest pass
 
     @classmethod
     def from_checkpoint(
@@ -80,7 +78,7 @@ class CpuBackend:
             kv_dtype = FORMATS[dtype].kv
         model = new_model(native, checkpoint.config, threads or native.default_threads(), isa, outliers)
         packed = weights.packed_bytes(native.packed_bytes, checkpoint, found)
-        blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else _FIRST_BLOCKS
+        blocks = -(-ctx_size // BLOCK_SIZE) if ctx_size else FIRST_BLOCKS
         cache = native.KV(model, kv_dtype, 0).block_bytes * blocks
         way_out = _smaller(SMALLEST in (quantize, dtype), ctx_size is not None and cache > packed)
         system.check_memory(
@@ -91,11 +89,14 @@ class CpuBackend:
         except MemoryError:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings
-        return cls(model, checkpoint, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, found))
+        return cls(model, checkpoint.config, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, found))
 
     @property
     def nbytes(self) -> int:
         return self.model.nbytes
+
+    def conditions(self) -> dict[str, Any]:
+        return {"threads": self.model.threads, "isa": self.model.isa}
 
     def new_kv(self, num_blocks: int, block_size: int) -> CpuKV:
         if block_size != BLOCK_SIZE:
@@ -114,17 +115,15 @@ class CpuBackend:
         other._noise = _EPS
         return other
 
-    def dequantized(self) -> Checkpoint:
-        """The same model with weights as packed, in float32."""
-        tensors = {}
-        for name, tensor in self._checkpoint.tensors.items():
-            read = partial(self._unpack, name) if len(tensor.shape) == 2 else tensor.read
-            dtype = "F32" if len(tensor.shape) == 2 else tensor.dtype
-            tensors[name] = LazyTensor(name, tensor.shape, dtype, 4 * int(np.prod(tensor.shape)), read)
-        return replace(self._checkpoint, tensors=tensors, quantization=None)
+    def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
+        tensors = dict(checkpoint.tensors)
+        for name, tensor in checkpoint.tensors.items():
+            if len(tensor.shape) == 2:
+                nbytes, read = 4 * int(np.prod(tensor.shape)), partial(self._unpack, name, tensor.shape)
+                tensors[name] = LazyTensor(name, tensor.shape, "F32", nbytes, read)
+        return replace(checkpoint, tensors=tensors, quantization=None)
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
-        """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
         self._check_memory(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size)
         try:
             logits = self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows)
@@ -133,12 +132,8 @@ class CpuBackend:
         self._longest = max(self._longest, len(batch.token_ids))
         return logits
 
-    def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
-        """What each product is fed: (layer, "qkv", "o", "gate_up" or "down") and (-1, "head") -> [T, K], all rows.
-
-        A pass like any other, and its keys and values are kept, but no logits are made of it. Raises PronkError where
-        memory does not suffice.
-        """
+    def activations(self, batch: Batch, kv: KVStorage | None) -> Activations:
+        """See pronk.engine.backend.Backend. No logits are made. Raises PronkError where memory does not suffice."""
         config, tokens = self.config, len(batch.token_ids)
         q = config.num_attention_heads * config.head_dim
         widths = {"qkv": config.hidden_size, "o": q, "gate_up": config.hidden_size, "down": config.intermediate_size}
@@ -163,7 +158,7 @@ class CpuBackend:
         What a scheduler's passes take was counted when the model was loaded; longer ones are counted here.
         """
         tokens = len(batch.token_ids)
-        if tokens > _PASS:
+        if tokens > PASS_TOKENS:
             cache = 0 if kv else self._forgetful_kv(0).block_bytes * int((-(-batch.lengths // BLOCK_SIZE)).sum())
             need = result + cache + self._token_bytes * max(0, tokens - self._longest)
             system.check_memory(need, f"a pass over {tokens} tokens", _FEWER_TOKENS)
@@ -190,9 +185,9 @@ class CpuBackend:
         storage: _native.KV = load_native().KV(self.model, self.kv_dtype, num_blocks, remembers=False)
         return storage
 
-    def _unpack(self, name: str) -> NDArray[np.float32]:
+    def _unpack(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         role, layer, _ = weights.place(name)
-        out = np.empty(self._checkpoint.tensors[name].shape, np.float32)
+        out = np.empty(shape, np.float32)
         try:
             self.model.unpack(role, layer, 0, out)
         except RuntimeError as error:
@@ -267,7 +262,7 @@ def _smaller(is_smallest: bool, cache_is_most: bool) -> str:
 
 def pass_bytes(config: ModelConfig, slots: list[Slot]) -> int:
     """What a scheduler's forward pass takes besides, about."""
-    return _PASS * token_bytes(config, slots) + 4 * config.vocab_size
+    return PASS_TOKENS * token_bytes(config, slots) + 4 * config.vocab_size
 
 
 def token_bytes(config: ModelConfig, slots: list[Slot]) -> int:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pronk import system
+from pronk.engine.backend import KVStorage
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import NotEnoughMemory, PronkError
 
 if TYPE_CHECKING:
     from pronk import _native
 
-BLOCK_SIZE = 64  # tokens; the kernels know no other
 
-
-class CpuKV:
+class CpuKV(KVStorage):
     def __init__(self, storage: _native.KV) -> None:
         self.storage, self.block_size, self.num_blocks = storage, BLOCK_SIZE, storage.num_blocks
 
@@ -30,8 +30,8 @@ class CpuKV:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.storage.copy(np.asarray(pairs, np.int32).reshape(-1, 2))
 
-    def quiesce(self) -> None:
-        self.storage.quiesce()
+    def ended(self, blocks: Sequence[int]) -> None:
+        self.storage.quiesce()  # what was begun ahead for it need not be finished
 
 
 @contextmanager

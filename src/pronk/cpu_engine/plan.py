@@ -1,24 +1,14 @@
-"""Plan: what running a checkpoint on the CPU engine will take, known before anything is read."""
+"""What running a checkpoint on the CPU engine will take, known before anything is read."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.cpu_engine import weights
 from pronk.cpu_engine.backend import load_native, new_model, pass_bytes
-from pronk.cpu_engine.kv import BLOCK_SIZE
 from pronk.cpu_engine.slots import Wish, slots
+from pronk.engine.declaration import Plan
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats import FORMATS
-
-
-@dataclass(frozen=True)
-class Plan:
-    dtype: str  # what most weights are packed as
-    weights: int  # bytes, packed
-    kv_dtype: str
-    kv_a_token: int  # bytes
-    a_pass: int  # bytes, about: what a forward pass needs besides
 
 
 def plan(checkpoint: Checkpoint, quantize: Wish = "auto", kv_dtype: str | None = None) -> Plan:

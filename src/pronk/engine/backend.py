@@ -1,15 +1,26 @@
-"""The Backend protocol: what an engine must offer to be driven by the scheduler and the decoders."""
+"""Backend: what an engine must offer to be driven by the scheduler and the decoders, and measured; KVStorage beside it.
+
+Engines subclass both; what has a body here is theirs unless they know better.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
 from pronk.engine.batch import Batch
+from pronk.engine.predictions import Predictions
+from pronk.errors import BadRequest
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+
+Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
+Activations = dict[Fed, NDArray[np.float32]]  # what a product is fed, [T, K]
 
 
 class KVStorage(Protocol):
@@ -24,22 +35,43 @@ class KVStorage(Protocol):
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in order."""
 
-    def quiesce(self) -> None:
-        """No sequence goes on as it did: an engine that has begun the next pass ahead gives it up."""
+    def ended(self, blocks: Sequence[int]) -> None:
+        """The sequence that these are the table of goes on no further: nothing need be kept ready for it."""
+        return
+
+
+class DeviceMemory(Protocol):
+    """What the process has taken of a device's own memory. Bytes."""
+
+    def held(self) -> int: ...
+    def peak(self) -> int:
+        """The most since the process began, or since `reset_peak`."""
+
+    def reset_peak(self) -> None: ...
 
 
 class Backend(Protocol):
     config: ModelConfig
     ctx_size: int  # the most tokens a sequence may have
     device: str  # "cpu", "cuda:0"
-    dtype: str  # of weights and activations: "f32", "bf16", "f16"
-    engine: str  # "cpu", "torch"
-    exact: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
+    dtype: str  # of most weights, and after a "+" of what is computed beside them: "f32", "q4", "llm-int8+bf16"
+    kv_dtype: str  # of keys and values
+    engine: str  # its name: see pronk.engines
+    batch_invariant: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
     shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (formats.Format)
 
     @property
     def nbytes(self) -> int:
         """What the weights take, counted, in the form that they are computed with."""
+
+    @property
+    def device_memory(self) -> DeviceMemory | None:
+        """None where the model lies in the process's own memory."""
+        return None
+
+    def conditions(self) -> dict[str, Any]:
+        """What figures depend on besides the model: "threads", and "isa", the instruction set. None: of no account."""
+        return {"threads": None, "isa": None}
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
 
@@ -49,11 +81,22 @@ class Backend(Protocol):
         What that does to the logits is the noise of the type: differences of that size mean nothing.
         """
 
+    def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The one that this was made from, with the weights that it computes with, in float32."""
+
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
         """Logits [R, V] of the rows that want them.
 
         With `kv`, the keys and values of the batch's tokens are written into the runs' blocks, and attention sees all
-        of a sequence up to each token. What a run's last block had beyond them is lost: an engine may go on there, with
-        the pass that it expects next, until `kv` is quiesced. With None nothing is remembered: every run must start at
-        position 0.
+        of a sequence up to each token. What a run's last block had beyond them is lost. With None nothing is
+        remembered: every run must start at position 0.
         """
+
+    def predict(self, batch: Batch, kv: KVStorage | None) -> Predictions:
+        """The same pass for who wants tokens: they may be drawn where the logits lie."""
+        return Predictions(self.forward(batch, kv))
+
+    def activations(self, batch: Batch, kv: KVStorage | None) -> Activations:
+        """What each product is fed, of all rows; a pass like any other, whose logits nobody wants. Raises BadRequest
+        where the engine does not show it."""
+        raise BadRequest(f"the {self.engine} engine does not show its activations")

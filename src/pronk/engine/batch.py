@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+PASS_TOKENS = 512  # of a forward pass, where there are more to compute
 Int32 = NDArray[np.int32]
 Wants = Literal["last", "all", "none"]
 PASS_TOKENS = 512  # of one forward pass at most, unless a scheduler is told otherwise

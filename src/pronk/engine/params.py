@@ -120,6 +120,11 @@ class SamplingParams:
         """Those that are on, in order, and what each is set to."""
         return tuple((f, value) for f in FILTERS if (value := getattr(self, f.name)) != f.off)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the logits' largest is all that is asked of them."""
+        return self.temperature == 0 and self.logprobs is None and not (self.logit_bias or self.penalizes)
+
     def stop_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_ids))

@@ -61,7 +61,8 @@ class Planner:
     def release(self, entry: Entry, *, keep: bool = True) -> None:
         """Let go of its blocks; the cache may remember them, but for what beams have tried."""
         if self._kv:
-            self._kv.storage.quiesce()
+            for part in entry.parts:
+                self._kv.storage.ended(part.table.blocks)
             if keep and len(entry.parts) == 1:
                 self._kv.keep(entry.parts[0].tokens, entry.parts[0].table)
         for part in entry.parts:

@@ -19,7 +19,8 @@ from pronk.engine.backend import Backend
 from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.errors import NotEnoughMemory
 
-BLOCK_SIZE = 64  # tokens; the tile that engines store keys and values in
+BLOCK_SIZE = 64  # tokens; the tile that engines store keys and values in, and the CPU engine's kernels know no other
+FIRST_BLOCKS = 4  # that a cache begins with; it grows on demand
 _NO_LIMIT = 1 << 31
 
 
@@ -40,7 +41,7 @@ class PrefixCache:
     """
 
     def __init__(
-        self, backend: Backend, block_size: int = BLOCK_SIZE, keep_tokens: int = 0, first_blocks: int = 4
+        self, backend: Backend, block_size: int = BLOCK_SIZE, keep_tokens: int = 0, first_blocks: int = FIRST_BLOCKS
     ) -> None:
         self._keep_blocks = -(-keep_tokens // block_size)
         first_blocks = min(first_blocks, self._keep_blocks or first_blocks)

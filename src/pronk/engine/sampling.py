@@ -27,9 +27,7 @@ class NotNumbers(PronkError):
     """Logits that no token can be drawn from."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the model's logits are not numbers (NaN or infinity); try --dtype f32, or --kv-dtype f32 on the CPU engine"
-        )
+        super().__init__("the model's logits are not numbers (NaN or infinity); try --quantize f32, or --kv-dtype f32")
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from pronk.engine.backend import Backend
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.beam import BeamSearch, Step
 from pronk.engine.events import Counters, Event, Failure, Outcome
-from pronk.engine.filters import Float32
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Entry, Planner
-from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from pronk.engine.predictions import Predictions
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
 from pronk.engine.sequence import Request, Sequence
@@ -65,7 +65,7 @@ class Scheduler:
             raise BadRequest(f"max_kv_tokens must be at least the block size, {block_size}, not {max_kv_tokens}")
         max_blocks = max_kv_tokens // block_size
         if kv is None and cached:
-            kv = PrefixCache(backend, block_size, first_blocks=min(4, max_blocks))
+            kv = PrefixCache(backend, block_size, first_blocks=min(FIRST_BLOCKS, max_blocks))
         self.counters, self.settled = counters or Counters(), True
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
         self._max_batch_tokens = max_batch_tokens
@@ -151,8 +151,8 @@ class Scheduler:
             batch = Batch.of([run for _, run in runs])
             self.settled = True
             try:
-                logits = self._backend.forward(batch, self._kv.storage if self._kv else None)
-                drawn, steps, spoilt = self._draw(runs, logits)
+                predictions = self._backend.predict(batch, self._kv.storage if self._kv else None)
+                drawn, steps, spoilt = self._draw(runs, predictions)
             except BaseException:
                 self.settled = False
                 for entry in self._plan.running:
@@ -187,7 +187,7 @@ class Scheduler:
         self.close()
 
     def _draw(
-        self, runs: list[tuple[Sequence, Run]], logits: Float32
+        self, runs: list[tuple[Sequence, Run]], predictions: Predictions
     ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[BeamSearch, Step], dict[Entry, NotNumbers]]:
         """The next tokens of each sample of each sequence whose run gives logits, and of beams; or why there are none.
 
@@ -198,15 +198,15 @@ class Scheduler:
             if run.logits == "none" or sequence.search in steps or sequence.search in spoilt:
                 continue
             search, draft = sequence.search, run.token_ids[1:] if run.logits == "all" else ()
-            rows = logits[at : at + (len(search.parts) if search else 1 + len(draft))]
-            at += len(rows)
+            rows = len(search.parts) if search else 1 + len(draft)
             try:
                 if search:
-                    steps[search] = search.choose(rows)
+                    steps[search] = search.choose(predictions.logits(at, rows))
                 else:
-                    drawn[sequence] = sequence.draw(rows, draft)
+                    drawn[sequence] = sequence.draw(predictions, at, draft)
             except NotNumbers as error:
                 spoilt[search or sequence] = error
+            at += rows
         return drawn, steps, spoilt
 
     def _failures(self) -> list[Outcome]:

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pronk.engine.events import Savings
-from pronk.engine.filters import Float32
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
+from pronk.engine.predictions import Predictions
 from pronk.engine.rng import Stream
-from pronk.engine.sampling import NotNumbers, Sampled, sample
+from pronk.engine.sampling import NotNumbers, Sampled
 
 if TYPE_CHECKING:
     from pronk.engine.beam import BeamSearch
@@ -73,24 +73,24 @@ class Sequence:
         table = self.table.fork()
         return Sequence(self.request, [sample], list(self.tokens), table, self.computed, savings, search=self.search)
 
-    def draw(self, logits: Float32, draft: Several[int] = ()) -> list[list[Sampled]]:
-        """The next tokens of each sample, from logits [1 + draft, V]. Changes nothing.
+    def draw(self, predictions: Predictions, first: int, draft: Several[int] = ()) -> list[list[Sampled]]:
+        """The next tokens of each sample, from the rows `first` on, 1 + draft of them. Changes nothing.
 
-        Row j is what follows j tokens of the draft, and counts only if those are the very tokens drawn: so a draft
+        The j-th is what follows j tokens of the draft, and counts only if those are the very tokens drawn: so a draft
         changes how many tokens one pass gives, and never which. Raises NotNumbers where the first cannot be drawn.
         """
-        return [self._draw(index, logits, draft) for index in self.samples]
+        return [self._draw(index, predictions, first, draft) for index in self.samples]
 
-    def _draw(self, index: int, logits: Float32, draft: Several[int]) -> list[Sampled]:
+    def _draw(self, index: int, predictions: Predictions, first: int, draft: Several[int]) -> list[Sampled]:
         request, step = self.request, self.step
         penalizes = request.params.penalizes
         history = list(self.tokens) if penalizes else []
         generated = history[request.prompt_tokens :]
         drawn: list[Sampled] = []
-        for row, guess in zip(logits, (*draft, None), strict=True):
+        for row, guess in enumerate((*draft, None), first):
             uniform = partial(request.streams[index].uniform, step + len(drawn))
             try:
-                drawn.append(sample(row, request.params, history, generated, uniform))
+                drawn.append(predictions.sample(row, request.params, history, generated, uniform))
             except NotNumbers:
                 if drawn:
                     break  # these count, and the next pass meets it again

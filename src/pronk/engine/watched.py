@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch
 
 if TYPE_CHECKING:
-    from pronk.engine.backend import Backend, KVStorage
+    from pronk.engine.backend import KVStorage
+
+    Delegating = Any  # a Backend, of which mypy sees nothing
+else:
+    Delegating = object
 
 
-class WatchedBackend:
+class WatchedBackend(Delegating):  # type: ignore[misc]
     """A Backend that calls `tell` with each batch once it is computed."""
 
+    predict = Backend.predict  # by its own forward
+
     def __init__(self, backend: Backend, tell: Callable[[Batch], None]) -> None:
-        self.config, self.ctx_size = backend.config, backend.ctx_size
-        self.device, self.dtype = backend.device, backend.dtype
-        self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
-        self.new_kv, self.nbytes = backend.new_kv, backend.nbytes
         self._backend, self._tell = backend, tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
     def perturbed(self) -> WatchedBackend:
         return WatchedBackend(self._backend.perturbed(), self._tell)

@@ -8,6 +8,7 @@ from pronk.formats.table import (
     KV_TYPES,
     SMALLEST,
     TRAINED,
+    WITH_OUTLIERS,
     Format,
     KVName,
     Quantize,
@@ -18,6 +19,19 @@ from pronk.formats.table import (
 )
 
 __all__ = [
-    "FALLBACK", "FLOATS", "FORMATS", "GROUP", "KV_TYPES", "SMALLEST", "TRAINED", "Format", "KVName", "Quantize", "kept",
-    "names", "packed", "wider",
-]  # fmt: skip
+    "FALLBACK",
+    "FLOATS",
+    "FORMATS",
+    "GROUP",
+    "KV_TYPES",
+    "SMALLEST",
+    "TRAINED",
+    "WITH_OUTLIERS",
+    "Format",
+    "KVName",
+    "Quantize",
+    "kept",
+    "names",
+    "packed",
+    "wider",
+]

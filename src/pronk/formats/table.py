@@ -116,6 +116,7 @@ def names(*, engine: str | None = None, file: str | None = None) -> tuple[str, .
 
 FLOATS = tuple(name for name, format in FORMATS.items() if format.codes is None)
 TRAINED = tuple(name for name, format in FORMATS.items() if format.trains)
+WITH_OUTLIERS = tuple(name for name, format in FORMATS.items() if format.outliers)
 SMALLEST = min(names(engine="cpu"), key=lambda name: FORMATS[name].nbytes(1, GROUP))
 
 

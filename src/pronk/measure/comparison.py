@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk.engines import Engine
 from pronk.measure import texts
 from pronk.measure.memory import Prediction
 from pronk.measure.request import Request
@@ -37,7 +36,7 @@ class Variant:
 class Comparison:
     request: Request
     model: str
-    engine: Engine
+    engine: str  # its name
     checkpoint: Checkpoint
     grid: Grid | None  # that the weights lie on
     variants: tuple[Variant, ...]  # the original first

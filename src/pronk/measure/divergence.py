@@ -114,11 +114,12 @@ def compared(
 def noise_floor(
     llm: LLM, ids: Sequence[int], *, ctx: int = 512, count: int | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """How far a model lies from itself when only its rounding changes; keys as of `divergence`, and "how", "exact"."""
+    """How far a model lies from itself when only its rounding changes; keys as of `divergence`, "how" it was found, and
+    whether the engine is "batch_invariant"."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
     sides = {"": llm.backend, "nudged": llm.backend.perturbed()}
     found = _measure(sides, {"floor": ("", "nudged")}, texts, ctx, progress)["floor"]
-    return {**found, "how": HOW, "exact": llm.backend.exact}
+    return {**found, "how": HOW, "batch_invariant": llm.backend.batch_invariant}
 
 
 def with_floors(
@@ -147,7 +148,7 @@ def with_floors(
     texts = windows(ids, ctx, count=count, bos=begins_with(reference))
     found = _measure(sides, pairs, texts, ctx, progress)
     for floor, model in (("reference_floor", reference), ("own_floor", llm)):
-        found[floor] = {**found[floor], "how": HOW, "exact": model.backend.exact}
+        found[floor] = {**found[floor], "how": HOW, "batch_invariant": model.backend.batch_invariant}
     return found
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata, util
@@ -30,18 +29,12 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
     numpy, torch (None: not installed) and the compiler of the kernels; model_sha256, of each file by its name; and
     text_sha256, of the text in UTF-8. Raises BadFile where a file cannot be read.
     """
-    native = getattr(llm.backend, "model", None) if llm and llm.backend.engine == "cpu" else None
-    torch = sys.modules.get("torch") if llm and llm.backend.engine == "torch" else None
     return {
         "pronk": __version__,
         "commit": commit(Path(__file__).parent),
         "command": command,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {
-            **machine(),
-            "threads": native.threads if native else torch.get_num_threads() if torch else None,
-            "isa": native.isa if native else torch.backends.cpu.get_cpu_capability() if torch else None,
-        },
+        "machine": {**machine(), **(llm.backend.conditions() if llm else {"threads": None, "isa": None})},
         "versions": {"numpy": _version("numpy"), "torch": _version("torch"), "compiler": compiler()},
         "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
         "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.formats import FORMATS
+from pronk import engines
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
-
-_FIRST_BLOCKS = 4  # that a PrefixCache begins with
-_PASS = 512  # tokens of the passes that a scheduler makes
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def kv_blocks(tokens: int, texts: int = 1) -> int:
 
     A cache doubles as it fills (PrefixCache.make_room), and the smaller one stays until it is copied.
     """
-    needed, size, most = texts * -(-tokens // BLOCK_SIZE), _FIRST_BLOCKS, 0
+    needed, size, most = texts * -(-tokens // BLOCK_SIZE), FIRST_BLOCKS, 0
     while size < needed:
         most = 2 * size
         size *= 2
@@ -43,29 +40,5 @@ def kv_blocks(tokens: int, texts: int = 1) -> int:
 
 def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Prediction:
     """`options`: those of pronk.load. Raises BadRequest for a format that the engine does not have."""
-    if engine == "torch":
-        return _predict_torch(checkpoint, options)
-    from pronk.cpu_engine.plan import plan
-
-    found = plan(checkpoint, options.get("quantize") or "auto", options.get("kv_dtype"))
-    return Prediction(found.weights, found.kv_a_token, found.a_pass)
-
-
-def _predict_torch(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Prediction:
-    """Weights as plain tensors; in 8 bits, with the head and the embedding as they are computed in."""
-    config, width = checkpoint.config, FORMATS[options.get("dtype") or "f32"].bits // 8
-    on_cpu = not str(options.get("device") or "cpu").startswith("cuda")
-    loaded = checkpoint.plan(width, head_apart=on_cpu).loaded
-    if options.get("quantize"):
-        linear = sum(
-            rows * columns
-            for name, (rows, *rest) in config.tensor_shapes().items()
-            if name.startswith("model.layers.")
-            for columns in rest
-        )
-        loaded -= linear * (width - 1)
-    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
-    widest = 4 * config.hidden_size + 3 * config.intermediate_size + config.num_attention_heads * config.head_dim
-    # On a CPU, pages of the file that have been read stay mapped until the model is loaded.
-    file = sum(tensor.nbytes for tensor in checkpoint.tensors.values()) if on_cpu else 0
-    return Prediction(loaded, kv, file + _PASS * widest * width)
+    found = engines.named(engine).plan(checkpoint, options)
+    return Prediction(found.weights, found.kv_a_token, found.besides)

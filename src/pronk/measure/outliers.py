@@ -11,16 +11,16 @@ positions are counted over all hidden states: of T tokens and L layers there are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.engine.backend import Fed
 from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.errors import BadRequest
 from pronk.formats.int8 import Outliers
 from pronk.formats.quantize import INT8_THRESHOLD
 from pronk.measure.windows import check_context
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 Floats = NDArray[np.float32]
-Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
-
 LAYERS, POSITIONS = 0.25, 0.06  # what makes a column an outlier feature
 HIDDEN = ("qkv", "gate_up")
 _PIECE = 1 << 27  # bytes of activations that are looked at together
@@ -147,9 +145,6 @@ def activations(
     llm: LLM, texts: Sequence[Sequence[int]], *, progress: Progress | None = None
 ) -> Iterator[tuple[Fed, Floats]]:
     """What each product is fed [T, K], in pieces of few enough tokens that a large model's fit into memory."""
-    show: Callable[..., Mapping[Fed, Floats]] | None = getattr(llm.backend, "activations", None)
-    if show is None:
-        raise BadRequest(f"the {llm.backend.engine} engine does not show its activations")
     check_context(llm.backend, max(map(len, texts)))
     config = llm.config
     attention = config.num_attention_heads * config.head_dim
@@ -161,7 +156,7 @@ def activations(
         for at in range(0, len(ids), step):
             piece = ids[at : at + step]
             blocks = range(-(-(at + len(piece)) // BLOCK_SIZE))
-            yield from show(Batch.of([Run(piece, at, blocks, "none")]), kv).items()
+            yield from llm.backend.activations(Batch.of([Run(piece, at, blocks, "none")]), kv).items()
             done += len(piece)
             if progress:
                 progress("looking for outliers", done, total)

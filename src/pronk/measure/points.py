@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from pronk import engines
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats import KV_TYPES
-from pronk.measure.settling import options_of, schemes
+from pronk.measure.settling import options_of
 from pronk.system import processors
 
 if TYPE_CHECKING:
@@ -66,15 +67,16 @@ def points(comparison: Comparison) -> Iterator[Point]:
     """All of them, in order: the same ones for the same comparison."""
     original = next(variant for variant in comparison.variants if variant.original)
     plain: dict[str, Any] = {"options": original.options, "engine": comparison.engine}
+    engine = engines.named(comparison.engine)
     yield from _kv_cache(comparison, plain)
     yield from _lengths(comparison, plain)
     yield from _attention(comparison, plain)
     yield from _quantization(comparison)
-    if comparison.engine == "cpu":
+    if "kv_dtype" in engine.options:
         yield from _kv_dtype(comparison, plain)
     yield from _prefix(comparison, plain)
     yield from _speculative(comparison, plain)
-    if comparison.engine == "cpu":
+    if engine.devices == ("cpu",):
         yield from _threads(comparison, plain)
 
 
@@ -102,10 +104,9 @@ def _lengths(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point
 def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     most = min(comparison.ctx_size - 1, len(comparison.ids))
     loading = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
-    name = comparison.request.against if comparison.engine == "torch" else "f32"
-    options = options_of(
-        name or "f32", "torch", {"device": "cpu", **loading} if comparison.engine == "cpu" else loading
-    )
+    has_both = "attn" in engines.named(comparison.engine).options
+    name = comparison.request.against if has_both else "f32"
+    options = options_of(name or "f32", "torch", loading if has_both else {"device": "cpu", **loading})
     lengths = [length for length in (256, 1024, 2048) if length <= most] or [most]
     for tokens in lengths:
         one: dict[str, Any] = {
@@ -118,7 +119,7 @@ def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poi
                 written_out = ("torch", {**options, "attn": "math"}) if first else None
                 yield Point(way=f"{attn}, torch engine", options={**options, "attn": attn}, engine="torch",
                             reference=written_out, **one)  # fmt: skip
-        if comparison.engine == "cpu":
+        if not has_both:
             yield Point(way="flash, CPU engine", reference=_exact(comparison) if first else None, **one, **plain)
 
 
@@ -126,7 +127,7 @@ def _quantization(comparison: Comparison) -> Iterator[Point]:
     read, new = _room(comparison, 512, 1)
     context, more = _room(comparison, 64, 64)
     for setting, tokens, count in ((f"prefill {read}", read, new), (f"decode {more} after {context}", context, more)):
-        for name in schemes(comparison.engine):
+        for name in engines.named(comparison.engine).formats:
             if name == "auto":
                 continue
             options = options_of(name, comparison.engine, comparison.request.loading)
@@ -206,7 +207,7 @@ def _texts(comparison: Comparison, tokens: int, batch: int = 1, runs: int | None
 
 def _exact(comparison: Comparison) -> tuple[str, Mapping[str, Any]]:
     """Weights in f32, and keys and values, too."""
-    plain = {key: value for key, value in comparison.request.loading.items() if key not in ("kv_dtype", "dtype")}
+    plain = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
     return comparison.engine, options_of("f32", comparison.engine, plain)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.engine.backend import Backend, KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.llm import LLM
@@ -23,9 +24,7 @@ from pronk.measure.divergence import divergence
 from pronk.measure.windows import Reader, Window, begins_with, watched, windows
 
 if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend, KVStorage
-
+    from pronk.checkpoint.tensors import Checkpoint, Progress
 
 KEPT = 1 << 29  # bytes of logits, at most
 
@@ -62,12 +61,14 @@ class Yardstick:
         return found
 
 
-class Replay:
+class Replay(Backend):
     """A Backend that computes each pass of a round once, and then answers the same round again and again.
 
     With `path` the logits are kept in that file, as they come, and what was asked for in one beside it: `reopened`
     answers from these two, in another process and without the model.
     """
+
+    nbytes = 0
 
     def __init__(self, backend: Backend, path: Path | None = None) -> None:
         self._is_like(backend)
@@ -83,7 +84,7 @@ class Replay:
         replay._is_like(like)
         asked = json.loads(_index(path).read_text(encoding="utf-8"))
         passes, rows = asked["passes"], sum(len(one["logits_rows"]) for one in asked["passes"])
-        replay.exact, replay.shares_scales = asked["exact"], asked["shares_scales"]
+        replay.batch_invariant, replay.shares_scales = asked["batch_invariant"], asked["shares_scales"]
         size = (rows, like.config.vocab_size)
         if path.stat().st_size != 4 * rows * like.config.vocab_size:
             raise BadRequest(f"{path} holds no logits of {rows} predictions")
@@ -94,9 +95,10 @@ class Replay:
         return replay
 
     def _is_like(self, backend: Backend) -> None:
-        self.config, self.ctx_size = backend.config, backend.ctx_size
-        self.device, self.dtype, self.nbytes = backend.device, backend.dtype, backend.nbytes
-        self.engine, self.exact, self.shares_scales = backend.engine, backend.exact, backend.shares_scales
+        self.config, self.ctx_size, self.nbytes = backend.config, backend.ctx_size, backend.nbytes
+        self.device, self.dtype, self.kv_dtype = backend.device, backend.dtype, backend.kv_dtype
+        self.engine, self.shares_scales = backend.engine, backend.shares_scales
+        self.batch_invariant = backend.batch_invariant
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         return self._backend.new_kv(num_blocks, block_size) if self._backend else _Nothing(num_blocks, block_size)
@@ -104,13 +106,16 @@ class Replay:
     def perturbed(self) -> Backend:
         raise NotImplementedError("a recording has no noise of its own")
 
+    def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
+        raise NotImplementedError("a recording has no weights")
+
     def rewind(self) -> None:
         """A round is over."""
         if self._file and self._path:
             self._file.close()
             self._file = None
             passes = [asked for asked, _ in self._passes]
-            about = {"exact": self.exact, "shares_scales": self.shares_scales, "passes": passes}
+            about = {"batch_invariant": self.batch_invariant, "shares_scales": self.shares_scales, "passes": passes}
             _index(self._path).write_text(json.dumps(about), encoding="utf-8")
         self._backend, self._next = None, 0
 
@@ -166,7 +171,7 @@ def _read(replay: Replay, texts: Sequence[Window], progress: Progress | None) ->
         deque(reader.read(window), maxlen=0)
 
 
-class _Nothing:
+class _Nothing(KVStorage):
     """Keys and values that nobody reads."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -176,7 +181,4 @@ class _Nothing:
         self.num_blocks = num_blocks
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    def quiesce(self) -> None:
         pass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pronk.engine.batch import Batch, Run, Wants
+from pronk.engine.batch import PASS_TOKENS, Batch, Run, Wants
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.errors import BadRequest, ContextOverflow
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Score = tuple[float, bool]  # log-likelihood in nats, and whether greedy decoding would have written the same
 
-_PASS = 512  # tokens
 _KEPT = 8192  # tokens of earlier contexts, at most
 
 
@@ -44,7 +43,7 @@ class Scorer:
     def __init__(self, llm: LLM) -> None:
         self._backend = llm.backend
         self._kv = PrefixCache(llm.backend, BLOCK_SIZE, min(llm.ctx_size, _KEPT))
-        self._rows = min(_PASS, max(1, LOGITS_BYTES // (4 * llm.config.vocab_size)))
+        self._rows = min(PASS_TOKENS, max(1, LOGITS_BYTES // (4 * llm.config.vocab_size)))
 
     def score(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], told: Callable[[int], None] | None = None
@@ -78,7 +77,7 @@ class Scorer:
             start = table.length
             self._extend(table, len(context) - 1 - start)
             contexts.append(_Text(table, context[start:-1], start))
-        self._compute(contexts, "none", _PASS)
+        self._compute(contexts, "none", PASS_TOKENS)
         for (context, _), text in zip(wave, contexts, strict=True):
             self._kv.keep(context[:-1], text.table)
         asked = [(number, text) for (_, members), text in zip(wave, contexts, strict=True) for number in members]
@@ -126,7 +125,7 @@ def _waves(groups: _Wave, length: Callable[[int], int]) -> Iterator[_Wave]:
     for group in groups:
         wave.append(group)
         tokens += sum(map(length, group[1]))
-        if tokens >= _PASS or sum(len(context) for context, _ in wave) >= _PASS:
+        if tokens >= PASS_TOKENS or sum(len(context) for context, _ in wave) >= PASS_TOKENS:
             yield wave
             wave, tokens = [], 0
     if wave:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import checkpoint as checkpoints
-from pronk import engines, formats, loading, system
+from pronk import engines, loading, system
 from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
-from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
-from pronk.formats import FLOATS, FORMATS
+from pronk.formats import FORMATS
 from pronk.measure import memory, tasks, texts
 from pronk.measure.comparison import Comparison, Variant
 from pronk.measure.parts import sixteen_bits
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer import Tokenizer
 
-TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is compared where nothing is named
 REFERENCE = "f32"
 PREFILL = (32, 128, 512)  # tokens of the prompts
 WINDOWS, WINDOW = 16, 512
@@ -48,7 +46,7 @@ def settle(request: Request) -> Comparison:
     compares = not (request.techniques and request.to is None and not request.tasks)
     if request.tasks:
         tasks.check(request.tasks)
-    named = (request.to or TO[engine]) if compares else ()
+    named = (request.to or engines.named(engine).compared) if compares else ()
     names = tuple(dict.fromkeys((against, *named)))
     if compares and names == (against,):
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
@@ -69,7 +67,7 @@ def settle(request: Request) -> Comparison:
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
     needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
-    free = _free(engine, request)
+    free = engines.named(engine).free_memory(request.loading.get("device"))
     for name, need in needs.items():
         if free is not None and need > free:
             raise PronkError(
@@ -109,45 +107,33 @@ def settle(request: Request) -> Comparison:
     )
 
 
-def options_of(name: str, engine: Engine, loading: Mapping[str, Any]) -> dict[str, Any]:
-    """What pronk.load is to be told for a variant. LLM.int8()'s own options go to it alone."""
-    own = {key: value for key, value in loading.items() if key != "engine"}
-    if not (name in FORMATS and FORMATS[name].outliers):
-        own = {key: value for key, value in own.items() if not key.startswith("int8_")}
-    return {**own, ("dtype" if engine == "torch" and name in FLOATS else "quantize"): name}
+def options_of(name: str, engine: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """What pronk.load is to be told for a variant, less what concerns other formats."""
+    concerned = engines.named(engine).options
+    own = {key: value for key, value in loading.items() if key != "engine" and name in (concerned.get(key) or [name])}
+    return {**own, "quantize": name}
 
 
-def schemes(engine: Engine) -> tuple[str, ...]:
-    return formats.names(engine=engine) if engine == "torch" else ("auto", *formats.names(engine=engine))
-
-
-def _engine(request: Request, against: str) -> Engine:
+def _engine(request: Request, against: str) -> str:
     """One for all variants. A GPU is used where all of them can be run on it."""
-    names = {against, *(request.to or ())}
-    options = dict.fromkeys((*_OPTIONS, "quantize")) | dict(request.loading)
+    names = dict.fromkeys((against, *(request.to or ())))
+    options = dict.fromkeys(engines.OPTIONS) | dict(request.loading)
     asked = options.pop("engine", None)
     for name in names:
-        known = [engine for engine in ("cpu", "torch") if name in schemes(engine)]
-        if not known:
-            every = dict.fromkeys((*schemes("cpu"), *schemes("torch")))
-            raise BadRequest(f"{name!r} is no scheme; there are {', '.join(every)}")
-        if asked and asked not in known:
-            raise BadRequest(f"the {asked} engine has no {name}; it has {', '.join(schemes(asked))}")
-        if name not in schemes("torch"):
-            options["quantize"] = name
-        elif name not in schemes("cpu"):
-            options["quantize"] = name
-            asked = asked or "torch"
+        if name not in engines.FORMATS:
+            raise BadRequest(f"{name!r} is no scheme; there are {', '.join(engines.FORMATS)}")
+        if asked and name not in (its := engines.named(asked).formats):
+            raise BadRequest(f"the {asked} engine has no {name}; it has {', '.join(its)}")
+    if not any(names.keys() <= {*engine.formats} for engine in engines.ENGINES):
+        raise BadRequest(f"no engine has all of {', '.join(names)}; compare those of each apart")
     own = options["int8_threshold"] is not None or options["int8_outliers"] is not None
     if own and request.to is not None and not any(FORMATS[n].outliers for n in names & FORMATS.keys()):
         raise BadRequest("--int8-threshold and --int8-outliers are llm-int8's; name it with --to, or leave them out")
-    return engines.choose(asked, {name: options[name] for name in _OPTIONS} | {"quantize": options["quantize"]})
+    rare = (name for name in names if any(name not in engine.formats for engine in engines.ENGINES))
+    return engines.choose(asked, options | {"quantize": next(rare, None)})
 
 
-_OPTIONS = ("int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn")
-
-
-def _variant(name: str, original: str, engine: Engine, opened: Checkpoint, request: Request) -> Variant:
+def _variant(name: str, original: str, engine: str, opened: Checkpoint, request: Request) -> Variant:
     options = options_of(name, engine, request.loading)
     return Variant(name, name == original, options, memory.predict(opened, engine, options))
 
@@ -207,13 +193,13 @@ def _windows(request: Request, ctx: int, ids: Sequence[int]) -> tuple[int, int]:
 def _reference(
     variants: Sequence[Variant],
     opened: Checkpoint,
-    engine: Engine,
+    engine: str,
     request: Request,
     free: int | None,
     missing: list[str],
 ) -> tuple[Variant | None, bool]:
     """What quality is held against, and whether each variant fits beside it."""
-    plain = {key: value for key, value in request.loading.items() if key not in ("kv_dtype", "dtype")}
+    plain = {key: value for key, value in request.loading.items() if key != "kv_dtype"}
     options = options_of(REFERENCE, engine, plain)
     exact = Variant(REFERENCE, False, options, memory.predict(opened, engine, options))
     candidates = [exact] + [variant for variant in variants if variant.original]
@@ -244,13 +230,3 @@ def _new_tokens(codec: Tokenizer, ctx: int, missing: list[str]) -> int:
 def _baseline() -> int:
     """What a process with everything but a model holds, about: this one does."""
     return system.held_memory() or 150_000_000
-
-
-def _free(engine: Engine, request: Request) -> int | None:
-    """Of the memory that weights go to; None where that is not known."""
-    device = request.loading.get("device")
-    if engine == "torch" and device != "cpu" and engines.has_gpu():
-        from pronk.torch_engine import device_memory
-
-        return device_memory.free(device)
-    return system.free_memory()

@@ -61,7 +61,8 @@ class Subject:
         """latency.one_round, and the peaks of memory since the process began."""
         llm = self._models[name]
         measured = latency.one_round(llm, prompts, new)
-        return {**measured, "peak_rss": system.peak_memory(), "peak_device": _on_device(llm, "peak")}
+        on_device = llm.backend.device_memory
+        return {**measured, "peak_rss": system.peak_memory(), "peak_device": on_device and on_device.peak()}
 
     def divergences(
         self, reference: str, names: list[str], ids: list[int], ctx: int, count: int
@@ -118,14 +119,16 @@ class Subject:
         together allow, but one at least.
         """
         llm, how = self._models[name], how or {}
+        on_device = llm.backend.device_memory
         taken: list[float] = []
         stats: list[Any] = []
         outputs: list[list[str]] = []
         llm.generate([1] * 8, max_new_tokens=2, ignore_eos=True)  # what is cold at first is not to be timed
         system.collect_memory()
         begins_anew = system.reset_peak_memory()
-        held = system.held_memory()
-        _on_device(llm, "reset_peak")
+        held = on_device.held() if on_device else system.held_memory()
+        if on_device:
+            on_device.reset_peak()
         for number, prompts in enumerate(texts):
             if taken and sum(taken) + taken[-1] > seconds:
                 break
@@ -145,8 +148,8 @@ class Subject:
             "drafted": sum(one.drafted_tokens for one in stats),
             "accepted": sum(one.accepted_tokens for one in stats),
             "cached": stats[-1].cached_tokens,
-            "held": _on_device(llm, "held") or held,  # before the first run
-            "peak_bytes": _on_device(llm, "peak") or (system.peak_memory() if begins_anew else None),
+            "held": held,  # before the first run
+            "peak_bytes": on_device.peak() if on_device else system.peak_memory() if begins_anew else None,
         }
 
 
@@ -154,15 +157,7 @@ def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any
     from pronk import checkpoint, engines, loading, tokenizer
     from pronk.checkpoint.hub import resolve as hub
 
-    if engine == "torch":
-        engines.import_torch()
-        from pronk.torch_engine import device_memory
-
-        device_memory.settle()
-    else:
-        from pronk.cpu_engine.backend import load_native
-
-        load_native()
+    engines.named(engine).prepare()
     if named := options.get("tokenizer"):
         source = loading.find_tokenizer(named)
     else:
@@ -172,24 +167,12 @@ def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any
 
 def _what(llm: LLM) -> dict[str, Any]:
     backend = llm.backend
-    native = getattr(backend, "model", None) if backend.engine == "cpu" else None
     return {
         "engine": backend.engine,
         "device": backend.device,
         "dtype": backend.dtype,
-        "kv_dtype": getattr(backend, "kv_dtype", None),
-        "threads": native.threads if native else None,
-        "isa": native.isa if native else None,
+        "kv_dtype": backend.kv_dtype,
+        **backend.conditions(),
         "weights_bytes": backend.nbytes,
-        "loaded_device": _on_device(llm, "held"),
+        "loaded_device": backend.device_memory and backend.device_memory.held(),
     }
-
-
-def _on_device(llm: LLM, what: str) -> int | None:
-    """Of the memory of the GPU that a model is on: "held", "peak", "reset_peak"; None where it is on none."""
-    if llm.backend.engine != "torch":
-        return None
-    from pronk.torch_engine import device_memory
-
-    found: int | None = getattr(device_memory, what)(llm.backend.device)
-    return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from pronk import engines
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
 from pronk.measure.memory import kv_blocks
@@ -136,7 +137,7 @@ def missing(comparison: Comparison) -> list[str]:
     found = []
     if find_spec("torch") is None:
         found.append("flash against math attention: it needs the torch engine, which is not installed")
-    if comparison.engine == "torch":
+    if "kv_dtype" not in engines.named(comparison.engine).options:
         found.append("types of keys and values, threads: they are options of the CPU engine")
     if not comparison.judged_together:
         found.append("divergence of techniques: two models do not fit into memory side by side")

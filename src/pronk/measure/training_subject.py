@@ -115,8 +115,8 @@ class TrainingSubject:
     def _peak(self) -> int | None:
         from pronk.torch_engine import device_memory
 
-        on_gpu = device_memory.peak(str(self._run.loop.device))
-        return system.peak_memory() if on_gpu is None else on_gpu
+        on_gpu = device_memory.of(self._run.loop.device)
+        return on_gpu.peak() if on_gpu else system.peak_memory()
 
 
 if __name__ == "__main__":

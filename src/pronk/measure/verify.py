@@ -9,7 +9,7 @@ have it, that costs about one rounding an operation, and the logits move by 0.5 
 sums themselves round, more the longer they are: 1 to 3 times. Bugs move float32 by thousands of times the noise, and
 16-bit types by little more than twice: verify in float32 where that can be afforded.
 
-An engine that promises equal bits (`Backend.exact`) is held to that: there, any difference is a bug.
+An engine that promises equal bits (`Backend.batch_invariant`) is held to that: there, any difference is a bug.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def verify(
     ids = whole[: min(max_tokens, llm.ctx_size)]
     if len(ids) < 2:
         raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
-    exact = llm.backend.exact
+    batch_invariant = llm.backend.batch_invariant
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
     noise, allowed = _noise(llm.backend, ids, free)
-    allowed = 0.0 if exact else allowed
+    allowed = 0.0 if batch_invariant else allowed
     paths = [
         _path("cached", llm.logits(ids, cache=True), free, allowed),
         _path("chunked", llm.logits(ids, cache=True, chunk=CHUNK), free, allowed),
@@ -76,7 +76,7 @@ def verify(
         "dtype": llm.backend.dtype,
         "tokens": len(ids),
         "text_tokens": len(whole),
-        "exact": exact,
+        "batch_invariant": batch_invariant,
         "noise_floor": noise,
         "allowed": allowed,
         "paths": paths,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.engine.batch import Batch, Run
+from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Logits = NDArray[np.float32]  # [rows, V]
 
 LOGITS_BYTES = 16 << 20  # at most, in the pieces that a Reader gives: 85 rows of a vocabulary of 49,152
-_PASS = 512  # tokens of a forward pass whose logits nobody wants
 _SHORTEST = 4  # tokens: the second half of three is a single prediction out of almost nothing
 
 
@@ -157,9 +156,9 @@ class Reader:
 
         Raises PronkError where a logit is no number.
         """
-        for at in range(0, 0 if self._backend.shares_scales else window.first, _PASS):
-            self._forward(window, at, min(at + _PASS, window.first), wanted=False)
-        rows = min(_PASS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
+        for at in range(0, 0 if self._backend.shares_scales else window.first, PASS_TOKENS):
+            self._forward(window, at, min(at + PASS_TOKENS, window.first), wanted=False)
+        rows = min(PASS_TOKENS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
         for at in range(window.first, len(window.ids), rows):
             logits = self._forward(window, at, min(at + rows, len(window.ids)), wanted=True)
             check_numbers(logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -15,24 +16,26 @@ from torch import Tensor
 from pronk.checkpoint.containers import mapped
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
-from pronk.engine.backend import KVStorage
+from pronk.engine.backend import Activations, Backend, KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
+from pronk.torch_engine import ENGINE, device_memory
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
 from pronk.torch_engine.packed import PackedLinear, pack
+from pronk.torch_engine.predictions import TorchPredictions
 from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _PIECE = 1 << 24  # bytes of files that stay mapped while their tensors are read
 
 
-class TorchBackend:
-    engine, exact = "torch", False
+class TorchBackend(Backend):
+    engine, batch_invariant = ENGINE.name, ENGINE.batch_invariant
 
     def __init__(self, model: Llama, ctx_size: int | None = None) -> None:
         self.model, self.config = model, model.config
@@ -50,24 +53,25 @@ class TorchBackend:
         cls,
         checkpoint: Checkpoint,
         *,
-        device: str | None = None,
-        dtype: str | None = None,
-        attn: AttentionMode = "flash",
         quantize: str | None = None,
         int8_threshold: float | None = None,
         int8_outliers: int | None = None,
+        device: str | None = None,
+        compute_dtype: str | None = None,
+        attn: AttentionMode = "flash",
         threads: int | None = None,
         ctx_size: int | None = None,
         progress: Progress | None = None,
     ) -> TorchBackend:
-        """`device` None: CUDA where there is one. `dtype` None: float32 on a CPU, the stored 16-bit type on a GPU.
+        """`device` None: CUDA where there is one.
 
-        `quantize`: a scheme of formats.int8 for every Linear but lm_head; None: none, and stored codes become floats.
-        `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's (pronk.formats.int8.Outliers).
-        `threads` is torch's, and holds for the whole process.
+        `quantize`: a type that all weights are and are computed in, stored codes included (None: float32 on a CPU, the
+        stored 16-bit type on a GPU); or a scheme of formats.int8 for every Linear but lm_head, and `compute_dtype` for
+        all else (None: that same type). `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's
+        (pronk.formats.int8.Outliers). `threads` is torch's, and holds for the whole process.
         """
-        _check(dtype, attn, threads, ctx_size)
-        scheme = _scheme(quantize, int8_threshold, int8_outliers)
+        _check(attn, threads, ctx_size)
+        scheme, dtype = _scheme(quantize, int8_threshold, int8_outliers, compute_dtype)
         outliers = _outliers(checkpoint, int8_threshold, int8_outliers)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -91,6 +95,13 @@ class TorchBackend:
         """Of parameters and buffers, each once, and of what packed layers keep in their stead."""
         return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
 
+    @property
+    def device_memory(self) -> device_memory.CudaMemory | None:
+        return device_memory.of(self.device)
+
+    def conditions(self) -> dict[str, Any]:
+        return {"threads": torch.get_num_threads(), "isa": torch.backends.cpu.get_cpu_capability()}
+
     def new_kv(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.config, num_blocks, block_size, self._float_type, torch.device(self.device))
 
@@ -109,31 +120,42 @@ class TorchBackend:
         return TorchBackend(model, self.ctx_size)
 
     def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The one that this was made from, with the weights that quantized layers multiply with, in float32."""
-        tensors = dict(checkpoint.tensors)
-        for path, module in self.model.named_modules():
-            if isinstance(module, Int8Linear):
-                name, of = f"{path}.weight", module  # `of`: this one, and not the last one, when it is read
+        modules = dict(self.model.named_modules())
 
-                def read(of: Int8Linear = of) -> NDArray[np.float32]:
-                    return of.dequantized().cpu().numpy()
+        def made(name: str, tensor: LazyTensor) -> LazyTensor:
+            module = modules.get(name.removesuffix(".weight"))
 
-                tensors[name] = LazyTensor(name, tensors[name].shape, "F32", 4 * of.q.numel(), read)
+            def read() -> NDArray[np.float32]:
+                if isinstance(module, Int8Linear):
+                    return module.dequantized().cpu().numpy()
+                return to_torch(tensor.read(), torch.device("cpu"), self._float_type).float().numpy()
+
+            return LazyTensor(name, tensor.shape, "F32", 4 * math.prod(tensor.shape), read)
+
+        tensors = {name: made(name, tensor) for name, tensor in checkpoint.tensors.items()}
         return replace(checkpoint, tensors=tensors, quantization=None)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
-        """Logits [R, V] of the rows that want them; see pronk.engine.backend.Backend."""
-        assert kv is None or isinstance(kv, TorchKV)
-        logits = self.model(TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None), kv)
-        return logits.float().cpu().numpy()
+        return self._logits(batch, kv).float().cpu().numpy()
 
-    def activations(self, batch: Batch, kv: KVStorage | None) -> dict[tuple[int, str], NDArray[np.float32]]:
-        """What each product is fed: (layer, "qkv", "o", "gate_up" or "down") and (-1, "head") -> [T, K], all rows."""
+    @torch.inference_mode()
+    def predict(self, batch: Batch, kv: KVStorage | None) -> TorchPredictions:
+        return TorchPredictions(self._logits(batch, kv))
+
+    @torch.inference_mode()
+    def activations(self, batch: Batch, kv: KVStorage | None) -> Activations:
         every = replace(batch, logits_rows=np.arange(len(batch.token_ids), dtype=np.int32))  # the last layer's, too
         with overheard(self.model) as seen:
-            self.forward(every, kv)
+            self._logits(every, kv)
         return seen
+
+    def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
+        """[R, V] on the device, in the type that they are computed in."""
+        assert kv is None or isinstance(kv, TorchKV)
+        where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
+        logits: Tensor = self.model(where, kv)
+        return logits
 
 
 def _tensors(model: Llama) -> Iterator[Tensor]:
@@ -144,9 +166,7 @@ def _tensors(model: Llama) -> Iterator[Tensor]:
             yield from (tensor for tensor in (module.weight, module.bias) if tensor is not None)
 
 
-def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | None) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise BadRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+def _check(attn: str, threads: int | None, ctx_size: int | None) -> None:
     if attn not in get_args(AttentionMode):
         raise BadRequest(f"attn must be {' or '.join(get_args(AttentionMode))}, not {attn!r}")
     for name, value, most in (("threads", threads, 1024), ("ctx_size", ctx_size, (1 << 31) - 1)):
@@ -154,13 +174,25 @@ def _check(dtype: str | None, attn: str, threads: int | None, ctx_size: int | No
             raise BadRequest(f"{name} must be a whole number from 1 to {most}, not {value!r}")
 
 
-def _scheme(quantize: str | None, threshold: float | None, least: int | None) -> Scheme | None:
-    if quantize is not None and quantize not in SCHEMES:
-        raise BadRequest(f"quantize must be one of {', '.join(SCHEMES)} on the torch engine, not {quantize!r}")
+def _scheme(
+    quantize: str | None, threshold: float | None, least: int | None, compute_dtype: str | None
+) -> tuple[Scheme | None, str | None]:
+    """Of Linears, if any, and the type of all else; None: the default."""
+    if quantize is not None and quantize not in ENGINE.formats:
+        raise BadRequest(f"quantize must be one of {', '.join(ENGINE.formats)} on the torch engine, not {quantize!r}")
     for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
         if value is not None and not (quantize and FORMATS[quantize].outliers):
             raise BadRequest(f"{name}={value!r} is for quantize='llm-int8'; leave it out, or ask for that")
-    return next((scheme for scheme in SCHEMES if scheme == quantize), None)
+    if compute_dtype is not None and compute_dtype not in DTYPES:
+        raise BadRequest(f"compute_dtype must be one of {', '.join(DTYPES)}, not {compute_dtype!r}")
+    if scheme := next((scheme for scheme in SCHEMES if scheme == quantize), None):
+        return scheme, compute_dtype
+    if compute_dtype not in (None, quantize):
+        raise BadRequest(
+            f"compute_dtype={compute_dtype!r} goes with weights in 8 bits, and not with quantize={quantize!r}; leave "
+            f"it out, or take quantize={compute_dtype!r}"
+        )
+    return None, quantize
 
 
 def _outliers(checkpoint: Checkpoint, threshold: float | None, least: int | None) -> Outliers:

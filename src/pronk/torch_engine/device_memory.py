@@ -1,4 +1,4 @@
-"""What torch has taken of a GPU's memory: held by tensors, not what its allocator keeps for later. Bytes.
+"""What torch has taken of a GPU's memory: by tensors, not what its allocator keeps for later. Bytes.
 
 On a CPU torch does not count, but what it takes for itself at its first use can be had out of the way.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pronk.engine.backend import DeviceMemory
 from pronk.torch_engine.packed import PackedLinear, can_pack
 
 
@@ -22,24 +23,26 @@ def settle() -> None:
             layer(torch.zeros(2, 8, dtype=dtype))
 
 
-def held(device: str) -> int | None:
-    """Now; None on a CPU, where torch does not count."""
-    where = torch.device(device)
-    return torch.cuda.memory_allocated(where) if where.type == "cuda" else None
-
-
 def free(device: str | None) -> int:
     """Of a GPU; None: of the one that models go to by default."""
     return torch.cuda.mem_get_info(device or "cuda")[0]
 
 
-def peak(device: str) -> int | None:
-    """The most since the process began, or since `reset_peak`."""
-    where = torch.device(device)
-    return torch.cuda.max_memory_allocated(where) if where.type == "cuda" else None
+class CudaMemory(DeviceMemory):
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def held(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
 
 
-def reset_peak(device: str) -> None:
+def of(device: str | torch.device) -> CudaMemory | None:
+    """None on a CPU, where torch does not count."""
     where = torch.device(device)
-    if where.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(where)
+    return CudaMemory(where) if where.type == "cuda" else None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pronk.config import ModelConfig
+from pronk.engine.backend import KVStorage
 from pronk.errors import NotEnoughMemory, out_of_memory
 from pronk.torch_engine.batch import Rows
 
@@ -25,7 +26,7 @@ class LayerKV:
         return self.keys[run.slots], self.values[run.slots]
 
 
-class TorchKV:
+class TorchKV(KVStorage):
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -61,6 +62,3 @@ class TorchKV:
                 blocks = tensor.unflatten(0, (-1, self.block_size))
                 for source, destination in pairs:
                     blocks[destination] = blocks[source]
-
-    def quiesce(self) -> None:
-        pass  # nothing is begun ahead

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.engine.backend import Backend, KVStorage
@@ -31,10 +29,9 @@ class Unmasked(TorchBackend):
             raise BadRequest("attention without its mask takes the torch engine, loaded with attn='math'")
         super().__init__(backend.model, backend.ctx_size)
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+    def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         assert kv is None
         masked = TorchBatch.of(batch, torch.device(self.device), None)
         runs = tuple(AllSeen(run.begin, run.end, 0, None) for run in masked.runs)
         logits: Tensor = self.model(replace(masked, runs=runs))
-        return logits.float().cpu().numpy()
+        return logits
