@@ -5,13 +5,11 @@
 // that multiply by it (TilesOf in kernels_matmul.cpp), and its name in tests/native.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
-#include <string_view>
 
 namespace pronk {
 
@@ -31,9 +29,15 @@ constexpr bool is_in_order(const Record (&table)[kCount]) {
 }
 
 template <class Record, size_t kCount>
-const Record* find_named(const Record (&table)[kCount], std::string_view name) {
-    const Record* found = std::find_if(table, table + kCount, [=](const Record& record) { return record.name == name; });
-    return found == table + kCount ? nullptr : found;
+const Record* find_named(const Record (&table)[kCount], const char* name) {
+    for (const Record& record : table)
+        if (std::strcmp(record.name, name) == 0) return &record;
+    return nullptr;
+}
+
+template <class Record, size_t kCount>
+constexpr int count_of(const Record (&)[kCount]) {
+    return kCount;
 }
 
 // -- what weights are multiplied with ---------------------------------------------------------------------------------
@@ -42,7 +46,7 @@ enum class ActivationFormat : int { f32, bf16, int8, q8, llm_int8 };
 
 struct ActivationTraits {
     ActivationFormat id;
-    std::string_view name;
+    const char* name;
     int bytes;              // of a number
     bool scaled = false;    // integers, with a scale a token, and with their sum
     bool grouped = false;   // with both for each 32 of them instead
@@ -59,7 +63,7 @@ inline constexpr ActivationTraits kActivations[] = {
     {.id = ActivationFormat::llm_int8, .name = "llm-int8", .bytes = 1, .scaled = true, .outliers = true},
 };
 static_assert(is_in_order(kActivations));
-constexpr int kActivationFormats = std::size(kActivations);
+constexpr int kActivationFormats = count_of(kActivations);
 static constexpr const ActivationTraits& traits(ActivationFormat format) { return kActivations[static_cast<int>(format)]; }
 
 // -- what rows are packed from: little-endian, as files have them --------------------------------------------------------
@@ -78,7 +82,7 @@ PackCodes pack_codes_q4_0, pack_codes_q4_1, pack_codes_q4_k, pack_codes_q8_0, pa
 
 struct SourceTraits {
     Source id;
-    std::string_view name;
+    const char* name;
     int elements, bytes;  // of a block
     Read* read;
     PackCodes* pack_codes = nullptr;
@@ -131,7 +135,7 @@ constexpr uint32_t set_of(std::initializer_list<Source> sources) {
 
 struct FormatTraits {
     Format id;
-    std::string_view name;
+    const char* name;
     ActivationFormat activations;  // what it is multiplied with
     int columns, bytes;            // of a group: K is padded to whole ones, of each of which a row has so many bytes
     Pack* pack;

@@ -1,5 +1,6 @@
 // Which table of kernels runs here: the best one this processor has, or the one PRONK_ISA names.
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -27,20 +28,19 @@ constexpr Isa kIsas[] = {PRONK_TARGETS(PRONK_ROW)};
 
 const Kernels& choose() {
     const char* wanted = std::getenv("PRONK_ISA");
-    if (!wanted || !*wanted) return *all_kernels().front();
+    if (!wanted || !*wanted) return *kernels_at(0);
     if (const Kernels* found = kernels_named(wanted)) return *found;
     std::string names;
-    for (const Kernels* kernel : all_kernels()) names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) names += (names.empty() ? "" : ", ") + std::string(kernel->name);
     throw std::runtime_error("PRONK_ISA=" + std::string(wanted) + ": this processor can run " + names);
 }
 
 }  // namespace
 
-std::vector<const Kernels*> all_kernels() {
-    std::vector<const Kernels*> tables;
+const Kernels* kernels_at(int index) {
     for (const Isa& isa : kIsas)
-        if (processor().*isa.needs) tables.push_back(isa.table());
-    return tables;
+        if (processor().*isa.needs && index-- == 0) return isa.table();
+    return nullptr;
 }
 
 const Kernels& kernels() {
@@ -48,9 +48,9 @@ const Kernels& kernels() {
     return chosen;
 }
 
-const Kernels* kernels_named(std::string_view name) {
-    for (const Kernels* kernel : all_kernels())
-        if (name == kernel->name) return kernel;
+const Kernels* kernels_named(const char* name) {
+    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i)
+        if (std::strcmp(name, kernel->name) == 0) return kernel;
     return nullptr;
 }
 

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
-#include <vector>
 
 #include "kv_types.h"
 #include "matrix.h"
@@ -111,7 +109,7 @@ size_t attention_scratch(int head_dim);  // floats
 
 // The table for PRONK_ISA, or the best this processor can run. Throws std::runtime_error naming what can be chosen.
 const Kernels& kernels();
-std::vector<const Kernels*> all_kernels();             // that this processor can run, best first
-const Kernels* kernels_named(std::string_view name);  // one of these, or null
+const Kernels* kernels_at(int index);           // of those that this processor can run, best first; null beyond the last
+const Kernels* kernels_named(const char* name);  // one of these, or null
 
 }  // namespace pronk

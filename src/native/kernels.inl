@@ -7,7 +7,6 @@
 // never in how one is summed.
 #include PRONK_SIMD
 
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <type_traits>

@@ -263,26 +263,23 @@ void attention_as(const KVLayout& layout, const AttentionTask& task) {
     }
 }
 
-struct OfType {
-    decltype(Kernels::store_kv) store_kv;
-    decltype(Kernels::attention) attention;
-};
-
+template <class Indices>
+struct OfEveryType;
 template <int... kIndex>
-constexpr auto of_every_type(std::integer_sequence<int, kIndex...>) {
-    return std::array{OfType{store_kv_as<static_cast<KVType>(kIndex)>, attention_as<static_cast<KVType>(kIndex)>}...};
-}
-
-constexpr auto kOf = of_every_type(std::make_integer_sequence<int, std::size(kKVTypes)>());
+struct OfEveryType<std::integer_sequence<int, kIndex...>> {
+    static constexpr decltype(Kernels::store_kv) store_kv[] = {store_kv_as<static_cast<KVType>(kIndex)>...};
+    static constexpr decltype(Kernels::attention) attention[] = {attention_as<static_cast<KVType>(kIndex)>...};
+};
+using All = OfEveryType<std::make_integer_sequence<int, count_of(kKVTypes)>>;
 
 }  // namespace
 
 void store_kv(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
-    kOf[static_cast<int>(layout.type)].store_kv(layout, block, slot, key, value);
+    All::store_kv[static_cast<int>(layout.type)](layout, block, slot, key, value);
 }
 
 void attention(const KVLayout& layout, const AttentionTask& task) {
-    kOf[static_cast<int>(layout.type)].attention(layout, task);
+    All::attention[static_cast<int>(layout.type)](layout, task);
 }
 
 }  // namespace pronk::PRONK_TARGET

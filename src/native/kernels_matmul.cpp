@@ -141,7 +141,7 @@ void add_outliers(const uint8_t* panel, const float* scale, int first, const Row
         const int count = x.outlier_count[t];
         if (count == 0) continue;
         F acc[kCount];
-        const F taken_back = S::set(-128 * x.outlier_sum[t]);
+        const F taken_back = S::set(-traits(Format::llm_int8).offset * x.outlier_sum[t]);
         for (int v = 0; v < kCount; ++v) acc[v] = taken_back;
         for (int i = 0; i < count; ++i) {
             const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
@@ -178,7 +178,7 @@ PRONK_INLINE float* row_of(const Output& out, int t) { return out.data + (out.ep
 
 // What a tile gave, [T][64] of which `vectors` from `first` on are new, goes where it belongs. Its first token is `begin`.
 template <Epilogue kEpilogue>
-void finish_as(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
+void epilogue_as(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
     const float* bias = w.bias ? w.bias + panel * kPanelRows : nullptr;
     const auto value = [&](int v) {
         const F sum = S::load(y + v * 16);
@@ -200,36 +200,26 @@ void finish_as(const Matrix& w, const float* y, int begin, int tokens, int panel
     }
 }
 
-void finish(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
+void epilogue(const Matrix& w, const float* y, int begin, int tokens, int panel, int first, int vectors, const Output& out) {
     switch (out.epilogue) {
-        case Epilogue::store: return finish_as<Epilogue::store>(w, y, begin, tokens, panel, first, vectors, out);
-        case Epilogue::add: return finish_as<Epilogue::add>(w, y, begin, tokens, panel, first, vectors, out);
-        case Epilogue::swiglu: return finish_as<Epilogue::swiglu>(w, y, begin, tokens, panel, first, vectors, out);
-        case Epilogue::pairs: return finish_as<Epilogue::pairs>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::store: return epilogue_as<Epilogue::store>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::add: return epilogue_as<Epilogue::add>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::swiglu: return epilogue_as<Epilogue::swiglu>(w, y, begin, tokens, panel, first, vectors, out);
+        case Epilogue::pairs: return epilogue_as<Epilogue::pairs>(w, y, begin, tokens, panel, first, vectors, out);
     }
 }
 
 // Which register tiles multiply by a format.
 template <Format kFormat>
-struct TilesOf {
-    using Type = GroupedTiles<kFormat>;
-};
+struct TilesOf : std::type_identity<GroupedTiles<kFormat>> {};
 template <>
-struct TilesOf<Format::f32> {
-    using Type = PlainTiles<Format::f32, OpF32>;
-};
+struct TilesOf<Format::f32> : std::type_identity<PlainTiles<Format::f32, OpF32>> {};
 template <>
-struct TilesOf<Format::f16> {
-    using Type = PlainTiles<Format::f16, OpF16>;
-};
+struct TilesOf<Format::f16> : std::type_identity<PlainTiles<Format::f16, OpF16>> {};
 template <>
-struct TilesOf<Format::bf16> {
-    using Type = PlainTiles<Format::bf16, OpBF16>;
-};
+struct TilesOf<Format::bf16> : std::type_identity<PlainTiles<Format::bf16, OpBF16>> {};
 template <>
-struct TilesOf<Format::int8> {
-    using Type = PlainTiles<Format::int8, OpInt8>;
-};
+struct TilesOf<Format::int8> : std::type_identity<PlainTiles<Format::int8, OpInt8>> {};
 template <>
 struct TilesOf<Format::llm_int8> : TilesOf<Format::int8> {};
 
@@ -244,7 +234,7 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
 
 template <Format kFormat>
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
-    using Tiles = typename TilesOf<kFormat>::Type;
+    using Tiles = typename TilesOf<kFormat>::type;
     constexpr int most = tile_tokens(Tiles::accumulators);
     alignas(64) float y[most * kPanelRows];
     while (begin < end) {
@@ -271,21 +261,23 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
                 if (vectors == kVectors) add_outliers<kVectors>(data, scale, first, rows, count, y);
                 else add_outliers<kVectors / 2>(data, scale, first, rows, count, y);
             }
-            finish(w, y, t, count, panel, first, vectors, out);
+            epilogue(w, y, t, count, panel, first, vectors, out);
         }
     }
 }
 
+template <class Indices>
+struct OfEveryFormat;
 template <int... kIndex>
-constexpr auto of_every_format(std::integer_sequence<int, kIndex...>) {
-    return std::array{matmul_as<static_cast<Format>(kIndex)>...};
-}
+struct OfEveryFormat<std::integer_sequence<int, kIndex...>> {
+    static constexpr decltype(Kernels::matmul) matmul[] = {matmul_as<static_cast<Format>(kIndex)>...};
+};
 
 }  // namespace
 
 void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
-    static constexpr auto kOf = of_every_format(std::make_integer_sequence<int, std::size(kFormats)>());
-    kOf[static_cast<int>(w.format)](w, x, tokens, begin, end, out);
+    using All = OfEveryFormat<std::make_integer_sequence<int, count_of(kFormats)>>;
+    All::matmul[static_cast<int>(w.format)](w, x, tokens, begin, end, out);
 }
 
 }  // namespace pronk::PRONK_TARGET

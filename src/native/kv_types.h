@@ -14,7 +14,7 @@ enum class KVType : int { f32, f16, bf16, int8 };
 
 struct KVTraits {
     KVType id;
-    std::string_view name;
+    const char* name;
     int bytes;            // of a number
     float most;           // no larger magnitude is sure to be finite once stored
     int dims = 1;         // of a key that lie together, and keys of a value

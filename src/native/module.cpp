@@ -35,7 +35,7 @@ void parallel_for(ThreadPool& pool, int64_t count, const Body& body) {
 template <class Record, size_t kCount>
 nb::list names_of(const Record (&table)[kCount]) {
     nb::list names;
-    for (const Record& record : table) names.append(nb::str(record.name.data(), record.name.size()));
+    for (const Record& record : table) names.append(nb::str(record.name));
     return names;
 }
 
@@ -64,13 +64,13 @@ const Kernels& kernels_or_refuse(const std::optional<std::string>& isa) {
 }
 
 Format format_or_refuse(const std::string& name) {
-    const FormatTraits* format = find_named(kFormats, name);
+    const FormatTraits* format = find_named(kFormats, name.c_str());
     if (!format) refuse("there is no weight format ", name);
     return format->id;
 }
 
 KVType kv_type_or_refuse(const std::string& name) {
-    const KVTraits* type = find_named(kKVTypes, name);
+    const KVTraits* type = find_named(kKVTypes, name.c_str());
     if (!type) refuse("there is no type ", name, " of keys and values");
     return type->id;
 }
@@ -89,7 +89,7 @@ Matrix shaped(Format format, int64_t rows, int64_t cols, bool pairs) {
 }
 
 bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string& source, int64_t first, ThreadPool& pool) {
-    const SourceTraits* type = find_named(kSources, source);
+    const SourceTraits* type = find_named(kSources, source.c_str());
     if (!type) refuse("rows of ", source, " cannot be packed");
     const int64_t count = raw.shape(0), stride = raw.shape(1), rows = rows_of(matrix, part);
     if (matrix.cols % type->elements) refuse(matrix.cols, " columns are not whole blocks of ", source);
@@ -129,7 +129,7 @@ NB_MODULE(_native, module) {
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Ending::begin));
     module.def("isas", [] {
         nb::list names;
-        for (const Kernels* kernel : all_kernels()) names.append(kernel->name);
+        for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) names.append(kernel->name);
         return names;
     });
     module.def("isa", [] { return kernels_or_refuse(std::nullopt).name; });
@@ -138,12 +138,12 @@ NB_MODULE(_native, module) {
             return shaped(format_or_refuse(format), rows, cols, pairs).nbytes();
         }, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("pairs") = false);
     nb::class_<FormatTraits>(module, "Format")
-        .def_prop_ro("name", [](const FormatTraits& format) { return std::string(format.name); })
-        .def_prop_ro("activations", [](const FormatTraits& format) { return std::string(traits(format.activations).name); })
+        .def_prop_ro("name", [](const FormatTraits& format) { return format.name; })
+        .def_prop_ro("activations", [](const FormatTraits& format) { return traits(format.activations).name; })
         .def_prop_ro("holds", [](const FormatTraits& format) {
                 nb::list names;
                 for (const SourceTraits& source : kSources)
-                    if (format.holds_codes_of(source.id)) names.append(nb::str(source.name.data(), source.name.size()));
+                    if (format.holds_codes_of(source.id)) names.append(nb::str(source.name));
                 return names;
             })
         .def_ro("longest_row", &FormatTraits::longest_row);

@@ -99,7 +99,7 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
             const double bound = (cols + 8) * size * 0x1p-23;
             if (!(std::fabs(y[t * stride + n] - sum) <= bound)) {
                 std::fprintf(stderr, "%s %s T=%d N=%d K=%d: [%d][%d] is %g, not %g (within %g)\n", kernel.name,
-                             traits(format).name.data(), tokens, rows, cols, t, n, y[t * stride + n], sum, bound);
+                             traits(format).name, tokens, rows, cols, t, n, y[t * stride + n], sum, bound);
                 CHECK(false);
                 return;
             }
@@ -257,7 +257,7 @@ void test_rows(const Kernels& kernel) {
 }  // namespace
 
 int main() {
-    for (const Kernels* kernel : all_kernels()) {
+    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) {
         std::printf("%s\n", kernel->name);
         for (const FormatTraits& format : kFormats)
             for (int round = 0; round < 25; ++round)
