@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """A loaded model. Sampling options are those of SamplingParams, as `params=` or one by one."""
+    """A loaded model. Sampling options are those of SamplingParams, as `params=` or one by one.
+
+    Any thread may generate at any time: texts under way share forward passes (see Session).
+    """
 
     def __init__(
         self,

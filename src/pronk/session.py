@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from pronk.engine.streaming import TextStream
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Progress
     from pronk.engine.backend import Backend
+    from pronk.engine.planner import Entry
     from pronk.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
 READING, SEARCHING = "reading the prompt", "beam search"
 _PATIENCE = 1.0  # seconds after which who waits looks again: whoever was interrupted may have rung no bell
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -48,6 +49,21 @@ class Handle:
     left: int  # samples that have not ended
     reader: _Reader = field(repr=False)
     streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
+    entry: Entry | None = None  # what the scheduler has made of it
+
+    @property
+    def read(self) -> int:
+        """Tokens of the prompt that are computed."""
+        return min(self.entry.parts[0].computed, len(self.prompt)) if self.entry else 0
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How many tokens were generated, of each sample or beam, and how many there may be."""
+        limit = self.request.max_tokens - len(self.prompt)
+        return (self.entry.step if self.left and self.entry else limit), limit
+
+    def failed(self, error: Exception, sample: int = 0) -> Chunk:
+        return Chunk("", None, request=self.number, index=sample, finish_reason="error", seed=self.seed, error=error)
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,7 @@ class _Reader:
         self.whole, self.chunks = whole, deque[tuple[Handle, Chunk]]()
         self.handles: list[Handle] = []
         self.left: float = math.inf  # handles that have not ended
-        self.bell: threading.Condition | None = None  # while its thread waits
+        self.bell = threading.Event()
 
     @property
     def ready(self) -> bool:
@@ -88,7 +104,7 @@ class _Reader:
 class Session:
     """Takes requests, and gives chunks of their texts, one forward pass of all of them at a time.
 
-    Any thread may call any method. There are two ways to use one, which go together:
+    Any thread may call any method, and one at a time `step`. There are two ways to use one, which go together:
 
     - `submit` requests and call `step` in a loop: it computes one pass and gives the chunks of it. So a server does,
       whose event loop submits and cancels while another thread steps; neither of the two waits for a pass.
@@ -137,8 +153,8 @@ class Session:
         # What other threads ask for in the course of a pass is done before the next one.
         self._arriving: deque[Handle] = deque()
         self._leaving: deque[Handle] = deque()
-        # Who computes a pass, or gives it out: its thread and, if it reads, its reader. It is set and cleared by plain
-        # assignments in a `try` and its `finally`, between which no signal handler of Python runs.
+        # Whose turn it is to compute a pass: a thread, and what it reads. It is set in a `try`, and cleared in its
+        # `finally` before any call, where no signal handler of Python can come between.
         self._turn: tuple[int, _Reader] | None = None
         self._lock = threading.RLock()  # for moments: never held during a pass
         self._waiting: list[_Reader] = []
@@ -200,7 +216,9 @@ class Session:
                 reader.handles.append(self._handle(list(prompt), params, seed, number, reader))
             reader.left = len(reader.handles)
             self._arriving.extend(reader.handles)
-            tell = self._teller(reader, params, progress)
+            read, total = 0, sum(len(handle.prompt) for handle in reader.handles)
+            if progress:
+                progress(READING, read, total)
             while reader.left or reader.chunks:
                 if reader.chunks and reader.ready:
                     _, chunk = reader.chunks.popleft()
@@ -209,8 +227,12 @@ class Session:
                     yield chunk
                 else:
                     self._move(reader)
-                    if tell:
-                        tell()
+                    if progress and read < total:
+                        read = sum(handle.read for handle in reader.handles)
+                        progress(READING, read, total)
+                    elif progress and params.num_beams > 1:
+                        steps = [handle.steps for handle in reader.handles]
+                        progress(SEARCHING, sum(done for done, _ in steps), sum(of for _, of in steps))
         finally:
             reader.left = 0
             for handle in reader.handles:
@@ -222,10 +244,10 @@ class Session:
         self._closed = True
         for handle in [*self._arriving, *self._handles.values()]:
             if handle.left and handle.reader.handles:
-                self._give(handle, _failed(handle, 0, PronkError("the session was closed")))
+                self._give(handle, handle.failed(PronkError("the session was closed")))
             self.cancel(handle)
+        self._ring()
         with self._lock:
-            self._ring(leaving=False)
             if self._turn is None:
                 self._rest()
 
@@ -256,41 +278,39 @@ class Session:
         turn = (get_ident(), reader)
         try:
             with self._lock:
-                if other := self._turn:
-                    if other[0] == turn[0]:
-                        raise PronkError("a signal handler cannot use the model amid the pass that it interrupts")
-                    self._wait(reader)
-                    return
-                self._turn = turn
+                if self._turn is None:
+                    self._turn = turn
+            if self._turn is not turn:
+                self._wait(reader)
+                return
             while not reader.ready:
                 self._pass()
                 if not reader.whole:
                     break
-                self._ring(leaving=False)
+                self._ring()
         finally:
             if self._turn is turn:
                 self._turn = None
                 self._ring(leaving=True)
 
     def _wait(self, reader: _Reader) -> None:
-        """Until the reader is ready, or the turn is to be taken. The lock is held, and given up meanwhile."""
-        reader.bell = threading.Condition(self._lock)
+        """Until the reader is ready, or the turn is to be taken."""
+        reader.bell.clear()
         self._waiting.append(reader)
         try:
-            if self._turn and not reader.ready:  # both may have changed before anybody saw that it waits
+            if (turn := self._turn) and not reader.ready:  # both may have changed before anybody saw that it waits
+                if turn[0] == get_ident():
+                    raise PronkError("a signal handler cannot use the model amid the pass that it interrupts")
                 reader.bell.wait(_PATIENCE)
         finally:
             self._waiting.remove(reader)
 
-    def _ring(self, *, leaving: bool) -> None:
+    def _ring(self, leaving: bool = False) -> None:
         """Wake those who have something to read; and, when the turn is given up, one who may take it."""
-        if self._waiting:
-            with self._lock:
-                for reader in self._waiting:
-                    if reader.ready or leaving:
-                        leaving = leaving and reader.ready
-                        assert reader.bell
-                        reader.bell.notify()
+        for reader in list(self._waiting):
+            if reader.ready or leaving:
+                leaving = leaving and reader.ready
+                reader.bell.set()
 
     def _pass(self) -> None:
         scheduler = self._apply()
@@ -301,7 +321,7 @@ class Session:
         outcomes = scheduler.step()
         self._seconds += time.perf_counter() - begun
         for outcome in outcomes:
-            if handle := self._handles.get(outcome.request):
+            if (handle := self._handles.get(outcome.request)) and handle.left > 0:
                 self._tell(handle, outcome)
         scheduler.settled = True
         if not self._handles:
@@ -330,11 +350,11 @@ class Session:
             else:
                 if handle.params.num_beams > 1:
                     handle.left = 1
-                self._give(handle, _failed(handle, outcome.sample, outcome.error))
+                self._give(handle, handle.failed(outcome.error, outcome.sample))
         except Exception as error:  # of the tokenizer: nobody else's
             handle.left = 1
             self._scheduler.cancel(number)
-            self._give(handle, _failed(handle, 0, error))
+            self._give(handle, handle.failed(error))
 
     def _give(self, handle: Handle, chunk: Chunk, stream: TextStream | None = None) -> None:
         if handle.left <= 0 or (stream and stream.watch.drawn <= stream.given):  # cancelled; or told before
@@ -361,7 +381,7 @@ class Session:
             scheduler = self._new()
             self._handles = {number: handle for number, handle in self._handles.items() if handle.left > 0}
             for handle in self._handles.values():
-                scheduler.enqueue(handle.request, handle.prompt)
+                handle.entry = scheduler.enqueue(handle.request, handle.prompt)
                 for sample, old in handle.streams.items():
                     self._stream(handle, sample).given = old.given
             with self._lock:
@@ -372,7 +392,7 @@ class Session:
                 handle = self._arriving[0]
                 if handle.left and handle.request.id not in self._handles:
                     self._handles[handle.request.id] = handle
-                    scheduler.enqueue(handle.request, handle.prompt)
+                    handle.entry = scheduler.enqueue(handle.request, handle.prompt)
                 self._arriving.popleft()
             while self._leaving:
                 number = self._leaving[0].request.id
@@ -412,31 +432,6 @@ class Session:
         handle.streams[sample] = stream
         return stream
 
-    def _teller(self, reader: _Reader, params: SamplingParams, progress: Progress | None) -> Callable[[], None] | None:
-        if progress is None:
-            return None
-        total = sum(len(handle.prompt) for handle in reader.handles)
-        steps = sum(handle.request.max_tokens - len(handle.prompt) for handle in reader.handles)
-        read = 0
-        progress(READING, read, total)
-
-        def tell() -> None:
-            nonlocal read
-            scheduler, done, step = self._scheduler, 0, 0
-            for handle in reader.handles:
-                limit = handle.request.max_tokens - len(handle.prompt)
-                under_way = scheduler.progress(handle.request.id) if scheduler and handle.left else None
-                begun = bool(handle.streams) or not handle.left
-                done += under_way[0] if under_way else len(handle.prompt) * begun
-                step += under_way[1] if under_way else limit * begun
-            if read < total:
-                read = done
-                progress(READING, read, total)
-            elif params.num_beams > 1:
-                progress(SEARCHING, step, steps)
-
-        return tell
-
     def _after_fork(self) -> None:
         """In a child, where the threads of others are gone: what they read is dropped, and their pass begun anew."""
         gone = list(self._waiting)
@@ -448,10 +443,6 @@ class Session:
                 self._scheduler.settled = False
         for reader in gone:
             self._leaving.extend(reader.handles)
-
-
-def _failed(handle: Handle, sample: int, error: Exception) -> Chunk:
-    return Chunk("", None, request=handle.number, index=sample, finish_reason="error", seed=handle.seed, error=error)
 
 
 def _forked() -> None:

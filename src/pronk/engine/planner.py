@@ -47,12 +47,15 @@ class Planner:
     def entries(self) -> list[Entry]:
         return [*self.running, *self.waiting]
 
-    def add(self, request: Request, tokens: list[int]) -> None:
+    def add(self, request: Request, tokens: list[int]) -> Entry:
         table = BlockTable(self._pool)
+        entry: Entry
         if request.params.num_beams > 1:
-            self.waiting.append(BeamSearch.of(request, tokens, table))
+            entry = BeamSearch.of(request, tokens, table)
         else:
-            self.waiting.append(Sequence(request, list(range(request.params.samples)), tokens, table))
+            entry = Sequence(request, list(range(request.params.samples)), tokens, table)
+        self.waiting.append(entry)
+        return entry
 
     def next(self) -> list[tuple[Sequence, Run]]:
         """The runs of the next pass, those of one entry side by side. Their tokens count as cached from now on."""

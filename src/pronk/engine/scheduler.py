@@ -105,10 +105,10 @@ class Scheduler:
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
         )
 
-    def enqueue(self, request: Request, prompt_ids: list[int]) -> None:
+    def enqueue(self, request: Request, prompt_ids: list[int]) -> Entry:
         if self._closed:
             raise RuntimeError("the scheduler is closed")
-        self._plan.add(request, list(prompt_ids))
+        return self._plan.add(request, list(prompt_ids))
 
     def cancel(self, request: int, sample: int | None = None) -> None:
         """Drop a request, or one sample of it: no further step gives an event of it. Unknown ones are ignored."""
@@ -121,13 +121,6 @@ class Scheduler:
     @property
     def kv(self) -> PrefixCache | None:
         return self._kv
-
-    def progress(self, request: int) -> tuple[int, int] | None:
-        """How many tokens of its prompt are computed, and how many it has generated; None if it is not under way."""
-        for entry in self._plan.entries:
-            if entry.request.id == request:
-                return min(entry.parts[0].computed, entry.request.prompt_tokens), entry.step
-        return None
 
     @property
     def has_work(self) -> bool:
