@@ -79,7 +79,7 @@ def _measured(grid: Grid, setting: Setting, *, account: bool) -> dict[str, Any]:
     request = grid.request
     chosen = {
         "precision": setting.precision, "recompute": int(setting.recompute), "accumulate": setting.accumulate,
-        "batch_size": setting.batch_size, "quantize": "f32" if setting.lora else None, "rate": _RATES[setting.lora],
+        "batch_size": setting.batch_size, "quantize": "f32" if setting.lora else None, "lr": _RATES[setting.lora],
         "warmup": 0.0, "schedule": "constant", "max_steps": 100,
     }  # fmt: skip
     longest = sorted(grid.examples, key=lambda example: len(example[0]), reverse=True)

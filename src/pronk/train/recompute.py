@@ -6,31 +6,17 @@ inputs, dropout's random state included.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import torch
 from torch.utils.checkpoint import checkpoint
 
 from pronk.errors import BadRequest
-from pronk.torch_engine.model import Block, Llama
+from pronk.torch_engine.model import Llama
 
 
 def recompute(model: Llama, every: int) -> None:
-    """Block 0 and every `every`-th after it: 1 is all of them, 0 none."""
+    """Block 0 and every `every`-th after it: 1 is all of them, 0 none. Where no gradient is wanted nothing changes."""
     if type(every) is not int or every < 0:
         raise BadRequest(f"recompute every block (1), every k-th (k) or none (0), not {every!r}")
-    for index, block in enumerate(model.model.layers):
-        if every and index % every == 0:
-            assert isinstance(block, Block)
-            _wrap(block)
-
-
-def _wrap(block: Block) -> None:
-    inner = block.forward
-
-    def forward(*arguments: Any) -> Any:
-        if not torch.is_grad_enabled():  # nothing is kept that could be forgotten
-            return inner(*arguments)
-        return checkpoint(inner, *arguments, use_reentrant=False)
-
-    block.forward = forward  # type: ignore[method-assign, assignment]
+    for block in model.model.layers[::every] if every else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
