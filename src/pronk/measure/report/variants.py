@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pronk.measure.figures import at
-from pronk.measure.formatting import count, four_digits, listed, name_of, percent, plain, scale, whole
+from pronk.measure.formatting import count, digits, listed, name_of, percent, plain, scale
 from pronk.measure.report.tables import Own, Row, Table, table
 
 SIZES = ("weights_measured", "weights_predicted", "total_predicted", "peak_rss")
 QUALITY = ("perplexity", "divergence", "noise_floor", "texts")
+FOUR = partial(digits, count=4)
 MODES = {"greedy": "greedy", "seeded": "sampled, the same random numbers for all"}
 
 
@@ -64,7 +66,7 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
             weights,
             peaks,
             "Text quality",
-            Row("Perplexity (PPL)", "quality.perplexity.value", "error changed twin", four_digits),
+            Row("Perplexity (PPL)", "quality.perplexity.value", "error changed twin", FOUR),
             Row(f"KLD to {reference}, mean", kld + "mean", "error floor twin"),
             Row(f"Top-1 agreement with {reference}", kld + "top1", "floor twin", percent),
         ],
@@ -81,14 +83,14 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
         ],
         "memory": [
             weights,
-            Row("Keys and values, bytes a token", "memory.kv_a_token", show=whole),
+            Row("Keys and values, bytes a token", "memory.kv_a_token", show=count),
             Row(f"Process grew in loading by, {unit}", "memory.loading_took", unit=size),
             Row(f"Process when loaded, {unit}", "memory.loaded_rss", unit=size),
             peaks,
         ],
         "quality": [
             "Perplexity",
-            Row("PPL, ± standard error", "quality.perplexity.value", "error changed twin", four_digits),
+            Row("PPL, ± standard error", "quality.perplexity.value", "error changed twin", FOUR),
             f"KL divergence to {reference}, nats",
             Row("mean, ± standard error", kld + "mean", "error floor twin"),
             *(Row(key, kld + key, "floor twin") for key in ("median", "p99", "max")),
@@ -96,7 +98,7 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
             "Predictions",
             Row("Top-1 agreement", kld + "top1", "floor twin", percent),
             Row("RMS change of the right token's probability", kld + "rms_dp", "floor twin", percent),
-            Row("Tokens predicted", "quality.perplexity.rows", show=whole),
+            Row("Tokens predicted", "quality.perplexity.rows", show=count),
         ],
         "benchmarks": [
             Row(f"{plain(task)}, {plain(metric)}", ("tasks", task, "metrics", metric, "value"), "error apart twin")
