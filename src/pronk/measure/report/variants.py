@@ -49,7 +49,7 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
     weights = Row(f"Weights, {unit}", "memory.weights_measured", "predicted size", unit=size,
                   predicted="memory.weights_predicted")  # fmt: skip
     peaks = Row(f"Peak {where}, {unit}", peak, "predicted size", unit=size, predicted="memory.total_predicted")
-    kld, texts = "quality.divergence.", "quality.texts."
+    kld = "quality.divergence."
     metrics = [(task, key) for v in variants for task, of in (v.get("tasks") or {}).items() for key in of["metrics"]]
 
     def by_length(part: str, key: str, label: str) -> list[Row]:
@@ -104,13 +104,13 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
             Row(f"{plain(task)}, {plain(metric)}", ("tasks", task, "metrics", metric, "value"), "error apart twin")
             for task, metric in dict.fromkeys(metrics)
         ],
-        "texts": [row for mode, title in MODES.items() for row in (
+        "texts": [row for mode, title in MODES.items() for here in (f"quality.texts.{mode}.",) for row in (
             title.capitalize(),
-            Row("Tokens until they part (median)", texts + f"{mode}.first_divergence", "parted", count, of_base=False),
-            Row("Places with the same token", texts + f"{mode}.equal_share", show=percent, of_base=False),
-            Row("distinct-1", texts + f"{mode}.distinct_1"),
-            Row("distinct-2", texts + f"{mode}.distinct_2"),
-            Row("Repetition", texts + f"{mode}.repetition", show=percent),
+            Row("Tokens until they part (median)", here + "first_divergence", "parted twin", count, of_base=False),
+            Row("Places with the same token", here + "equal_share", "twin", percent, of_base=False),
+            Row("distinct-1", here + "distinct_1", "twin"),
+            Row("distinct-2", here + "distinct_2", "twin"),
+            Row("Repetition", here + "repetition", "twin", percent),
         )],
     }  # fmt: skip
 
