@@ -33,11 +33,12 @@ def render(folder: Path) -> str:
     anew = "pronk compare --training --overwrite measures anew"
     report = schema.visible(schema.read(folder / NAME, schema.TRAINING, anew=anew))
     drawn, lengths = picture(report), sorted(report["lengths"])
-    changes = Table(list(_KINDS.values()), [
-        (plain(one["name"]), [Cell(_change(one.get("changes"), kind)) for kind in _KINDS]) for one in report["techniques"]
-    ])  # fmt: skip
-    lines = [(plain(point["name"]), [Cell(said) for said in _point(point)]) for point in report["points"]]
-    settings = Table(_COLUMNS, lines)
+    changed = [
+        (plain(one["name"]), [Cell(_change(one.get("changes"), kind)) for kind in _KINDS])
+        for one in report["techniques"]
+    ]
+    points = [(plain(one["name"]), [Cell(said) for said in _point(one)]) for one in report["points"]]
+    changes, settings = Table(list(_KINDS.values()), changed), Table(_COLUMNS, points)
     if drawn:
         write(folder / PLOT, drawn.file())
     said = {"report": report, "changes": changes, "settings": settings, "picture": drawn, "plot": PLOT,
