@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pronk.cli import divergence
 from pronk.measure.noise import LOWER, RULE, TIMES, Mean, standing
-from pronk.measure.report import verdict
+from pronk.measure.report import content, pages, verdict
 
 FLOOR = Mean(1e-4, 0.0)
 
@@ -57,5 +60,10 @@ def test_the_command_and_the_report_say_the_same(mean: float, error: float | Non
 
 def test_the_rule_is_said_as_it_is_computed() -> None:
     assert f"{TIMES:g} times" in RULE
-    assert any(RULE in rule and LOWER in rule for rule in verdict.RULES)
+    sample = json.loads(Path(__file__).with_name("report_sample.json").read_text("utf-8"))
+    page = pages.filled("REPORT.md.jinja", content.of(sample))
+    assert f"{RULE} {LOWER}" in page
+    assert all(f"under {border:g} “{name}”" in page for border, name, _ in verdict.LEVELS[:-1])
+    shares = [100 * math.sqrt(border / 2) for border, _, _ in verdict.LEVELS[:-1]]
+    assert "at most {:.0f}, {:.0f} and {:.0f}% of sampled tokens".format(*shares) in page
     assert all(f"{TIMES:g} times" in divergence._IN_WORDS[said] for said in divergence._IN_WORDS if said != "unknown")

@@ -320,7 +320,11 @@ def test_every_figure_of_a_twin_says_so(sample: Any, tmp_path: Path) -> None:
     for label in ("PPL", "mean", "median", "its own noise floor", "Top-1", "RMS"):
         told = [cell[-1] == "of a rotated twin" for cell in cells(sample, "quality", label)]
         assert told == [False, False, False, True], label
-    assert "The quality of q4 is that of a rotated twin." in rendered(sample, tmp_path)[0]
+    assert cells(sample, "texts", "distinct-1")[3][-1] == "of a rotated twin"
+    page, html = rendered(sample, tmp_path)
+    assert "\n\nq4 (a rotated twin)\n\n```text\n" in page
+    assert "<h4>q4 (a rotated twin)</h4>" in html
+    assert "The quality of q4 is that of a rotated twin." in page
 
 
 def test_keys_and_values_over_the_peak_are_explained(sample: Any, tmp_path: Path) -> None:

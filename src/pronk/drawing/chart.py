@@ -79,7 +79,7 @@ def logarithmic(low: float, high: float, label: str = "") -> Axis:
 
 def named(names: Sequence[str]) -> Axis:
     """A place for each name: 0, 1, 2, ... downwards; long ones are cut."""
-    ticks: dict[float, str] = {n: fitted(name, 0.33 * WIDTH, SMALL) for n, name in enumerate(names)}
+    ticks: dict[float, str] = {n: fitted(name, 0.3 * WIDTH, SMALL) for n, name in enumerate(names)}
     return Axis(len(names) - 0.5, -0.5, ticks, grid=False)
 
 

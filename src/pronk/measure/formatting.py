@@ -11,10 +11,8 @@ from pronk.measure.figures import Value
 NONE = "—"
 
 
-def digits(value: float | None, count: int = 3) -> str:
+def digits(value: float, count: int = 3) -> str:
     """`count` digits that count, never in powers of ten while fewer than six zeros do: 1,234, 45.6, 0.00289."""
-    if value is None:
-        return NONE
     if value == 0:
         return "0"
     if not 1e-6 <= abs(value) < 1e15:
@@ -23,23 +21,13 @@ def digits(value: float | None, count: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
-def four_digits(value: float | None) -> str:
-    return digits(value, 4)
-
-
-def whole(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def count(value: float | None) -> str:
+def count(value: float) -> str:
     """Of things that are counted, or half of one: 31, 34.5."""
-    return NONE if value is None else f"{value:,.1f}".removesuffix(".0")
+    return f"{value:,.1f}".removesuffix(".0")
 
 
-def percent(share: float | None, places: int = 1) -> str:
+def percent(share: float, places: int = 1) -> str:
     """97.1%; nearer to 0 or to 1 with as many digits as tell it from them."""
-    if share is None:
-        return NONE
     while places < 4 and 0 < share < 1 and f"{100 * share:.{places}f}" in (f"{0:.{places}f}", f"{100:.{places}f}"):
         places += 1
     return f"{100 * share:.{places}f}%"
@@ -57,7 +45,7 @@ def change(ratio: float, error: float | None) -> str:
 
 def spread(value: Value | None) -> str:
     """16.8 to 19.0; nothing where no spread is known, or there is none."""
-    return f"{digits(value.low)} to {digits(value.high)}" if value and value.ends else ""
+    return " to ".join(map(digits, value.ends)) if value and value.ends else ""
 
 
 def scale(values: list[float | None]) -> tuple[str, float]:

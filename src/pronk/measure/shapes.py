@@ -55,45 +55,39 @@ class Either(NamedTuple):
 
 def problems(given: Any, shape: Any, where: str) -> Iterator[str]:
     """Every place where `given`, which is called `where`, is not as `shape` has it, in words."""
-    if isinstance(shape, Maybe):
-        if given is not None:
-            yield from problems(given, shape.shape, where)
-    elif isinstance(shape, Rule):
-        found = list(problems(given, shape.shape, where))
-        yield from found
-        if not found and not shape.holds(given):
-            yield f"{where} is {shape.breach}"
-    elif isinstance(shape, list):
-        most = shape[1] if shape[1:] else _MANY
-        if not isinstance(given, list):
-            yield f"{where} is {_kind(given)} and no list"
-        elif len(given) > most:
-            yield f"{where} has {len(given)} entries, and {most} at most are drawn"
-        else:
-            for n, value in enumerate(given):
-                yield from problems(value, shape[0], f"{where}[{n}]")
-    elif isinstance(shape, Named | Either | dict):
-        yield from _object(given, shape, where)
-    else:
-        yield from _leaf(given, shape, where)
-
-
-def _object(given: Any, shape: Any, where: str) -> Iterator[str]:
-    if not isinstance(given, dict):
-        yield f"{where} is {_kind(given)} and no object"
-    elif isinstance(shape, Either):
-        yield from problems(given, shape.shape if shape.key in given else shape.otherwise, where)
-    elif isinstance(shape, dict):
-        for name, inner in shape.items():
-            if name in given or not isinstance(inner, Maybe):
-                yield from problems(given.get(name), inner, f"{where}.{name}")
-    elif len(given) > shape.most:
-        yield f"{where} has {len(given)} names, and {shape.most} at most are drawn"
-    else:
-        for name, value in given.items():
-            yield from _leaf(name, str, f"a name in {where}")
-            if shape.shape is not None:
-                yield from problems(value, shape.shape, f"{where}[{name!r}]")
+    match shape:
+        case Maybe(inner):
+            if given is not None:
+                yield from problems(given, inner, where)
+        case Rule(inner, holds, breach):
+            found = list(problems(given, inner, where))
+            yield from found or ([] if holds(given) else [f"{where} is {breach}"])
+        case list():
+            most = shape[1] if shape[1:] else _MANY
+            if not isinstance(given, list):
+                yield f"{where} is {_kind(given)} and no list"
+            elif len(given) > most:
+                yield f"{where} has {len(given)} entries, and {most} at most are drawn"
+            else:
+                for n, value in enumerate(given):
+                    yield from problems(value, shape[0], f"{where}[{n}]")
+        case dict() | Named() | Either() if not isinstance(given, dict):
+            yield f"{where} is {_kind(given)} and no object"
+        case dict():
+            for name, inner in shape.items():
+                if name in given or not isinstance(inner, Maybe):
+                    yield from problems(given.get(name), inner, f"{where}.{name}")
+        case Either(key, first, otherwise):
+            yield from problems(given, first if key in given else otherwise, where)
+        case Named(_, most) if len(given) > most:
+            yield f"{where} has {len(given)} names, and {most} at most are drawn"
+        case Named(inner):
+            for name, value in given.items():
+                yield from _leaf(name, str, f"a name in {where}")
+                if inner is not None:
+                    yield from problems(value, inner, f"{where}[{name!r}]")
+        case _:
+            yield from _leaf(given, shape, where)
 
 
 def _leaf(given: Any, shape: Any, where: str) -> Iterator[str]:

@@ -32,8 +32,13 @@ def render(folder: Path) -> str:
     """Write the page and the plot; gives the tables as text. Raises BadFile."""
     anew = "pronk compare --training --overwrite measures anew"
     report = schema.visible(schema.read(folder / NAME, schema.TRAINING, anew=anew))
-    changes, settings, drawn = _changes(report), _settings(report), picture(report)
-    lengths = sorted(report["lengths"])
+    drawn, lengths = picture(report), sorted(report["lengths"])
+    changed = [
+        (plain(one["name"]), [Cell(_change(one.get("changes"), kind)) for kind in _KINDS])
+        for one in report["techniques"]
+    ]
+    points = [(plain(one["name"]), [Cell(said) for said in _point(one)]) for one in report["points"]]
+    changes, settings = Table(list(_KINDS.values()), changed), Table(_COLUMNS, points)
     if drawn:
         write(folder / PLOT, drawn.file())
     said = {"report": report, "changes": changes, "settings": settings, "picture": drawn, "plot": PLOT,
@@ -43,25 +48,12 @@ def render(folder: Path) -> str:
     return "\n\n".join(terminal.table(rows, right=range(1, len(rows[0]))) for rows in tables)
 
 
-def _changes(report: Mapping[str, Any]) -> Table:
-    """What each technique changes, beside the same training without it."""
-    lines = []
-    for technique in report["techniques"]:
-        changes = technique.get("changes") or {}
-        cells = [Cell(_change(changes[kind]) if changes else NONE) for kind in _KINDS]
-        lines.append((plain(technique["name"]), cells))
-    return Table(list(_KINDS.values()), lines)
-
-
-def _change(found: Mapping[str, Any]) -> str:
-    times = found.get("times")
-    return found["arrow"] if times is None or found["arrow"] == "=" else f"{found['arrow']} {times:.2f}×"
-
-
-def _settings(report: Mapping[str, Any]) -> Table:
-    return Table(
-        _COLUMNS, [(plain(point["name"]), [Cell(said) for said in _point(point)]) for point in report["points"]]
-    )
+def _change(changes: Mapping[str, Any] | None, kind: str) -> str:
+    """Of a kind of memory or work, beside the same training without the technique."""
+    if changes is None:
+        return NONE
+    arrow, times = changes[kind]["arrow"], changes[kind].get("times")
+    return arrow if times is None or arrow == "=" else f"{arrow} {times:.2f}×"
 
 
 def _point(point: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pronk.measure.figures import at
-from pronk.measure.formatting import NONE, plain, whole
+from pronk.measure.formatting import NONE, count, plain
 from pronk.measure.report.tables import AT_ONCE, Cell, Own, Row, Table, table
 
 RATES = {
@@ -27,7 +27,7 @@ ROWS = (
     Row("weights, MB", "weights_bytes", "size", unit=MB),
     Row("process grew in loading by, MB", "loading_took", "size", unit=MB),
     Row(KLD := "mean KLD", "kld", "kld_error own_floor"),
-    Row(SAME := "texts the same as the first way's", "same_texts", show=whole, of="texts", of_base=False),
+    Row(SAME := "texts the same as the first way's", "same_texts", show=count, of="texts", of_base=False),
 )
 _NOT_TOLD = Cell(NONE, ("not told: the file lies on its grid",))
 

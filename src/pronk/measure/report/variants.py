@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pronk.measure.figures import at
-from pronk.measure.formatting import count, four_digits, listed, name_of, percent, plain, scale, whole
+from pronk.measure.formatting import count, digits, listed, name_of, percent, plain, scale
 from pronk.measure.report.tables import Own, Row, Table, table
 
 SIZES = ("weights_measured", "weights_predicted", "total_predicted", "peak_rss")
 QUALITY = ("perplexity", "divergence", "noise_floor", "texts")
+FOUR = partial(digits, count=4)
 MODES = {"greedy": "greedy", "seeded": "sampled, the same random numbers for all"}
 
 
@@ -47,7 +49,7 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
     weights = Row(f"Weights, {unit}", "memory.weights_measured", "predicted size", unit=size,
                   predicted="memory.weights_predicted")  # fmt: skip
     peaks = Row(f"Peak {where}, {unit}", peak, "predicted size", unit=size, predicted="memory.total_predicted")
-    kld, texts = "quality.divergence.", "quality.texts."
+    kld = "quality.divergence."
     metrics = [(task, key) for v in variants for task, of in (v.get("tasks") or {}).items() for key in of["metrics"]]
 
     def by_length(part: str, key: str, label: str) -> list[Row]:
@@ -64,7 +66,7 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
             weights,
             peaks,
             "Text quality",
-            Row("Perplexity (PPL)", "quality.perplexity.value", "error changed twin", four_digits),
+            Row("Perplexity (PPL)", "quality.perplexity.value", "error changed twin", FOUR),
             Row(f"KLD to {reference}, mean", kld + "mean", "error floor twin"),
             Row(f"Top-1 agreement with {reference}", kld + "top1", "floor twin", percent),
         ],
@@ -81,14 +83,14 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
         ],
         "memory": [
             weights,
-            Row("Keys and values, bytes a token", "memory.kv_a_token", show=whole),
+            Row("Keys and values, bytes a token", "memory.kv_a_token", show=count),
             Row(f"Process grew in loading by, {unit}", "memory.loading_took", unit=size),
             Row(f"Process when loaded, {unit}", "memory.loaded_rss", unit=size),
             peaks,
         ],
         "quality": [
             "Perplexity",
-            Row("PPL, ± standard error", "quality.perplexity.value", "error changed twin", four_digits),
+            Row("PPL, ± standard error", "quality.perplexity.value", "error changed twin", FOUR),
             f"KL divergence to {reference}, nats",
             Row("mean, ± standard error", kld + "mean", "error floor twin"),
             *(Row(key, kld + key, "floor twin") for key in ("median", "p99", "max")),
@@ -96,19 +98,19 @@ def _rows(report: Own, variants: Sequence[Own]) -> dict[str, list[Row | str]]:
             "Predictions",
             Row("Top-1 agreement", kld + "top1", "floor twin", percent),
             Row("RMS change of the right token's probability", kld + "rms_dp", "floor twin", percent),
-            Row("Tokens predicted", "quality.perplexity.rows", show=whole),
+            Row("Tokens predicted", "quality.perplexity.rows", show=count),
         ],
         "benchmarks": [
             Row(f"{plain(task)}, {plain(metric)}", ("tasks", task, "metrics", metric, "value"), "error apart twin")
             for task, metric in dict.fromkeys(metrics)
         ],
-        "texts": [row for mode, title in MODES.items() for row in (
+        "texts": [row for mode, title in MODES.items() for here in (f"quality.texts.{mode}.",) for row in (
             title.capitalize(),
-            Row("Tokens until they part (median)", texts + f"{mode}.first_divergence", "parted", count, of_base=False),
-            Row("Places with the same token", texts + f"{mode}.equal_share", show=percent, of_base=False),
-            Row("distinct-1", texts + f"{mode}.distinct_1"),
-            Row("distinct-2", texts + f"{mode}.distinct_2"),
-            Row("Repetition", texts + f"{mode}.repetition", show=percent),
+            Row("Tokens until they part (median)", here + "first_divergence", "parted twin", count, of_base=False),
+            Row("Places with the same token", here + "equal_share", "twin", percent, of_base=False),
+            Row("distinct-1", here + "distinct_1", "twin"),
+            Row("distinct-2", here + "distinct_2", "twin"),
+            Row("Repetition", here + "repetition", "twin", percent),
         )],
     }  # fmt: skip
 
