@@ -17,12 +17,13 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, settling
+from pronk.measure import compare, journal, runner
+from pronk.measure import settle as settling
+from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
 from pronk.measure.perplexity import beside, perplexity
-from pronk.measure.request import Request
 from pronk.measure.schema import problems
-from pronk.measure.settling import settle
+from pronk.measure.settle import settle
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import Worker, WorkerDied
 
@@ -175,7 +176,7 @@ def test_what_was_finished_is_kept_and_gone_on_with(request_: Request, tmp_path:
 
 
 def test_a_finished_one_is_not_measured_again(request_: Request, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "Worker", None)  # nobody is needed any more
+    monkeypatch.setattr(runner, "Worker", None)  # nobody is needed any more
     again = run(request_, done.folder, resume=True)
     assert {**again, "made": 0} == {**done.report, "made": 0}
 
@@ -189,15 +190,15 @@ def test_a_worker_that_dies_ends_it_in_a_line(
         def call(self, operation: str, **how: Any) -> Any:
             nonlocal calls
             calls += operation == "latency"
-            if calls == 4:  # two were for warming up
+            if calls == 2:
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
+    monkeypatch.setattr(runner, "Worker", Doomed)
     with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
         run(replace(request_, rounds=1), tmp_path)
     assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
-    monkeypatch.setattr(compare, "Worker", Worker)
+    monkeypatch.setattr(runner, "Worker", Worker)
     assert run(Request(), tmp_path, resume=True)["finished"]
 
 
@@ -205,9 +206,10 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     request_: Request, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model of 7B their quality was not measured."""
+    monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
     need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: int(1.6 * need))
+    monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together
     assert settled.missing == ()
@@ -218,10 +220,10 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
         def call(self, operation: str, **how: Any) -> Any:
             nonlocal most
             alive.append(self)
-            most = max(most, len({id(one) for one in alive if one.process.poll() is None}))
+            most = max(most, len({id(one) for one in alive if one.process.is_alive()}))
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Counted)
+    monkeypatch.setattr(runner, "Worker", Counted)
     report = run(replace(request_, rounds=2), tmp_path)
     assert most == 1
     assert report["finished"]
@@ -239,20 +241,20 @@ def test_what_the_reference_predicts_is_read_once_and_kept_until_the_end(
 
     class Doomed(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            asked.append(operation)
-            if asked.count("divergence") == 2:
+            asked.append(_function(operation, how))
+            if asked.count("divergence_from") == 2:
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
-    with pytest.raises(WorkerDied, match="ended in 'divergence'"):
+    monkeypatch.setattr(runner, "Worker", Doomed)
+    with pytest.raises(WorkerDied, match="ended in 'apply'"):
         run(replace(request_, rounds=1), tmp_path)
     settled, kept = settle(request_), tmp_path / ".reference.logits"
     assert kept.stat().st_size == settled.kept_bytes
-    monkeypatch.setattr(compare, "Worker", _counted(asked := []))
+    monkeypatch.setattr(runner, "Worker", _counted(asked := []))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert "record" not in asked
-    assert asked.count("divergence") == 1
+    assert asked.count("divergence_from") == 1
     assert not kept.exists()
 
 
@@ -261,16 +263,16 @@ def test_a_reference_that_is_gone_is_read_again(
 ) -> None:
     class Doomed(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            if operation == "divergence":
+            if _function(operation, how) == "divergence_from":
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
+    monkeypatch.setattr(runner, "Worker", Doomed)
     with pytest.raises(WorkerDied):
         run(replace(request_, rounds=1), tmp_path)
     (tmp_path / ".reference.json").unlink()
     asked: list[str] = []
-    monkeypatch.setattr(compare, "Worker", _counted(asked))
+    monkeypatch.setattr(runner, "Worker", _counted(asked))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert asked.count("record") == 1
 
@@ -278,10 +280,14 @@ def test_a_reference_that_is_gone_is_read_again(
 def _counted(asked: list[str]) -> type[Worker]:
     class Counted(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            asked.append(operation)
+            asked.append(_function(operation, how))
             return super().call(operation, **how)
 
     return Counted
+
+
+def _function(operation: str, how: dict[str, Any]) -> str:
+    return how["function"].__name__ if operation == "apply" else operation
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_measured(
@@ -313,7 +319,7 @@ def test_without_room_for_f32_the_original_is_the_reference(request_: Request, m
         return settling.memory.Prediction(size, 1, 1)
 
     monkeypatch.setattr(settling.memory, "predict", predicted)
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 3_000_000_000)
     settled = settle(request_)
     assert settled.reference is not None
     assert settled.reference.name == "bf16"
@@ -344,7 +350,7 @@ def test_what_cannot_be_is_said_before_anything_begins(
 
 
 def test_a_model_too_large_for_memory(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 1_000_000)
     with pytest.raises(PronkError, match=r"as bf16 needs .* of memory, and 1 MB are free; compare it in fewer bits"):
         settle(request_)
 
@@ -405,7 +411,7 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
     for path, value, says in (
         (("machine", "cpu"), "a better one", "on another machine"),
         (("settings", "text_sha256"), "0", "with another text"),
-        (("model", "stored_bytes"), 1, "with another model"),
+        (("provenance", "model_sha256"), {"model.safetensors": "0"}, "with another model"),
         (("pronk",), "0.0", "by another version of pronk"),
     ):
         report = kept.report()
@@ -430,7 +436,7 @@ def test_a_gpu_is_asked_what_it_has(request_: Request, monkeypatch: pytest.Monke
     monkeypatch.setattr(settling.engines, "has_gpu", lambda: True)
     monkeypatch.setattr(device_memory, "free", lambda device: 123 if device == "cuda:1" else 0)
     assert settling._free("torch", replace(request_, loading={"device": "cuda:1"})) == 123
-    monkeypatch.setattr(settling.system, "free_bytes", lambda: 77)
+    monkeypatch.setattr(settling.system, "free_memory", lambda: 77)
     assert settling._free("torch", replace(request_, loading={"device": "cpu"})) == 77
 
 
@@ -462,7 +468,7 @@ def test_no_number_is_null_in_json() -> None:
 def test_a_step_that_could_not_be_written_is_not_said_to_be_kept(tmp_path: Path) -> None:
     """A disk full from the first step on once made pronk compare tell people to go on with a file there was not."""
     (tmp_path / "file").touch()
-    book = journal.Journal(tmp_path / "file" / "report", {}, lambda steps: {})
+    book = journal.Journal(tmp_path / "file" / "report.json", {}, lambda steps: {})
     with pytest.raises(PronkError, match="cannot be written"):
         book.record("one", 1)
     assert book.steps == {}
@@ -473,7 +479,7 @@ def test_of_two_that_write_to_one_folder_the_second_is_told(tmp_path: Path, begu
     """Both once ended as if all were well, and the report was that of whoever wrote last."""
     if begun:  # both go on with it
         (tmp_path / journal.NAME).write_text("{}")
-    first, second = (journal.Journal(tmp_path, {}, lambda steps: {}) for _ in range(2))
+    first, second = (journal.Journal(tmp_path / journal.NAME, {}, lambda steps: {}) for _ in range(2))
     first.record("one", 1)
     first.record("two", 2)
     with pytest.raises(PronkError, match="another process writes here, too"):

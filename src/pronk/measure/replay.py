@@ -129,7 +129,7 @@ class Replay:
         return logits
 
 
-def record(llm: LLM, path: Path, ids: Sequence[int], ctx: int, count: int, progress: Progress | None = None) -> None:
+def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None) -> None:
     """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
     replay = Replay(llm.backend, path)
@@ -138,7 +138,7 @@ def record(llm: LLM, path: Path, ids: Sequence[int], ctx: int, count: int, progr
 
 
 def divergence_from(
-    path: Path, llm: LLM, ids: Sequence[int], ctx: int, count: int, progress: Progress | None = None
+    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence."""
     tokenizer = llm.tokenizer if llm.has_tokenizer else None

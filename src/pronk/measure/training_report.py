@@ -25,7 +25,7 @@ _STACKED = (("parameters", PALETTE[0]), ("optimizer", PALETTE[1]), ("gradients",
 
 def render(folder: Path) -> str:
     """Write the page and the plot; gives the tables as text. Raises BadFile."""
-    report = reading.read(folder / NAME, TRAINING, anew="pronk compare --training --overwrite measures anew")
+    report = reading.read(folder / NAME, TRAINING, anew="pronk compare-training --overwrite measures anew")
     arrows, points = _arrows(report), _points(report)
     page = _page(report, arrows, points)
     if picture := plot(report):

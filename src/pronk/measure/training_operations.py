@@ -1,7 +1,5 @@
-"""What a worker does to measure one setting of training: foretell it, load, take steps, and take one under a ledger.
-
-Plain JSON in, plain JSON out; `python -m pronk.measure.training_subject` is the worker's end (see worker.py). Where
-memory runs out, the answer says so: {"out_of_memory": what was said}.
+"""Training's operations: what a worker does to measure one setting: foretell it, load, take steps, and take one under a
+ledger. Where memory runs out, the answer says so: {"out_of_memory": what was said}.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pronk import system
 from pronk.errors import out_of_memory
-from pronk.measure.worker import serve
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
-    from pronk.train.run import Run
 
 
 def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -34,8 +30,9 @@ def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[st
     return guarded
 
 
-class TrainingSubject:
-    progress: Progress | None = None
+class TrainingOperations:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     @_may_run_out
     def plan(
@@ -73,8 +70,8 @@ class TrainingSubject:
         """Nothing of it is ever written."""
         from pronk.train.run import Run
 
-        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self.progress}
-        self._run: Run = Run(self._checkpoint, self._data, self._settings, Path(), **how)
+        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self._progress}
+        self._run = Run(self._checkpoint, self._data, self._settings, Path(), **how)
         torch = sys.modules["torch"]
         return {
             "trained_share": self._run.trained_share,
@@ -86,16 +83,18 @@ class TrainingSubject:
     @_may_run_out
     def steps(self, count: int) -> dict[str, Any]:
         """Of each step: seconds, tokens read, loss; and the peak of memory since the process began."""
+        from pronk.torch_engine import device_memory
+
         taken = []
         for number in range(count):
             taken.append(self._run.loop.step())
-            if self.progress:
-                self.progress("", number + 1, count)
+            self._progress("", number + 1, count)
+        on_gpu = device_memory.peak(str(self._run.loop.device))
         return {
             "seconds": [step.seconds for step in taken],
             "tokens": [step.tokens for step in taken],
             "loss": [step.loss for step in taken],
-            "peak_bytes": self._peak(),
+            "peak_bytes": system.peak_memory() if on_gpu is None else on_gpu,
         }
 
     @_may_run_out
@@ -113,13 +112,3 @@ class TrainingSubject:
             "flops": flops,
             "tokens": step.tokens,
         }
-
-    def _peak(self) -> int | None:
-        from pronk.torch_engine import device_memory
-
-        on_gpu = device_memory.peak(str(self._run.loop.device))
-        return system.peak_memory() if on_gpu is None else on_gpu
-
-
-if __name__ == "__main__":
-    serve(TrainingSubject())

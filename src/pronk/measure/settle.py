@@ -1,4 +1,4 @@
-"""Settling a comparison: a request made whole, and checked before any of it begins.
+"""Settle: a request made whole, and checked before any of it begins.
 
 Everything that can be wrong with a request is found here, in the second or two that opening a checkpoint takes: a
 scheme that there is not, a text shorter than a window, prompts beyond the context, a model too large for memory.
@@ -19,9 +19,8 @@ from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats.int8 import SCHEMES as INT8_SCHEMES
 from pronk.measure import memory, tasks, texts
-from pronk.measure.comparison import Comparison, Variant
+from pronk.measure.comparison import Comparison, Request, Variant
 from pronk.measure.parts import sixteen_bits
-from pronk.measure.request import Request
 from pronk.measure.schema import LENGTHS
 from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
 
@@ -42,30 +41,31 @@ _SPARE = 0.85  # of free memory that several models together may take: the rest 
 def settle(request: Request) -> Comparison:
     """Raises BadRequest, and PronkError where the model is too large for memory, before anything is measured."""
     model = request.model or hub.DEFAULT_MODEL
-    path = hub.resolve(model, revision=request.loading.get("revision"))
-    opened = checkpoints.open(path)
+    opened = checkpoints.open(hub.resolve(model, revision=request.loading.get("revision")))
     against = request.against or sixteen_bits(opened)
     engine = _engine(request, against)
-    compares = not (request.techniques and request.to is None and not request.tasks)
+    compares = not request.techniques or request.to is not None or bool(request.tasks)
     if request.tasks:
         tasks.check(request.tasks)
-    named = (request.to or TO[engine]) if compares else ()
-    names = tuple(dict.fromkeys((against, *named)))
+    names = tuple(dict.fromkeys((against, *((request.to or TO[engine]) if compares else ()))))
     if compares and names == (against,):
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
-    levels = grid.find(opened)
-    variants = [_variant(name, against, engine, opened, request) for name in names]
-    if levels:
-        variants = [replace(v, twin=v.name in levels.formats and not v.original) for v in variants]
     if not compares and (request.prefill or request.decode_tokens):
         raise BadRequest(
             "techniques have lengths of their own, which the report lists; leave out --prefill and --decode-tokens, or "
             "name formats to compare as well (--to)"
         )
-    codec = _tokenizer(request, opened)
+    levels = grid.find(opened)
+    variants = []
+    for name in names:
+        options = options_of(name, engine, request.loading)
+        twin = levels is not None and name in levels.formats and name != against
+        variants.append(Variant(name, name == against, options, memory.predict(opened, engine, options), twin))
+    codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
+    if codec is None:
+        raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
     written = evaluation_text() if request.text is None else _read(request.text)
     ids = codec.encode(written)
-    begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
@@ -93,7 +93,7 @@ def settle(request: Request) -> Comparison:
         variants=tuple(variants),
         reference=reference,
         ids=ids,
-        begin=begin,
+        begin=(codec.bos_id,) if codec.add_bos and codec.bos_id is not None else (),
         text=SHIPPED if request.text is None else Path(request.text).name,
         written=written,
         ctx_size=ctx,
@@ -150,18 +150,6 @@ def _engine(request: Request, against: str) -> Engine:
 
 
 _OPTIONS = ("int8_threshold", "int8_outliers", "kv_dtype", "device", "dtype", "attn")
-
-
-def _variant(name: str, original: str, engine: Engine, opened: Checkpoint, request: Request) -> Variant:
-    options = options_of(name, engine, request.loading)
-    return Variant(name, name == original, options, memory.predict(opened, engine, options))
-
-
-def _tokenizer(request: Request, opened: Checkpoint) -> Tokenizer:
-    codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
-    if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
-    return codec
 
 
 def _read(name: str) -> str:
