@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pronk import __version__
 from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
-from pronk.measure import replay, techniques
+from pronk.measure import recording, techniques
 from pronk.measure.comparison import Comparison, Request
 from pronk.measure.comparison_steps import REFERENCE, step_name, steps
 from pronk.measure.composition import composed
@@ -58,11 +58,11 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
     """
     kept = journal.path.with_name(_KEPT)
     judged = all(step_name("divergence", variant) in journal.steps for variant in comparison.variants)
-    if not judged and not (REFERENCE in journal.steps and replay.is_recorded(kept)):
+    if not judged and not (REFERENCE in journal.steps and recording.is_recorded(kept)):
         journal.steps.pop(REFERENCE, None)
-        replay.forget(kept)  # of another comparison, perhaps
+        recording.forget(kept)  # of another comparison, perhaps
     run(steps(comparison, kept), journal, Operations, progress)
-    replay.forget(kept)
+    recording.forget(kept)
     return journal.write()
 
 

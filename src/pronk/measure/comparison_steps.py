@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pronk.measure import replay, techniques, texts
+from pronk.measure import recording, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
 from pronk.measure.perplexity import perplexity
@@ -67,7 +67,7 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
     written = {"prompts": texts.PROMPTS, "new_tokens": comparison.new_tokens, "seed": texts.SEED}
     read = comparison.windows * comparison.window / 10
     kinds: list[tuple[str, str, float, Callable[..., Any], dict[str, Any]]] = [
-        ("divergence", "divergence", read, replay.divergence_from, {**text, "path": kept}),
+        ("divergence", "divergence", read, recording.divergence_from, {**text, "path": kept}),
         ("perplexity", "perplexity", read, perplexity, text),
         ("noise", "noise floor", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
          {**text, "count": comparison.noise_windows}),
@@ -77,7 +77,7 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
 
     def record(worker: Worker, advance: Progress) -> dict[str, Any]:
         worker.call("load", **_loading(comparison, reference))
-        worker.call("apply", function=replay.record, path=kept, **text, progress=advance)
+        worker.call("apply", function=recording.record, path=kept, **text, progress=advance)
         return {"options": as_json(reference.options), "bytes": kept.stat().st_size}
 
     what = f"predictions of {reference.name}, the reference"

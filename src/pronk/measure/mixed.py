@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.errors import BadRequest
 from pronk.measure.parts import SMALLER, Formats, Part, Step, after, in_order, parts_of, sixteen_bits
-from pronk.measure.replay import Yardstick
+from pronk.measure.recording import Yardstick
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint, Progress

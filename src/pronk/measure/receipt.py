@@ -1,6 +1,6 @@
 """Receipt: how far a model that was written lies from the one it was made of, on a few windows of a text.
 
-Memory holds one of the two at a time: the source comes first, in float32, its logits are kept (replay.py), and it is
+Memory holds one of the two at a time: the source comes first, in float32, its logits are kept (recording.py), and it is
 let go. A source that does not fit in float32 is read in the 16 bits that lose the least, and the receipt says so.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.errors import NotEnoughMemory
 from pronk.measure.parts import sixteen_bits
-from pronk.measure.replay import Yardstick
+from pronk.measure.recording import Yardstick
 from pronk.measure.verify import sample_ids
 
 if TYPE_CHECKING:

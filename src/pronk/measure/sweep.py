@@ -16,7 +16,7 @@ from pronk.errors import BadRequest
 from pronk.formats.int8 import Outliers
 from pronk.measure import latency
 from pronk.measure.outliers import activations
-from pronk.measure.replay import Yardstick
+from pronk.measure.recording import Yardstick
 from pronk.measure.windows import begins_with, windows
 
 if TYPE_CHECKING:
