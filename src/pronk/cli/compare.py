@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from pronk.cli import console, measuring, options
+from pronk.cli import comparing, console, options
 
 _options = options.together(
     click.option("--to", multiple=True, type=options.NAME, metavar="SCHEME",
                   help="Compare with the model in this. Repeatable.  [default: llm-int8, q8 and q4]"),
     click.option("--against", type=options.NAME, metavar="TYPE",
                   help="The original.  [default: bf16, or f16 where the file is in f16]"),
-    measuring.out_option,
+    comparing.out_option,
     click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure latency N times.  [default: 5]"),
     click.option("--prefill", callback=options.several(options.count, "lengths", "64,512"), metavar="N,N",
                   help="Tokens of the prompts.  [default: 32,128,512]"),
@@ -29,7 +29,7 @@ _options = options.together(
                        "pronk_endings and pronk_instructions."),
     click.option("--techniques", is_flag=True,
                   help="Measure switches, on and off: KV cache, flash attention, quantization, prefix reuse and more."),
-    measuring.again_options,
+    comparing.again_options,
 )  # fmt: skip
 
 
@@ -54,12 +54,12 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
     from pronk.measure import compare, report
     from pronk.measure.comparison import Request
 
-    folder = measuring.folder(out, resume=resume, overwrite=overwrite)
+    folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     fields = {name: asked.pop(name) or None for name in list(asked) if name in Request.__dataclass_fields__}
     asked["ctx_size"] = asked["ctx_size"] or None
     request = Request(**fields, loading={name: value for name, value in asked.items() if value is not None})
     comparison, journal = compare.begin(request, folder, resume=resume, overwrite=overwrite, command=console.command())
-    with measuring.shown(journal, compare.about(comparison), "compare", out) as advance:
+    with comparing.shown(journal, compare.about(comparison), "compare", out) as advance:
         found = compare.compare(comparison, journal, progress=advance)
         table = report.render(folder)
-    measuring.tell(out, ("REPORT.md", "report.html", "report.json"), found if as_json else table)
+    comparing.tell(out, ("REPORT.md", "report.html", "report.json"), found if as_json else table)

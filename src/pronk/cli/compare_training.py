@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pronk.cli import console, measuring, options
+from pronk.cli import comparing, console, options
 
 
 @options.verb(
@@ -20,14 +20,14 @@ Writes TRAINING.md, training.svg and training.json to FOLDER, and prints their t
 )
 @click.argument("model", type=options.NAME, required=False)
 @options.together(
-    measuring.out_option,
+    comparing.out_option,
     click.option("--data", type=options.NAME, metavar="FILE",
                  help="Records to train on, as for finetune.  [default: prose that comes with pronk]"),
     click.option("--tokens", type=click.IntRange(min=8), metavar="N",
                  help="Cut examples to N tokens.  [default: 256]"),
     click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure each N times.  [default: 3]"),
     click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Rank of the LoRA layers.  [default: 16]"),
-    measuring.again_options,
+    comparing.again_options,
     options.device_option,
     options.threads_option,
     options.json_option,
@@ -38,7 +38,7 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
     from pronk.measure import training, training_report
     from pronk.measure.training_grid import Request
 
-    folder = measuring.folder(out, resume=resume, overwrite=overwrite)
+    folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     engines.import_torch()
     grid, journal = training.begin(
         Request(**asked), folder, resume=resume, overwrite=overwrite, command=console.command()
@@ -47,7 +47,7 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
         f"{grid.request.model}: {len(grid.settings)} settings, {grid.request.rounds} rounds in turns, examples of up "
         f"to {grid.request.tokens} tokens"
     )
-    with measuring.shown(journal, [what], "compare-training", out) as advance:
+    with comparing.shown(journal, [what], "compare-training", out) as advance:
         found = training.measure(grid, journal, progress=advance)
         tables = training_report.render(folder)
-    measuring.tell(out, (training_report.PAGE, training_report.PLOT, training.NAME), found if as_json else tables)
+    comparing.tell(out, (training_report.PAGE, training_report.PLOT, training.NAME), found if as_json else tables)

@@ -1,70 +1,90 @@
-"""What both comparisons have on the command line: their options, a bar that names the step, and how to go on."""
+"""What verbs that measure a text share: how it is read, what is said of models, and tables of its windows."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from math import expm1
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
-from pronk.errors import PronkError
+from pronk.cli import options
+from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
-    from pronk.measure.journal import Journal
+    from pronk.llm import LLM
 
-out_option = click.option(
-    "-o", "--out", type=options.NAME, default="report", show_default=True, metavar="FOLDER",
-    help="Where the report goes.",
-)  # fmt: skip
-again_options = options.together(
-    click.option("--resume", is_flag=True, help="Go on with the report in FOLDER: nothing is measured twice."),
-    click.option("--overwrite", is_flag=True, help="Replace the report in FOLDER."),
+ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
+
+
+def text_options(windows: int) -> Callable[[options.F], options.F]:
+    """What perplexity and divergence read. `windows`: how many of them by default, 0 for all."""
+    return options.together(
+        options.text_option,
+        click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, metavar="N",
+                     help="Tokens of a window."),
+        click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",
+                     help="Read N windows, spread over the text; 0: all of it."),
+    )  # fmt: skip
+
+
+per_window_option = click.option(
+    "--per-window", type=options.NAME, metavar="FILE.csv", help="Write the figures of each window there, too."
 )
 
 
-def folder(out: str, *, resume: bool, overwrite: bool) -> Path:
+def read_text(file: str | None) -> tuple[str, str]:
+    """The text, and what to call it."""
+    from pronk.measure.windows import evaluation_text
+
+    if file is None:
+        return evaluation_text(), "pronk's own text"
+    return options.read_file(file), "standard input" if file == "-" else file
+
+
+def check_folder(file: str | None) -> None:
+    """Raises BadRequest where no table can be written there: nobody is to measure for minutes and learn that then."""
     from pronk.system import expanded
 
-    if resume and overwrite:
-        raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
-    return expanded(out)
+    if file is not None and not file.endswith(".csv"):
+        raise BadRequest(f"--per-window writes a table: name a file that ends in .csv, not {file}")
+    if file is not None and not (folder := expanded(file).parent).is_dir():
+        raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
 
 
-@contextmanager
-def shown(journal: Journal, about: Sequence[str], verb: str, out: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Say what is `about` to be measured, and hear of progress; where it ends early, say what goes on with it."""
-    from pronk.measure.compare import warnings
+def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """A line a window: whose figures they are, which window it is, and what `per_window` of a result has of it."""
+    from pronk.measure.report import write
+    from pronk.system import expanded
 
-    for line in [*about, *warnings()]:
-        console.note(line)
-    now = ""
-
-    def amount(done: int, total: int) -> str:
-        return f"{100 * done // total}%, {now}"
-
-    with progress.shown("measuring", amount) as show:
-
-        def advance(what: str, done: int, total: int) -> None:
-            nonlocal now
-            now = what
-            show("", done, total)
-
-        try:
-            yield advance
-        except (KeyboardInterrupt, PronkError) as error:
-            show("", 1, 1)
-            if journal.steps:
-                why = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
-                again = shlex.join(["pronk", verb, "--resume", "--out", out])
-                console.note(f"\n{why}; what is finished is in {journal.path}; go on with: {again}")
-            raise
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(("of", "window", *tables[0][1]))
+    for name, columns in tables:
+        table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
+    write(expanded(file), lines.getvalue())
 
 
-def tell(out: str, files: Sequence[str], found: object) -> None:
-    """What was written, and `found`: tables, or the whole report."""
-    console.note(f"written to {out}: {', '.join(files)}")
-    console.write(f"{found}\n") if isinstance(found, str) else console.write_json(found)
+def described(llm: LLM) -> dict[str, Any]:
+    backend = llm.backend
+    return {"model": llm.name, "engine": backend.engine, "device": backend.device, "dtype": backend.dtype}
+
+
+def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -> None:
+    """Raises BadRequest where two models do not cut a text alike."""
+    if ids != others:
+        raise BadRequest(
+            f"{one} and {other} cut the text into different tokens, so their predictions cannot be compared; "
+            "where it is only the tokenizer's file that differs, name one for both with --tokenizer"
+        )
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """A change of perplexity, and whether it is more than chance."""
+    error = found["standard_error"]
+    by = f"{expm1(found['log_ratio']):+.2%}" + (f" ± {(1 + expm1(found['log_ratio'])) * error:.2%}" if error else "")
+    said = {None: "of a single window, without an error", True: "more than chance",
+            False: "less than this text can show"}  # fmt: skip
+    return f"{by}, paired by windows: {said[found['clear']]}"

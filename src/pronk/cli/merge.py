@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.convert import open_source, tokenizer_for
 from pronk.cli.failures import short_of_memory
+from pronk.cli.saving import open_source, tokenizer_for
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def command(
     """Write BASE with ADAPTER in its weights to DST; end with a receipt."""
     from pronk.checkpoint.adapter import applied
     from pronk.checkpoint.writers import write
-    from pronk.cli.perplexity import read_text
+    from pronk.cli.measuring import read_text
     from pronk.system import expanded
 
     destination = expanded(dst)

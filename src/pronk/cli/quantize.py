@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, options, progress
-from pronk.cli.convert import open_source, save, tokenizer_for
 from pronk.cli.failures import short_of_memory
+from pronk.cli.measuring import read_text
+from pronk.cli.saving import open_source, save, tokenizer_for
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
@@ -83,7 +84,6 @@ def command(
 ) -> None:
     """Write SRC to DST in fewer bits; end with a receipt."""
     from pronk.checkpoint.writers import write
-    from pronk.cli.perplexity import read_text
 
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
@@ -97,24 +97,15 @@ def command(
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    save(
-        checkpoint,
-        dst,
-        container,
-        vocabulary,
-        files,
-        dtype=choice["formats"] if choice else to,
-        int8_threshold=int8_threshold,
-        finite=True,
-        overwrite=overwrite,
-    )
+    save(checkpoint, dst, container, vocabulary, files, dtype=choice["formats"] if choice else to,
+         int8_threshold=int8_threshold, finite=True, overwrite=overwrite)  # fmt: skip
     try:
         receipt = _receipt(src, dst, checkpoint, ids, loading)
     except PronkError as error:
         raise PronkError(f"{dst} is written and whole, but its receipt is not: {error}") from error
     except KeyboardInterrupt:
-        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: "
-                     + shlex.join(["pronk", "divergence", src, dst]))  # fmt: skip
+        again = shlex.join(["pronk", "divergence", src, dst])
+        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: {again}")
         raise
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
@@ -122,10 +113,7 @@ def command(
     if container == "gguf" and to not in ("bf16", "f16"):
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
-    if as_json:
-        console.write_json(receipt)
-    else:
-        console.write(_as_text(receipt) + "\n")
+    console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
 
 def _container(dst: str, to: str | None) -> Format:
@@ -134,10 +122,9 @@ def _container(dst: str, to: str | None) -> Format:
     container: Format = (CONTAINERS[to] if to else "gguf") or named  # type: ignore[assignment]
     if container == named:
         return container
-    what = to or "mixed precision"
-    if container == "gguf":
-        raise click.UsageError(f"{what} is saved as a GGUF file: give DST a name that ends in .gguf, not {dst!r}")
-    raise click.UsageError(f"{what} is saved as a folder: give DST a name that does not end in .gguf, not {dst!r}")
+    kind, end = ("GGUF file", "ends") if container == "gguf" else ("folder", "does not end")
+    what = f"{to or 'mixed precision'} is saved as a {kind}"
+    raise click.UsageError(f"{what}: give DST a name that {end} in .gguf, not {dst!r}")
 
 
 def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
