@@ -22,8 +22,20 @@ from pronk.llm import LLM
 from pronk.measure import recording as recordings
 from pronk.measure import windows as windows_module
 from pronk.measure.divergence import divergence
-from pronk.measure.mixed import Divergence, Measures, Whole, choose, chosen_by, split
-from pronk.measure.parts import Formats, Part, after, in_order, parts_of, sixteen_bits
+from pronk.measure.mixed import (
+    Divergence,
+    Formats,
+    Measures,
+    Part,
+    Whole,
+    after,
+    choose,
+    chosen_by,
+    in_order,
+    parts_of,
+    sixteen_bits,
+    split,
+)
 from pronk.measure.recording import Recording, Yardstick
 from pronk.measure.windows import Reader, windows
 

@@ -100,7 +100,9 @@ def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, 
 
 
 def _described(llm: LLM) -> dict[str, Any]:
-    return {**measuring.described(llm), "kv_dtype": getattr(llm.backend, "kv_dtype", llm.backend.dtype)}
+    from pronk.measure.machine import described
+
+    return {**described(llm), "kv_dtype": getattr(llm.backend, "kv_dtype", llm.backend.dtype)}
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

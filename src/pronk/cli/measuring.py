@@ -6,15 +6,12 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from math import expm1
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pronk.cli import options
 from pronk.errors import BadRequest
-
-if TYPE_CHECKING:
-    from pronk.llm import LLM
 
 ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
 
@@ -65,11 +62,6 @@ def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) ->
     for name, columns in tables:
         table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
     write(expanded(file), lines.getvalue())
-
-
-def described(llm: LLM) -> dict[str, Any]:
-    backend = llm.backend
-    return {"model": llm.name, "engine": backend.engine, "device": backend.device, "dtype": backend.dtype}
 
 
 def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -> None:

@@ -41,7 +41,7 @@ def command(
     **loading: Any,
 ) -> None:
     """Measure how well models predict a text."""
-    from pronk.measure.machine import provenance
+    from pronk.measure.machine import described, provenance
     from pronk.measure.perplexity import beside, perplexity
 
     measuring.check_folder(per_window)
@@ -56,7 +56,7 @@ def command(
         with progress.shown(unit=progress.of_tokens) as advance:
             found = perplexity(llm, ids, ctx=ctx, stride=stride, count=windows or None, progress=advance)
         origin = {"provenance": provenance(llm.checkpoint, text, console.command(), llm)} if as_json else {}
-        results.append({**measuring.described(llm), "text": name, "tokens": len(ids), **found, **origin})
+        results.append({**described(llm), "text": name, "tokens": len(ids), **found, **origin})
         del llm  # before the next is loaded
     for result in results[1:]:
         result["beside_first"] = beside(results[0], result)

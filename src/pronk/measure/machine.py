@@ -48,6 +48,12 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
     }
 
 
+def described(llm: LLM) -> dict[str, Any]:
+    """What ran; "dtype" is what most of its weights are."""
+    backend = llm.backend
+    return {"model": llm.name, "engine": backend.engine, "device": backend.device, "dtype": backend.dtype}
+
+
 def commit(folder: Path) -> str | None:
     """Of the git checkout that tracks what lies in `folder`."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pronk.errors import NotEnoughMemory
-from pronk.measure.parts import sixteen_bits
+from pronk.measure.mixed import sixteen_bits
 from pronk.measure.recording import Yardstick
 from pronk.measure.verify import sample_ids
 

@@ -20,7 +20,7 @@ from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats.int8 import SCHEMES as INT8_SCHEMES
 from pronk.measure import memory, tasks, texts
 from pronk.measure.comparison import Comparison, Request, Variant
-from pronk.measure.parts import sixteen_bits
+from pronk.measure.mixed import sixteen_bits
 from pronk.measure.schema import LENGTHS
 from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
 
