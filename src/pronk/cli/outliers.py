@@ -155,12 +155,7 @@ def _survey(
 
 
 def _sweep(
-    model: str,
-    loading: dict[str, Any],
-    text: str,
-    cut: Mapping[str, Any],
-    thresholds: tuple[float, ...],
-    rounds: int,
+    model: str, loading: dict[str, Any], text: str, cut: Mapping[str, Any], thresholds: tuple[float, ...], rounds: int
 ) -> Found:
     import pronk
     from pronk.measure.sweep import sweep

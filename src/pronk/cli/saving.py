@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def save(
-    checkpoint: Checkpoint,
-    dst: str,
-    to: Any,
-    vocabulary: Vocabulary | None,
-    files: dict[str, bytes] | None,
-    **how: Any,
+    checkpoint: Checkpoint, dst: str, to: Any, vocabulary: Vocabulary | None, files: dict[str, bytes] | None, **how: Any
 ) -> None:
     """Write it to `dst`, with the tokenizer as `tokenizer_for` gives it; `how`: more of write.save's arguments."""
     from pronk.checkpoint.writers import write

@@ -81,8 +81,7 @@ def surprises(
     reader = Reader.of(llm, texts)
     return [
         Surprises(
-            window.begin,
-            np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)]),
+            window.begin, np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)])
         )
         for window in watched(texts, progress)
     ]

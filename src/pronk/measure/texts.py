@@ -31,10 +31,7 @@ PROMPTS = (
 )
 NEW_TOKENS = 64
 SEED = 7
-MODES: Mapping[str, Mapping[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.8, "top_p": 0.95},
-}
+MODES: Mapping[str, Mapping[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
 
 
 def write(
