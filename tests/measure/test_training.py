@@ -21,7 +21,7 @@ from pronk.measure.training import begin, measure
 from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
 from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.windows import evaluation_text
-from pronk.measure.worker import Worker, WorkerDied
+from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ class FakeWorker:
     [
         ({}, ["plan", "load", "steps", "account"], None),
         ({"plan": {"fits": False, "total": 5e9}}, ["plan"], "5.0 GB are needed: foreseen, and not tried"),
-        ({"load": {"out_of_memory": "none left"}}, ["plan", "load"], "none left"),
+        ({"load": OutOfMemory("load", "none left")}, ["plan", "load"], "none left"),
         ({"steps": WorkerDied("killed by signal 9 (SIGKILL)")}, ["plan", "load", "steps"], "killed by signal 9"),
     ],
 )

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
+from pronk.cli import console, options, progress, saving
 from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
-from pronk.cli.saving import open_source, save, tokenizer_for
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.writers.write import Format
-    from pronk.llm import LLM
 
 # How each format is saved; None is either, as DST is named.
 CONTAINERS: dict[str, Format | None] = {
@@ -91,16 +89,17 @@ def command(
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
     text, text_name = read_text(file)
-    checkpoint = open_source(src, tokenizer, revision)
+    checkpoint = saving.open_source(src, tokenizer, revision)
     write.check_destination(checkpoint, Path(dst), container, overwrite)
-    vocabulary, files = tokenizer_for(checkpoint, container)
+    vocabulary, files = saving.tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    save(checkpoint, dst, container, vocabulary, files, dtype=choice["formats"] if choice else to,
+    saving.save(checkpoint, dst, container, vocabulary, files, dtype=choice["formats"] if choice else to,
          int8_threshold=int8_threshold, finite=True, overwrite=overwrite)  # fmt: skip
     try:
-        receipt = _receipt(src, dst, checkpoint, ids, loading)
+        receipt: dict[str, Any] = {"src": src, "dst": dst}
+        receipt |= saving.receipt(checkpoint, "SRC", src, loading, Path(dst), ids, _COMPARE_ELSEWHERE)
     except PronkError as error:
         raise PronkError(f"{dst} is written and whole, but its receipt is not: {error}") from error
     except KeyboardInterrupt:
@@ -163,24 +162,6 @@ def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
             f"{uneven} of {len(matrices)} matrices have rows that do not fill blocks of {GROUP} weights, which 8 and 4 "
             "bits are stored in: they are in f16"
         )
-
-
-def _receipt(
-    src: str, dst: str, checkpoint: Checkpoint, ids: list[int] | None, loading: Mapping[str, Any]
-) -> dict[str, Any]:
-    import pronk
-    from pronk.measure.receipt import receipt
-
-    def before(format: Any) -> LLM:
-        with progress.shown(f"reading SRC in {format}") as advance:
-            return pronk.load(src, **loading, engine="cpu", quantize=format, progress=advance)
-
-    def after() -> LLM:
-        with progress.shown("reading DST") as advance:
-            return pronk.load(Path(dst), engine="cpu", progress=advance)
-
-    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(_COMPARE_ELSEWHERE):
-        return {"src": src, "dst": dst, **receipt(checkpoint, before, after, ids, advance)}
 
 
 def _as_text(receipt: Mapping[str, Any]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, progress
+from pronk.cli.failures import short_of_memory
 from pronk.errors import Unsupported
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
+    from pronk.llm import LLM
     from pronk.tokenizer.vocabulary import Vocabulary
 
 
@@ -50,3 +53,29 @@ def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, d
     except Unsupported as error:
         console.note(str(error))
         return None, None
+
+
+def receipt(
+    source: Checkpoint,
+    called: str,
+    path: str,
+    loading: Mapping[str, Any],
+    made: Path,
+    text: str | Sequence[int] | None,
+    way_out: str,
+) -> dict[str, Any]:
+    """pronk.measure.receipt of what was `made` of `source`, which --help calls `called`. `loading`: the options of
+    pronk.load that it is loaded with; `way_out`: where memory is short."""
+    import pronk
+    from pronk.measure.receipt import receipt
+
+    def before(format: Any) -> LLM:
+        with progress.shown(f"reading {called} in {format}") as advance:
+            return pronk.load(path, **loading, engine="cpu", quantize=format, progress=advance)
+
+    def after() -> LLM:
+        with progress.shown("reading DST") as advance:
+            return pronk.load(made, engine="cpu", progress=advance)
+
+    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(way_out):
+        return receipt(source, before, after, text, advance)

@@ -24,7 +24,7 @@ from pronk.measure.runner import Step, run
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.training_operations import TrainingOperations
-from pronk.measure.worker import Worker, WorkerDied
+from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
@@ -104,11 +104,11 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
     try:
         for operation, arguments in calls if account else calls[:-1]:
             found[operation] = worker.call(operation, **arguments)
-            said = found[operation].get("out_of_memory")
             if found[operation].get("fits") is False:
                 said = f"{found[operation]['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
-            if said:
                 return {**found, "out_of_memory": said}
+    except OutOfMemory as error:
+        return {**found, "out_of_memory": error.said}
     except WorkerDied as died:
         if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
             raise

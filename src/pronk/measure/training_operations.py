@@ -1,40 +1,22 @@
-"""Training's operations: what a worker does to measure one setting: foretell it, load, take steps, and take one under a
-ledger. Where memory runs out, the answer says so: {"out_of_memory": what was said}.
-"""
+"""Training's operations: what a worker does to measure a setting: foretell, load, take steps, look inside of one."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pronk import system
-from pronk.errors import out_of_memory
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
-
-
-def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(method)
-    def guarded(*given: Any, **named: Any) -> dict[str, Any]:
-        try:
-            return method(*given, **named)
-        except (MemoryError, OSError, RuntimeError) as error:
-            if said := out_of_memory(error):
-                return {"out_of_memory": said}
-            raise
-
-    return guarded
 
 
 class TrainingOperations:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    @_may_run_out
     def plan(
         self,
         model: str,
@@ -65,7 +47,6 @@ class TrainingOperations:
         found = plan(self._checkpoint, self._settings, every, self._device)
         return {**found.to_dict(), "name": model}  # as it was asked for: a path says where somebody's files lie
 
-    @_may_run_out
     def load(self, threads: int | None) -> dict[str, Any]:
         """Nothing of it is ever written."""
         from pronk.train.run import Run
@@ -80,7 +61,6 @@ class TrainingOperations:
             "torch": torch.__version__,
         }
 
-    @_may_run_out
     def steps(self, count: int) -> dict[str, Any]:
         """Of each step: seconds, tokens read, loss; and the peak of memory since the process began."""
         from pronk.torch_engine import device_memory
@@ -97,7 +77,6 @@ class TrainingOperations:
             "peak_bytes": system.peak_memory() if on_gpu is None else on_gpu,
         }
 
-    @_may_run_out
     def account(self) -> dict[str, Any]:
         """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
         from pronk.train.ledger import KINDS, Ledger, operations

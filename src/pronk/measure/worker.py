@@ -33,6 +33,14 @@ class WorkerDied(PronkError):
     """A worker that ended in the middle of its work: killed, for memory perhaps, or crashed."""
 
 
+class OutOfMemory(PronkError):
+    """Memory ran out in a worker, which said so: `said`."""
+
+    def __init__(self, operation: str, said: str) -> None:
+        self.said = said
+        super().__init__(f"in {operation!r}: {said}; {_LESS}")
+
+
 class WorkerFailed(Exception):
     """A mistake of pronk's own in a worker, with the worker's traceback."""
 
@@ -54,7 +62,7 @@ class Worker:
 
     def call(self, operation: str, *, progress: Progress | None = None, **arguments: Any) -> Any:
         """What the worker's method of that name returns. Raises what it raised, as PronkError where it was one;
-        WorkerDied; and WorkerFailed.
+        OutOfMemory; WorkerDied; and WorkerFailed.
         """
         kind, what = self._answer(operation, (operation, arguments))
         while kind == "progress":
@@ -63,6 +71,8 @@ class Worker:
             kind, what = self._answer(operation)
         if kind == "refused":
             raise PronkError(what)
+        if kind == "memory":
+            raise OutOfMemory(operation, what)
         if kind == "failed":
             raise WorkerFailed(f"{self.name}, in {operation}:\n{what}")
         return what
@@ -135,4 +145,4 @@ def _answered(own: Any, operation: str, arguments: dict[str, Any]) -> tuple[str,
         return "refused", str(error)
     except Exception as error:
         said = out_of_memory(error)
-        return ("refused", f"in {operation!r}: {said}; {_LESS}") if said else ("failed", traceback.format_exc())
+        return ("memory", said) if said else ("failed", traceback.format_exc())
