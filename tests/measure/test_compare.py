@@ -424,6 +424,20 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
             compare.begin(Request(), tmp_path, resume=True)
 
 
+def test_a_model_of_the_same_size_with_other_weights_is_not_gone_on_with(request_: Request, tmp_path: Path) -> None:
+    """Regression: what the reference of another training had predicted was taken for this one's."""
+    folder = save_tiny_chat_model(tmp_path / "tiny")
+    _, kept = compare.begin(replace(request_, model=str(folder)), tmp_path / "report")
+    kept.write()
+    assert compare.begin(Request(), tmp_path / "report", resume=True)
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BadRequest, match="was begun with another model"):
+        compare.begin(Request(), tmp_path / "report", resume=True)
+
+
 def test_a_report_does_not_say_whose_home_it_was_made_in(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(request_.model or "").resolve()
     monkeypatch.setenv("HOME", str(folder.parents[1]))

@@ -9,10 +9,8 @@ The standard error is that of a mean over windows, not over predictions: see noi
 The noise floor says which divergences mean nothing. The same function can be computed with its sums in another order,
 and no order is the right one; so a model is compared with itself after a nudge of that size, one unit in the last place
 of every token embedding (Backend.perturbed). An engine that repeats itself to the bit has such a floor as well: it
-repeats one of many orders. The nudge stands for the others faithfully: on the default model it moves the predictions
-by a mean KLD of 2e-11 in f32, 0.00013 in bf16, 0.0022 in q8 and 0.028 in int8, and AVX2 in place of AVX-512 moves them
-by 0 (there both add up alike), 0.00014, 0.0021 and 0.027. Where activations are rounded to few bits the smallest nudge
-makes some of them fall on the other side, whose error makes others fall, until the noise is that of the rounding.
+repeats one of many orders. docs/quality.md has how faithfully the nudge stands for the others, and why a model whose
+activations are rounded to few bits has a floor as high as that rounding.
 """
 
 from __future__ import annotations
