@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
 from pronk.measure import recording, techniques
@@ -20,9 +21,6 @@ from pronk.measure.operations import Operations
 from pronk.measure.runner import run
 from pronk.measure.settle import settle
 from pronk.system import processors
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
 
 _KEPT = ".reference.logits"  # what the reference predicts, while quality is measured
 

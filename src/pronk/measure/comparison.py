@@ -7,16 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.grid import Grid
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.engines import Engine
 from pronk.errors import BadRequest
 from pronk.measure import texts
 from pronk.measure.memory import Prediction
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.grid import Grid
-    from pronk.checkpoint.tensors import Checkpoint
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Progress
 from pronk.measure import recording, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
 from pronk.measure.perplexity import perplexity
 from pronk.measure.runner import Step
 from pronk.measure.tasks import evaluate
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.measure.worker import Worker
+from pronk.measure.worker import Worker
 
 REFERENCE = "reference"  # what it predicts, read once
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts

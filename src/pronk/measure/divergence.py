@@ -16,19 +16,17 @@ activations are rounded to few bits has a floor as high as that rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.noise import over_windows
 from pronk.measure.perplexity import difference
 from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, watched, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 Floats = NDArray[np.float64]
 

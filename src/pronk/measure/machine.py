@@ -12,14 +12,12 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__, system
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadFile, os_problem
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.llm import LLM
+from pronk.llm import LLM
 
 
 def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM | None = None) -> dict[str, Any]:

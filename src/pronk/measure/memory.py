@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.prefix_cache import BLOCK_SIZE
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
 
 _FIRST_BLOCKS = 4  # that a PrefixCache begins with
 _PASS = 512  # tokens of the passes that a scheduler makes

@@ -13,23 +13,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
+from pronk.engine.backend import Backend, KVStorage
 from pronk.engine.batch import Batch, Run
 from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.machine import described
 from pronk.measure.texts import first_divergence
 from pronk.measure.verify import sample_ids
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend, KVStorage
-    from pronk.llm import LLM
-    from pronk.prompts import Prompt
+from pronk.prompts import Prompt
 
 PROMPTS = (
     "The capital of France is",

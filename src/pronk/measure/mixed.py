@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pronk
+from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadRequest
 from pronk.measure.recording import Yardstick
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint, Progress
 
 Formats = dict[str, str]  # the beginning of tensor names -> a format, as pronk.load(quantize=) takes them
 
@@ -175,8 +174,6 @@ def choose(
     `loading`: options of pronk.load. Raises BadRequest where 16 bits alone are over the budget, and where the text is
     too short.
     """
-    import pronk
-
     _check(max_kld)
     options = dict(loading or {})
     reference = pronk.load(model, **options, quantize="f32")

@@ -8,15 +8,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pronk import system
+import pronk
+from pronk import checkpoint as checkpoints
+from pronk import engines, loading, system, tokenizer
+from pronk.checkpoint import Checkpoint
+from pronk.checkpoint.containers import mapped
+from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.rotation import rotated
+from pronk.checkpoint.tensors import Progress
+from pronk.llm import LLM
 from pronk.measure import latency
-
-if TYPE_CHECKING:
-    from pronk.checkpoint import Checkpoint
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
+from pronk.measure.divergence import divergence
 
 
 class Operations:
@@ -43,12 +47,6 @@ class Operations:
         Before it the process has its libraries and the tokenizer, which are there whatever the weights are made. The
         tokenizer is let go again, and its memory used by the one that comes with the model.
         """
-        import pronk
-        from pronk import checkpoint
-        from pronk.checkpoint.containers import mapped
-        from pronk.checkpoint.hub import resolve as hub
-        from pronk.checkpoint.rotation import rotated
-
         if name in self._loaded:
             return self._loaded[name]
         kept = _before_the_weights(model, engine, options)
@@ -57,7 +55,7 @@ class Operations:
         options = {**options, "engine": engine, "prefix_cache": prefix_cache}
         source: str | Checkpoint = model
         if rotate is not None:
-            source = rotated(checkpoint.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
+            source = rotated(checkpoints.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
         llm = self._models[name] = pronk.load(source, **options, progress=self._progress)
         mapped.let_go()  # what was read of the file is no part of the model
         held = {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": system.held_memory()}
@@ -77,8 +75,6 @@ class Operations:
         return function(self._models["own"], **arguments, progress=self._progress)
 
     def divergence(self, reference: str, **text: Any) -> dict[str, Any]:
-        from pronk.measure.divergence import divergence
-
         return divergence(self._models[reference], self._models["own"], **text, progress=self._progress)
 
     def timed(
@@ -129,9 +125,6 @@ class Operations:
 
 
 def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any:
-    from pronk import checkpoint, engines, loading, tokenizer
-    from pronk.checkpoint.hub import resolve as hub
-
     if engine == "torch":
         engines.import_torch()
         from pronk.torch_engine import device_memory
@@ -144,7 +137,7 @@ def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any
     if named := options.get("tokenizer"):
         source = loading.find_tokenizer(named)
     else:
-        source = checkpoint.open(hub.resolve(model, revision=options.get("revision"), progress=False)).tokenizer
+        source = checkpoints.open(hub.resolve(model, revision=options.get("revision"), progress=False)).tokenizer
     return tokenizer.load(source) if source else None
 
 

@@ -11,18 +11,16 @@ of their difference is often a hundredth of what the errors of the two would sug
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.noise import over_windows, paired
 from pronk.measure.windows import Logits, Reader, begins_with, watched, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 _ROWS = 8  # taken to float64 at once
 

@@ -7,16 +7,14 @@ let go. A source that does not fit in float32 is read in the 16 bits that lose t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import NotEnoughMemory
+from pronk.llm import LLM
 from pronk.measure.mixed import sixteen_bits
 from pronk.measure.recording import Yardstick
 from pronk.measure.verify import sample_ids
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint, Progress
-    from pronk.llm import LLM
 
 CTX, WINDOWS = 256, 4
 _KEPT = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")

@@ -10,17 +10,15 @@ import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.divergence import apart, check_vocabularies
 from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, pieces, watched, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 KEPT = 1 << 29  # bytes of logits in memory, at most
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Progress
+from pronk.measure.journal import Journal
 from pronk.measure.worker import Worker
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.measure.journal import Journal
 
 _TICKS = 100  # a unit of cost: progress counts in whole numbers
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.errors import BadRequest, ContextOverflow
+from pronk.llm import LLM
 from pronk.measure.perplexity import log_likelihoods
 from pronk.measure.windows import LOGITS_BYTES, check_numbers
-
-if TYPE_CHECKING:
-    from pronk.llm import LLM
 
 T = TypeVar("T")
 _Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a context, and what goes on from it

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pronk import checkpoint as checkpoints
 from pronk import engines, loading, system
 from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.engines import Engine
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats.int8 import SCHEMES as INT8_SCHEMES
@@ -23,10 +24,7 @@ from pronk.measure.comparison import Comparison, Request, Variant
 from pronk.measure.mixed import sixteen_bits
 from pronk.measure.schema import LENGTHS
 from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.tokenizer import Tokenizer
+from pronk.tokenizer import Tokenizer
 
 TO = {"cpu": ("llm-int8", "q8", "q4"), "torch": ("llm-int8", "int8")}  # what is compared where nothing is named
 FLOATS = ("f32", "bf16", "f16")

@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.measure.comparison import Comparison
 from pronk.measure.settle import options_of, schemes
 from pronk.system import processors
-
-if TYPE_CHECKING:
-    from pronk.measure.comparison import Comparison
 
 Prompts = list[list[int]]
 SECONDS = 12.0  # of a point's runs together: fewer of them where they take longer, but one at least

@@ -12,19 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
+from pronk.measure.comparison import Comparison
 from pronk.measure.divergence import noise_floor
 from pronk.measure.memory import kv_blocks
 from pronk.measure.runner import Step
 from pronk.measure.technique_points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.measure.comparison import Comparison
-    from pronk.measure.worker import Worker
+from pronk.measure.worker import Worker
 
 
 @dataclass(frozen=True)

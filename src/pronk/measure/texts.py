@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
+from pronk.checkpoint.tensors import Progress
+from pronk.llm import LLM
 
 PROMPTS = (
     "The old ferryman had not spoken to anyone since the bridge was built. One evening in November",

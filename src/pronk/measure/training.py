@@ -12,9 +12,10 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__
+from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.comparison import check_said
@@ -25,9 +26,6 @@ from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
 
 NAME = "training.json"
 SAME = 0.02  # by how much a figure may differ and still be called the same

@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import checkpoint
 from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.loading import tokenizer_of
 from pronk.measure.windows import evaluation_text
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.tokenizer import Tokenizer
+from pronk.tokenizer import Tokenizer
 
 Examples = list[tuple[list[int], list[bool]]]  # token ids, and which of them are learned
 EXAMPLES = 8  # of a step with accumulation, or of the batch that it stands for

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import system
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
+from pronk.checkpoint.tensors import Progress
 
 
 class TrainingOperations:

@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.machine import described
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend
-    from pronk.llm import LLM
 
 Logits = NDArray[np.float32]  # [T, V]
 

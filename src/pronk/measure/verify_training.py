@@ -14,18 +14,16 @@ import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.batch import Batch, Run
+from pronk.llm import LLM
 from pronk.measure.machine import described
 from pronk.measure.perplexity import log_likelihoods
 from pronk.measure.verify import ALLOWED, CHUNK, Logits, beginning, difference, judged, worst_rms
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 _GRADIENT = 1e-5  # of the largest, where a device adds in no fixed order
 _PASSES = 15  # over the text, for progress

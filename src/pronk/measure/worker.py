@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import PronkError, out_of_memory
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked process would hold what this one holds
 _LESS = "fewer bits, fewer variants at once or a smaller context size (--ctx-size) take less"
