@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sides.pipe import Side
 from vs_llama_cpp import FORMATS
 
-from pronk.measure.windows import standard_error
+from pronk.measure.noise import over_windows
 
 WINDOW = 512
 TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
@@ -52,7 +52,8 @@ class Tally:
         all_of_them = np.concatenate(self.divergences)
         rows = len(all_of_them)
         ends = np.cumsum([len(window) for window in self.divergences]).tolist()
-        error = standard_error(all_of_them, ends)
+        means = [part.mean() for part in np.split(all_of_them, ends[:-1])]
+        error = over_windows(means, np.diff([0, *ends]).tolist()).error
         return {
             "mean_kld": float(all_of_them.mean()),
             "standard_error": float("nan") if error is None else error,  # of a single window there is none

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pronk import cli
+
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "pronk"
 
@@ -81,6 +83,13 @@ def test_imports_go_down(module: str) -> None:
             continue
         same_room = room(target) == room(module) and floor(target) <= floor(module)
         assert same_room or floor(target) < floor(module), f"{module} (floor {floor(module)}) imports {target}"
+
+
+def test_no_verb_imports_another_verb() -> None:
+    verbs = {f"cli.{module}" for module in cli.VERBS.values()}
+    for verb in verbs:
+        named = {name.removeprefix("pronk.") for name in imports(modules()[verb])}
+        assert not named & (verbs - {verb}), verb
 
 
 @pytest.mark.parametrize("module", sorted(modules()))

@@ -141,3 +141,16 @@ def test_a_tokenizer_that_is_another_models_is_refused_at_once(run: Run, tmp_pat
     assert done.stderr.startswith("pronk: ")
     assert "another model's" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_training_is_compared_by_a_verb_of_its_own(run: Run, model: str, tmp_path: Path) -> None:
+    """It was an option of pronk compare that made no sense of most others there."""
+    assert run("compare", model, "--training").exit_code == 2
+    out = str(tmp_path / "out")
+    both = run("compare-training", model, "--out", out, "--resume", "--overwrite")
+    assert (both.exit_code, both.stderr.splitlines()[0][-10:]) == (2, "choose one")
+    absent = run("compare-training", "--out", out, "--resume")
+    assert absent.exit_code == 1
+    assert absent.stderr.startswith(f"pronk: {tmp_path / 'out' / 'training.json'} is absent")
+    short = run("compare-training", model, "--out", out, "--tokens", "7")
+    assert (short.exit_code, list(tmp_path.iterdir())) == (2, [])

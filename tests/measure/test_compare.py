@@ -17,12 +17,13 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import strict_json, torch_engine
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, settling
+from pronk.measure import compare, journal, runner
+from pronk.measure import settle as settling
+from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
 from pronk.measure.perplexity import beside, perplexity
-from pronk.measure.request import Request
 from pronk.measure.schema import problems
-from pronk.measure.settling import settle
+from pronk.measure.settle import settle
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import Worker, WorkerDied
 
@@ -175,7 +176,7 @@ def test_what_was_finished_is_kept_and_gone_on_with(request_: Request, tmp_path:
 
 
 def test_a_finished_one_is_not_measured_again(request_: Request, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "Worker", None)  # nobody is needed any more
+    monkeypatch.setattr(runner, "Worker", None)  # nobody is needed any more
     again = run(request_, done.folder, resume=True)
     assert {**again, "made": 0} == {**done.report, "made": 0}
 
@@ -189,15 +190,15 @@ def test_a_worker_that_dies_ends_it_in_a_line(
         def call(self, operation: str, **how: Any) -> Any:
             nonlocal calls
             calls += operation == "latency"
-            if calls == 4:  # two were for warming up
+            if calls == 2:
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
+    monkeypatch.setattr(runner, "Worker", Doomed)
     with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
         run(replace(request_, rounds=1), tmp_path)
     assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
-    monkeypatch.setattr(compare, "Worker", Worker)
+    monkeypatch.setattr(runner, "Worker", Worker)
     assert run(Request(), tmp_path, resume=True)["finished"]
 
 
@@ -219,10 +220,10 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
         def call(self, operation: str, **how: Any) -> Any:
             nonlocal most
             alive.append(self)
-            most = max(most, len({id(one) for one in alive if one.process.poll() is None}))
+            most = max(most, len({id(one) for one in alive if one.process.is_alive()}))
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Counted)
+    monkeypatch.setattr(runner, "Worker", Counted)
     report = run(replace(request_, rounds=2), tmp_path)
     assert most == 1
     assert report["finished"]
@@ -240,20 +241,20 @@ def test_what_the_reference_predicts_is_read_once_and_kept_until_the_end(
 
     class Doomed(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            asked.append(operation)
-            if asked.count("divergence") == 2:
+            asked.append(_function(operation, how))
+            if asked.count("divergence_from") == 2:
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
-    with pytest.raises(WorkerDied, match="ended in 'divergence'"):
+    monkeypatch.setattr(runner, "Worker", Doomed)
+    with pytest.raises(WorkerDied, match="ended in 'apply'"):
         run(replace(request_, rounds=1), tmp_path)
     settled, kept = settle(request_), tmp_path / ".reference.logits"
     assert kept.stat().st_size == settled.kept_bytes
-    monkeypatch.setattr(compare, "Worker", _counted(asked := []))
+    monkeypatch.setattr(runner, "Worker", _counted(asked := []))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert "record" not in asked
-    assert asked.count("divergence") == 1
+    assert asked.count("divergence_from") == 1
     assert not kept.exists()
 
 
@@ -262,16 +263,16 @@ def test_a_reference_that_is_gone_is_read_again(
 ) -> None:
     class Doomed(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            if operation == "divergence":
+            if _function(operation, how) == "divergence_from":
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(compare, "Worker", Doomed)
+    monkeypatch.setattr(runner, "Worker", Doomed)
     with pytest.raises(WorkerDied):
         run(replace(request_, rounds=1), tmp_path)
     (tmp_path / ".reference.json").unlink()
     asked: list[str] = []
-    monkeypatch.setattr(compare, "Worker", _counted(asked))
+    monkeypatch.setattr(runner, "Worker", _counted(asked))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert asked.count("record") == 1
 
@@ -279,10 +280,14 @@ def test_a_reference_that_is_gone_is_read_again(
 def _counted(asked: list[str]) -> type[Worker]:
     class Counted(Worker):
         def call(self, operation: str, **how: Any) -> Any:
-            asked.append(operation)
+            asked.append(_function(operation, how))
             return super().call(operation, **how)
 
     return Counted
+
+
+def _function(operation: str, how: dict[str, Any]) -> str:
+    return how["function"].__name__ if operation == "apply" else operation
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_measured(
@@ -406,7 +411,7 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
     for path, value, says in (
         (("machine", "cpu"), "a better one", "on another machine"),
         (("settings", "text_sha256"), "0", "with another text"),
-        (("model", "stored_bytes"), 1, "with another model"),
+        (("provenance", "model_sha256"), {"model.safetensors": "0"}, "with another model"),
         (("pronk",), "0.0", "by another version of pronk"),
     ):
         report = kept.report()
@@ -417,6 +422,20 @@ def test_going_on_with_other_settings_is_refused_by_name(request_: Request, tmp_
         kept.path.write_text(json.dumps(strict_json.finite(report)))
         with pytest.raises(BadRequest, match=f"was begun {says}"):
             compare.begin(Request(), tmp_path, resume=True)
+
+
+def test_a_model_of_the_same_size_with_other_weights_is_not_gone_on_with(request_: Request, tmp_path: Path) -> None:
+    """Regression: what the reference of another training had predicted was taken for this one's."""
+    folder = save_tiny_chat_model(tmp_path / "tiny")
+    _, kept = compare.begin(replace(request_, model=str(folder)), tmp_path / "report")
+    kept.write()
+    assert compare.begin(Request(), tmp_path / "report", resume=True)
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BadRequest, match="was begun with another model"):
+        compare.begin(Request(), tmp_path / "report", resume=True)
 
 
 def test_a_report_does_not_say_whose_home_it_was_made_in(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +484,7 @@ def test_no_number_is_null_in_json() -> None:
 def test_a_step_that_could_not_be_written_is_not_said_to_be_kept(tmp_path: Path) -> None:
     """A disk full from the first step on once made pronk compare tell people to go on with a file there was not."""
     (tmp_path / "file").touch()
-    book = journal.Journal(tmp_path / "file" / "report", {}, lambda steps: {})
+    book = journal.Journal(tmp_path / "file" / "report.json", {}, lambda steps: {})
     with pytest.raises(PronkError, match="cannot be written"):
         book.record("one", 1)
     assert book.steps == {}
@@ -476,7 +495,7 @@ def test_of_two_that_write_to_one_folder_the_second_is_told(tmp_path: Path, begu
     """Both once ended as if all were well, and the report was that of whoever wrote last."""
     if begun:  # both go on with it
         (tmp_path / journal.NAME).write_text("{}")
-    first, second = (journal.Journal(tmp_path, {}, lambda steps: {}) for _ in range(2))
+    first, second = (journal.Journal(tmp_path / journal.NAME, {}, lambda steps: {}) for _ in range(2))
     first.record("one", 1)
     first.record("two", 2)
     with pytest.raises(PronkError, match="another process writes here, too"):

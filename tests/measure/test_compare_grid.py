@@ -15,13 +15,12 @@ from pronk.checkpoint import grid
 from pronk.checkpoint.rotation import rotated
 from pronk.checkpoint.writers import write
 from pronk.measure import compare, journal, report, tasks
-from pronk.measure.comparison import ROTATION
+from pronk.measure.comparison import ROTATION, Request
 from pronk.measure.composition import _tasks_of
 from pronk.measure.divergence import divergence
 from pronk.measure.report.techniques import techniques
-from pronk.measure.request import Request
 from pronk.measure.schema import problems
-from pronk.measure.settling import settle
+from pronk.measure.settle import settle
 from pronk.measure.windows import evaluation_text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -15,15 +16,28 @@ from tiny import in_memory, random_weights, tiny_config
 
 import pronk
 from pronk.cpu_engine.backend import CpuBackend
-from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
 from pronk.formats.quantize import quantize
 from pronk.llm import LLM
-from pronk.measure import replay
+from pronk.measure import recording as recordings
+from pronk.measure import windows as windows_module
 from pronk.measure.divergence import divergence
-from pronk.measure.mixed import Divergence, Measures, Whole, choose, chosen_by, split
-from pronk.measure.parts import Formats, Part, after, in_order, parts_of, sixteen_bits
-from pronk.measure.replay import Replay, Yardstick
+from pronk.measure.mixed import (
+    Divergence,
+    Formats,
+    Measures,
+    Part,
+    Whole,
+    after,
+    choose,
+    chosen_by,
+    in_order,
+    parts_of,
+    sixteen_bits,
+    split,
+)
+from pronk.measure.recording import Recording, Yardstick
+from pronk.measure.windows import Reader, windows
 
 CONFIG = tiny_config(num_hidden_layers=3, vocab_size=128)
 WEIGHTS = random_weights(CONFIG)
@@ -214,22 +228,37 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_measured(sensiti
     assert told == [("measuring each part", 0, 11)]
 
 
-# -- replay --
+# -- recordings --
 
 
-def test_a_replay_gives_the_same_logits_without_the_model() -> None:
-    backend = CpuBackend.from_checkpoint(CHECKPOINT, threads=1)
-    recording = Replay(backend)
-    batches = [Batch.of([Run(IDS[at : at + 20], at, (0,), "all")]) for at in (0, 20)]
-    kv = recording.new_kv(1, 64)
-    first = [recording.forward(batch, kv) for batch in batches]
-    recording.rewind()
-    kv = recording.new_kv(1, 64)
-    assert not hasattr(kv, "storage")  # the engine's own is gone
-    assert all(np.array_equal(a, recording.forward(b, kv)) for a, b in zip(first, batches, strict=True))
-    recording.rewind()
+def test_a_recording_gives_the_same_logits_again_and_again_and_of_no_other_window() -> None:
+    reader = Reader(CpuBackend.from_checkpoint(CHECKPOINT, threads=1), 128)
+    texts = windows(IDS, 128, count=3)
+    recording = Recording(reader.shares_scales)
+    for window in texts:
+        recording.keep(window, [logits for logits, _ in reader.read(window)])
+    for window in [*texts, *reversed(texts)]:
+        for (a, targets), (b, others) in zip(recording.read(window), reader.read(window), strict=True):
+            assert np.array_equal(a, b)
+            assert targets == others
     with pytest.raises(ValueError, match="differs from the one that was recorded"):
-        recording.forward(batches[1], kv)
+        next(recording.read(replace(texts[1], ids=texts[0].ids)))
+
+
+def test_a_recording_in_a_file_is_of_its_windows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kept.logits"
+    backends = (CpuBackend.from_checkpoint(CHECKPOINT, threads=1, quantize=q) for q in ("f32", "q4"))
+    one, other = (LLM("tiny", CHECKPOINT, None, backend) for backend in backends)
+    monkeypatch.setattr(windows_module, "LOGITS_BYTES", 9 * 4 * CONFIG.vocab_size)  # nine rows a piece
+    recordings.record(one, path, IDS, ctx=128, count=3)
+    assert recordings.divergence_from(other, path, IDS, ctx=128, count=3) == divergence(
+        one, other, IDS, ctx=128, count=3
+    )
+    for ids, count in ((IDS[::-1], 3), (IDS, 2)):
+        with pytest.raises(BadRequest, match="holds no logits of these"):
+            recordings.divergence_from(other, path, ids, ctx=128, count=count)
+    recordings.forget(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +268,8 @@ def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkey
     others, expected = [llm(q) for q in ("q8", "q4")], []
     for other in others:
         expected.append(divergence(llm("f32"), other, IDS, ctx=128, count=3))
-    for kept in (replay.KEPT, 0):
-        monkeypatch.setattr(replay, "KEPT", kept)
+    for kept in (recordings.KEPT, 0):
+        monkeypatch.setattr(recordings, "KEPT", kept)
         yardstick = Yardstick(llm("f32"), IDS, ctx=128, count=3)
         assert [yardstick.divergence(other) for other in others] == expected
 

@@ -16,15 +16,14 @@ import pronk
 from pronk.cpu_engine.kv import CpuKV
 from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
-from pronk.measure.comparison import Comparison
+from pronk.measure.comparison import Comparison, Request
 from pronk.measure.figures import ratio
 from pronk.measure.memory import kv_blocks
-from pronk.measure.points import Point, points
 from pronk.measure.report import content, pages
 from pronk.measure.report.charts import draw
-from pronk.measure.request import Request
 from pronk.measure.schema import problems
-from pronk.measure.settling import settle
+from pronk.measure.settle import settle
+from pronk.measure.technique_points import Point, points
 from pronk.system import processors
 
 
@@ -85,7 +84,7 @@ def test_ways_of_one_setting_differ_in_one_thing(settled: Comparison) -> None:
 
 
 def test_without_torch_its_points_are_named_as_missing(settled: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("points", "techniques"):
+    for module in ("technique_points", "techniques"):
         monkeypatch.setattr(f"pronk.measure.{module}.find_spec", lambda name: None)
     assert all(point.engine == "cpu" for point in points(settled))
     assert techniques.missing(settled) == [

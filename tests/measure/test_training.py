@@ -15,12 +15,13 @@ from tiny_folder import save_tiny_chat_model
 from pronk import checkpoint, loading
 from pronk.cli import finetune, group
 from pronk.errors import BadFile, BadRequest
-from pronk.measure import training, training_report
+from pronk.measure import runner, training, training_report
 from pronk.measure.report.pages import escaped
 from pronk.measure.training import begin, measure
 from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
+from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.windows import evaluation_text
-from pronk.measure.worker import WorkerDied
+from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def run(
     resume: bool = False,
     **asked: Any,
 ) -> dict[str, Any]:
-    monkeypatch.setattr(training, "_measured", lambda grid, setting, account: answer(setting, account))
+    monkeypatch.setattr(training, "_measured", lambda grid, setting, account, *_: answer(setting, account))
+    monkeypatch.setattr(runner, "Worker", FakeWorker)
     grid, journal = begin(Request(**{"model": model, "tokens": 16, "rounds": 2, **asked}), folder, resume=resume)
     return measure(grid, journal)
 
@@ -109,9 +111,9 @@ def test_rates_are_those_of_finetune() -> None:
 def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:
     """Examples of a text begin all over it; of each all but the first token is learned."""
     grid = settled(Request(model=model, tokens=16, rounds=2))
-    steps = [(setting, number) for _, setting, number in grid.steps()]
-    assert [setting for setting, _ in steps] == [*grid.settings, *reversed(grid.settings)]
-    assert [number for _, number in steps] == [0] * 17 + [1] * 17
+    names = [setting.name for setting in grid.settings]
+    expected = [*(f"{name} 1" for name in names), *(f"{name} 2" for name in reversed(names))]
+    assert [step.name for step in training.steps(grid)] == [step.process for step in training.steps(grid)] == expected
     codec = loading.tokenizer_of(checkpoint.open(model))
     assert codec
     ids = codec.encode(evaluation_text())
@@ -137,7 +139,7 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     run(model, tmp_path, monkeypatch, data=str(data), tokens=40, rounds=1)
     assert f"Examples of {lengths[0]} to 40 tokens of {escaped(str(data))}" in page_of(tmp_path)
     data.write_text("".join(reversed(texts)))
-    with pytest.raises(BadRequest, match="was begun with another settings or data"):
+    with pytest.raises(BadRequest, match="was begun with other settings or data"):
         begin(Request(), tmp_path, resume=True)
 
 
@@ -166,14 +168,12 @@ class FakeWorker:
     answers: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
 
-    def __init__(self, name: str, command: Any) -> None:
+    def __init__(self, *_: Any) -> None:
         self.asked.clear()
 
-    def __enter__(self) -> FakeWorker:
-        return self
+    def close(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    kill = close
 
     def call(self, operation: str, **arguments: Any) -> Any:
         self.asked.append((operation, arguments))
@@ -188,18 +188,17 @@ class FakeWorker:
     [
         ({}, ["plan", "load", "steps", "account"], None),
         ({"plan": {"fits": False, "total": 5e9}}, ["plan"], "5.0 GB are needed: foreseen, and not tried"),
-        ({"load": {"out_of_memory": "none left"}}, ["plan", "load"], "none left"),
+        ({"load": OutOfMemory("load", "none left")}, ["plan", "load"], "none left"),
         ({"steps": WorkerDied("killed by signal 9 (SIGKILL)")}, ["plan", "load", "steps"], "killed by signal 9"),
     ],
 )
 def test_where_memory_runs_out_nothing_more_is_asked(
     model: str, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], asked: list[str], says: str | None
 ) -> None:
-    monkeypatch.setattr(training, "Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "answers", answers)
     grid = settled(Request(model=model, tokens=16))
     grid.examples[3][0].append(5)
-    found = training._measured(grid, PLAIN, account=True)
+    found = training._measured(grid, PLAIN, True, FakeWorker(), None)  # type: ignore[arg-type]
     assert [operation for operation, _ in FakeWorker.asked] == asked
     assert FakeWorker.asked[0][1]["examples"] == [grid.examples[3]]  # the longest, which takes the most
     assert found.get("out_of_memory", "").startswith(says or "")
@@ -207,12 +206,12 @@ def test_where_memory_runs_out_nothing_more_is_asked(
 
 
 def test_a_worker_that_crashed_is_no_result(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "Worker", FakeWorker)
+    grid = settled(Request(model=model, tokens=16))
     monkeypatch.setattr(FakeWorker, "answers", {"load": WorkerDied("killed by signal 11 (SIGSEGV)")})
     with pytest.raises(WorkerDied):
-        training._measured(settled(Request(model=model, tokens=16)), PLAIN, account=False)
+        training._measured(grid, PLAIN, False, FakeWorker(), None)  # type: ignore[arg-type]
     monkeypatch.setattr(FakeWorker, "answers", {})
-    training._measured(settled(Request(model=model, tokens=16)), PLAIN, account=False)
+    training._measured(grid, PLAIN, False, FakeWorker(), None)  # type: ignore[arg-type]
     assert [operation for operation, _ in FakeWorker.asked] == ["plan", "load", "steps"]
 
 
@@ -268,7 +267,7 @@ def test_what_was_finished_is_kept_and_gone_on_with(
     whole = run(model, tmp_path, monkeypatch, lambda s, a: rest.append(s.name) or taken(s, a), resume=True)
     assert len(rest) == 24
     assert whole["finished"]
-    with pytest.raises(BadRequest, match="another tokens"):
+    with pytest.raises(BadRequest, match="--tokens is 17 now, but the report was begun with 16"):
         begin(Request(tokens=17), tmp_path, resume=True)
 
 
@@ -276,7 +275,9 @@ def test_what_was_finished_is_kept_and_gone_on_with(
 @pytest.mark.parametrize("setting", [Setting(True, "bf16", True, 8), PLAIN])
 def test_a_setting_is_measured_in_a_process_of_its_own(model: str, tmp_path: Path, setting: Setting) -> None:
     grid, _ = begin(Request(model=model, tokens=16, threads=1), tmp_path)
-    found = training._measured(grid, setting, account=True)
+    worker = Worker(setting.name, TrainingOperations)
+    found = training._measured(grid, setting, True, worker, lambda *_: None)
+    worker.close()
     assert found["plan"]["total"] == pytest.approx(found["steps"]["peak_bytes"], rel=0.15)
     assert found["steps"]["tokens"] == [16 * setting.micro_batches] * 3
     assert found["account"]["flops"] > 0

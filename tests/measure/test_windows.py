@@ -13,7 +13,8 @@ from pronk.engine.backend import KVStorage
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest, PronkError
 from pronk.measure import windows as module
-from pronk.measure.windows import Reader, Window, evaluation_text, standard_error, windows
+from pronk.measure.noise import over_windows
+from pronk.measure.windows import Reader, Window, evaluation_text, windows
 from pronk.torch_engine.backend import TorchBackend
 
 IDS = list(range(100, 200))
@@ -124,8 +125,8 @@ def test_a_window_is_one_batch_for_schemes_whose_tokens_share_a_scale(
         assert [token for part in targets for token in part] == second.targets
         # No more than float32's own rounding: an activation on another side of two codes would be off by a step.
         np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4 if engine.shares_scales else 0.05)
-    engine.shares_scales = False  # the inverse: read in pieces, it is something else
-    pieces, _ = zip(*Reader(engine, 300).read(second), strict=True)
+    reader.shares_scales = False  # the inverse: read in pieces, it is something else
+    pieces, _ = zip(*reader.read(second), strict=True)
     if scheme != "absmax-row":
         assert np.abs(np.concatenate(pieces) - whole).max() > 0.01
 
@@ -146,6 +147,12 @@ def test_logits_that_are_no_numbers_are_said_to_be(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CpuBackend, "forward", broken)
     with pytest.raises(PronkError, match="not numbers"):
         list(Reader(backend(), 64).read(windows(TEXT, 64)[0]))
+
+
+def standard_error(values: np.ndarray, ends: list[int]) -> float | None:
+    """Of a number for each prediction, in windows that end at `ends`."""
+    means = [part.mean() for part in np.split(values, ends[:-1])]
+    return over_windows(means, np.diff([0, *ends]).tolist()).error
 
 
 def test_the_standard_error_is_over_windows() -> None:

@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pronk.errors import PronkError
+from pronk.errors import BadFile, PronkError
 from pronk.measure import worker as workers
+from pronk.measure.operations import Operations
 from pronk.measure.worker import Worker, WorkerDied, WorkerFailed
 
-TOY = """
-import os, signal, sys, time
-from pronk.errors import BadFile
-from pronk.measure.worker import serve
 
 class Toy:
-    def add(self, a, b):
-        print("a library that prints")
+    def __init__(self, progress: Any) -> None:
+        self.progress = progress
+
+    def add(self, a: Any, b: Any) -> Any:
+        print("a library that prints", flush=True)
         return a + b
-    def count(self, n):
+
+    def count(self, n: int) -> int:
         for i in range(n):
             self.progress("counting", i + 1, n)
         return n
-    def refuse(self):
-        raise BadFile("model.bin", "broken\\nin two lines", offset=3)
-    def fail(self):
+
+    def refuse(self) -> None:
+        raise BadFile("model.bin", "broken\nin two lines", offset=3)
+
+    def fail(self) -> float:
         return 1 / 0
-    def exhaust(self):
+
+    def exhaust(self) -> None:
         raise MemoryError
-    def exhaust_torch(self, said):
+
+    def exhaust_torch(self, said: str) -> None:
         raise RuntimeError(said)
-    def leave(self):
+
+    def leave(self) -> None:
         print("something about the allocator", file=sys.stderr, flush=True)
         os._exit(3)
-    def killed(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-    def half(self):
-        os.write(answers, b'{"resu')
-        os._exit(0)
-    def sleep(self):
-        os.write(2, b"asleep")
-        time.sleep(600)
 
-answers = os.dup(1)
-serve(Toy())
-"""
+    def killed(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def half(self) -> None:
+        """An answer of which only the beginning comes."""
+        (pipe,) = (cell.cell_contents for cell in self.progress.__closure__)
+        os.write(pipe.fileno(), b"\x00\x00\x10\x00half")
+        os._exit(0)
+
+    def ctrl_c(self) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "as if nothing had happened"
+
+    def sleep(self) -> None:
+        time.sleep(600)
 
 
 @pytest.fixture
 def toy() -> Iterator[Worker]:
-    with Worker("q8", [sys.executable, "-c", TOY]) as worker:
-        yield worker
+    worker = Worker("q8", Toy)
+    yield worker
+    worker.kill()
 
 
 def test_results_and_progress_come_back(toy: Worker) -> None:
@@ -74,6 +92,7 @@ def test_its_errors_are_ours_and_it_goes_on(toy: Worker) -> None:
     for said in ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory"):
         with pytest.raises(PronkError, match=f"in 'exhaust_torch': {said}; fewer bits"):
             toy.call("exhaust_torch", said=f"{said}\nand a trace")
+    assert toy.call("ctrl_c") == "as if nothing had happened"  # what it means is the caller's business
     assert toy.call("add", a=1, b=2) == 3
 
 
@@ -82,37 +101,53 @@ def test_its_errors_are_ours_and_it_goes_on(toy: Worker) -> None:
     [
         ("leave", "exit code 3; something about the allocator"),
         ("killed", "killed by signal 9 (SIGKILL), which is what the system does where memory runs out"),
-        ("half", "exit code"),
+        ("half", "exit code 0"),
     ],
 )
 def test_one_that_dies_is_said_to_have_died(toy: Worker, operation: str, says: str) -> None:
     with pytest.raises(WorkerDied) as died:
         toy.call(operation)
-    line = str(died.value)
-    assert line.startswith(f"q8: the process that measured it ended in '{operation}': ")
-    assert says in line or operation == "half"
-    assert "\n" not in line
+    assert str(died.value) == f"q8: the process that measured it ended in '{operation}': {says}"
     with pytest.raises(WorkerDied):  # and stays so
         toy.call("add", a=1, b=2)
 
 
-def test_a_worker_in_the_middle_of_something_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_in_the_middle_of_something_is_not_waited_for(toy: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), Worker("q8", [sys.executable, "-c", TOY]) as worker:
-        worker.call("count", n=1, progress=interrupt)
-    assert worker.process.poll() is not None
-    worker = Worker("q8", [sys.executable, "-c", TOY])
-    assert worker.process.stdin is not None
-    worker.process.stdin.write('["sleep", {}]\n')
-    worker.process.stdin.flush()
-    worker.close()  # and not in the 600 s that it sleeps, which are more than a test has
-    assert worker.process.poll() is not None
+    with pytest.raises(KeyboardInterrupt):
+        toy.call("count", n=1, progress=interrupt)
+    toy._pipe.send(("sleep", {}))
+    toy.close()  # and not in the 600 s that it sleeps, which are more than a test has
+    assert not toy.process.is_alive()
+
+
+def test_without_its_caller_it_ends(tmp_path: Path) -> None:
+    """Were the caller killed, models of gigabytes would go on lying in memory."""
+    script = "import sys\nfrom pronk.measure.operations import Operations\nfrom pronk.measure.worker import Worker\n"
+    script += "worker = Worker('q8', Operations)\nprint(worker.process.pid, flush=True)\nsys.stdin.read()\n"
+    caller = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "TMPDIR": str(tmp_path)})  # fmt: skip
+    assert caller.stdin
+    assert caller.stdout
+    pid = int(caller.stdout.readline())
+    caller.kill()
+    caller.communicate()
+    deadline = time.monotonic() + 60
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+            if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return
+        pytest.fail("it is there still")
 
 
 def test_the_real_one_says_what_is_wrong_with_a_model() -> None:
-    with Worker("bf16") as worker, pytest.raises(PronkError, match="no such file or folder"):
-        worker.call("load", name="own", model="./nowhere.gguf", engine="cpu", options={})
+    worker = Worker("bf16", Operations)
+    with pytest.raises(PronkError, match="no such file or folder"):
+        worker.call("load", model="./nowhere.gguf", engine="cpu", options={})
+    worker.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.worker import Worker
 from pronk.train import memory
 from pronk.train.data.batches import Batches
@@ -159,7 +160,7 @@ def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: s
     ids = np.random.default_rng(1).integers(3, 16_000, 513).tolist()
     given = {"lora": None, "lr": 1e-5, "max_steps": 9, **MEASURED[name]["settings"]}
     given.pop("lora")
-    with Worker(name, (sys.executable, "-m", "pronk.measure.training_subject")) as worker:
+    with closing(Worker(name, TrainingOperations)) as worker:
         foretold = worker.call(
             "plan", model=str(model), settings=given, lora=MEASURED[name]["lora"],
             examples=[(ids, [False] + [True] * 512)], device="cpu",

@@ -34,6 +34,7 @@ VERBS = {
     "divergence": "divergence",
     "outliers": "outliers",
     "compare": "compare",
+    "compare-training": "compare_training",
     "report": "report",
     "pretrain": "pretrain",
     "finetune": "finetune",

@@ -1,42 +1,53 @@
-"""`pronk compare --training`: what techniques of training cost and buy."""
+"""`pronk compare-training`: what techniques of training cost and buy."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from pronk.cli import console, measuring
+from pronk.cli import comparing, console, options
 
 
-def perform(
-    asked: Mapping[str, Any], others: Mapping[str, Any], out: str, *, resume: bool, overwrite: bool, as_json: bool
-) -> None:
-    """`asked`: of training_grid.Request. `others`: options that mean nothing here, and are refused where given."""
-    if given := next((name for name, value in others.items() if value not in (None, (), False)), None):
-        raise click.UsageError(f"--{given.replace('_', '-')} says nothing about training; leave it or --training out")
-    if resume and overwrite:
-        raise click.UsageError("--resume goes on with a report and --overwrite replaces it; choose one")
-    from pronk.measure import compare, training, training_report
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk compare-training smollm2:135m
+  pronk compare-training ./my-model --data chats.jsonl --tokens 512 --rank 8
+  pronk compare-training --resume --out report    go on after Ctrl-C
+
+Writes TRAINING.md, training.svg and training.json to FOLDER, and prints their tables. It needs torch."""
+)
+@click.argument("model", type=options.NAME, required=False)
+@options.together(
+    comparing.out_option,
+    click.option("--data", type=options.NAME, metavar="FILE",
+                 help="Records to train on, as for finetune.  [default: prose that comes with pronk]"),
+    click.option("--tokens", type=click.IntRange(min=8), metavar="N",
+                 help="Cut examples to N tokens.  [default: 256]"),
+    click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure each N times.  [default: 3]"),
+    click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Rank of the LoRA layers.  [default: 16]"),
+    comparing.again_options,
+    options.device_option,
+    options.threads_option,
+    options.json_option,
+)  # fmt: skip
+def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any) -> None:
+    """Measure training: all weights or LoRA, f32 or bf16, activations kept or recomputed, accumulated."""
+    from pronk.measure import training, training_report
     from pronk.measure.training_grid import Request
-    from pronk.system import expanded
     from pronk.torch_engine import import_torch
 
+    folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     import_torch()
-    folder, command = expanded(out), shlex.join(["pronk", *sys.argv[1:]])
-    request = Request(**asked)
-    grid, journal = training.begin(request, folder, resume=resume, overwrite=overwrite, command=command)
-    console.note(
+    grid, journal = training.begin(
+        Request(**asked), folder, resume=resume, overwrite=overwrite, command=console.command()
+    )
+    what = (
         f"{grid.request.model}: {len(grid.settings)} settings, {grid.request.rounds} rounds in turns, examples of up "
         f"to {grid.request.tokens} tokens"
     )
-    for line in compare.warnings():
-        console.note(line)
-    with measuring.shown(journal, "pronk", "compare", "--training", "--resume", "--out", out) as advance:
+    with comparing.shown(journal, [what], "compare-training", out) as advance:
         found = training.measure(grid, journal, progress=advance)
         tables = training_report.render(folder)
-    console.note(f"written to {out}: {training_report.PAGE}, {training_report.PLOT}, {training.NAME}")
-    console.write_json(found) if as_json else console.write(tables + "\n")
+    comparing.tell(out, (training_report.PAGE, training_report.PLOT, training.NAME), found if as_json else tables)

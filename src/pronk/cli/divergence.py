@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
-from pronk.cli.perplexity import (
-    ONE_BATCH,
-    check_folder,
-    check_same_tokens,
-    described,
-    in_words,
-    per_window_option,
-    read_text,
-    text_options,
-    write_windows,
-)
+from pronk.cli import console, measuring, options, progress
 from pronk.formats import FLOATS
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
 
-_BOTH = ("tokenizer", "device", "threads", "ctx_size")  # options of loading that A takes as well
-_WINDOWS = 20
+_BOTH = ("tokenizer", "device", "threads", "ctx_size", "revision")  # options of loading that A takes as well
 
 
 @options.verb(
@@ -42,8 +30,8 @@ another order: smaller differences mean nothing."""
 )
 @click.argument("a", type=options.NAME)
 @click.argument("b", type=options.NAME, required=False)
-@text_options(windows=_WINDOWS)
-@per_window_option
+@measuring.text_options(windows=20)
+@measuring.per_window_option
 @click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,
               help="What A's weights are made; auto: as its file has them.")  # fmt: skip
 @options.loading_options
@@ -64,8 +52,8 @@ def command(
     from pronk.measure.divergence import with_floors
     from pronk.measure.machine import provenance
 
-    check_folder(per_window)
-    text, name = read_text(file)
+    measuring.check_folder(per_window)
+    text, name = measuring.read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:
         if all(loading[option] is None for option in ("quantize", "kv_dtype", "attn")):
@@ -75,7 +63,9 @@ def command(
             loading["quantize"] = first["quantize"]
     one = options.load_model(a, first)
     other = options.load_model(a if b is None else b, loading)
-    ids = _same_tokens(one, other, text)
+    ids = (one if one.has_tokenizer or not other.has_tokenizer else other).tokenizer.encode(text)
+    if other.has_tokenizer:
+        measuring.check_same_tokens(one.name, ids, other.name, other.tokenizer.encode(text))
     levels = grid.find(one.checkpoint)
     if levels and other.backend.dtype in levels.formats:
         console.note(f"A's {levels}, which is {other.backend.dtype}'s own, so that it costs nothing here; "
@@ -92,7 +82,7 @@ def command(
         "verdict": _verdict(found),
     }
     if per_window:
-        write_windows(per_window, [(which, found[which]["per_window"]) for which in found])
+        measuring.write_windows(per_window, [(which, found[which]["per_window"]) for which in found])
     if as_json:
         origins = [provenance(llm.checkpoint, text, console.command(), llm) for llm in (one, other)]
         console.write_json({**result, "provenance": dict(zip(("reference", "own"), origins, strict=True))})
@@ -104,20 +94,15 @@ def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, 
     """The options that A is loaded with: on the engine of B."""
     from pronk import engines
 
-    return dict.fromkeys(options.LOADING) | {name: loading[name] for name in (*_BOTH, "revision")} | {
-        "quantize": None if reference == "auto" else reference,
-        "engine": engines.choose(loading["engine"], loading),
-    }  # fmt: skip
-
-
-def _same_tokens(one: LLM, other: LLM, text: str) -> list[int]:
-    ids = (one if one.has_tokenizer or not other.has_tokenizer else other).tokenizer.encode(text)
-    if other.has_tokenizer:
-        check_same_tokens(one.name, other.name, ids, other.tokenizer.encode(text))
-    return ids
+    engine = engines.choose(loading["engine"], loading)
+    made = {"quantize": None if reference == "auto" else reference}
+    both = {name: loading[name] for name in _BOTH}
+    return {**dict.fromkeys(options.LOADING), **both, **made, "engine": engine}
 
 
 def _described(llm: LLM) -> dict[str, Any]:
+    from pronk.measure.machine import described
+
     return {**described(llm), "kv_dtype": llm.backend.kv_dtype}
 
 
@@ -153,40 +138,33 @@ _IN_WORDS = {
 
 def _as_text(result: Mapping[str, Any]) -> str:
     found = [result[name] for name in ("divergence", "reference_floor", "own_floor")]
-    difference = found[0]
+    difference, perplexity = found[0], found[0]["perplexity"]
 
     def row(label: str, key: str, form: str = ".3g") -> tuple[str, ...]:
         return label, *(format(column[key], form) for column in found)
 
-    def mean(column: Mapping[str, Any]) -> str:
-        error = column["standard_error"]
-        return f"{column['mean']:.3g}" + (f" ± {error:.2g}" if error is not None else "")
-
+    errors = ["" if (error := column["standard_error"]) is None else f" ± {error:.2g}" for column in found]
     rows: list[tuple[object, ...]] = [
         ("", "B against A", "floor: A", "floor: B"),
-        ("mean KLD, nats", *map(mean, found)),
+        ("mean KLD, nats", *(f"{column['mean']:.3g}{error}" for column, error in zip(found, errors, strict=True))),
         row("median", "median"),
         row("99% below", "p99"),
         row("largest", "max"),
         row("change of the right token's probability, RMS", "rms_dp"),
         row("same likeliest token", "top1", ".2%"),
     ]
-    perplexity = difference["perplexity"]
-    return "\n".join(
-        [
-            f"A  {_line(result['reference'])}",
-            f"B  {_line(result['own'])}",
-            f"{result['text']}, {result['tokens']} tokens: {difference['windows']} windows of {difference['ctx']}, "
-            f"{difference['rows']} predictions",
-            *([f"batch: {ONE_BATCH}"] if difference["one_batch"] else []),
-            "",
-            console.table(rows, right=(1, 2, 3)),
-            "",
-            f"perplexity  A {perplexity['reference']:.4f}, B {perplexity['own']:.4f} ({in_words(perplexity)})",
-            f"noise floor: {result['own_floor']['how']}",
-            _IN_WORDS[result["verdict"]],
-        ]
-    )
+    lines = [
+        f"A  {_line(result['reference'])}",
+        f"B  {_line(result['own'])}",
+        f"{result['text']}, {result['tokens']} tokens: {difference['windows']} windows of {difference['ctx']}, "
+        f"{difference['rows']} predictions",
+        *([f"batch: {measuring.ONE_BATCH}"] if difference["one_batch"] else []),
+        f"\n{console.table(rows, right=(1, 2, 3))}\n",
+        f"perplexity  A {perplexity['reference']:.4f}, B {perplexity['own']:.4f} ({measuring.in_words(perplexity)})",
+        f"noise floor: {result['own_floor']['how']}",
+        _IN_WORDS[result["verdict"]],
+    ]
+    return "\n".join(lines)
 
 
 def _line(side: Mapping[str, Any]) -> str:

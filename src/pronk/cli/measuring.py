@@ -1,39 +1,82 @@
-"""What a comparison shows while it measures: a bar that names the step; and how to go on where it ends early."""
+"""What verbs that measure a text share: how it is read, what is said of models, and tables of its windows."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from math import expm1
+from typing import Any
 
-from pronk.cli import console, progress
-from pronk.errors import PronkError
+import click
 
-if TYPE_CHECKING:
-    from pronk.measure.journal import Journal
+from pronk.cli import options
+from pronk.errors import BadRequest
+
+ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
 
 
-@contextmanager
-def shown(journal: Journal, *again: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Hear of progress. `again`: the command that goes on with what `journal` has."""
-    now = ""
+def text_options(windows: int) -> Callable[[options.F], options.F]:
+    """What perplexity and divergence read. `windows`: how many of them by default, 0 for all."""
+    return options.together(
+        options.text_option,
+        click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, metavar="N",
+                     help="Tokens of a window."),
+        click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",
+                     help="Read N windows, spread over the text; 0: all of it."),
+    )  # fmt: skip
 
-    def amount(done: int, total: int) -> str:
-        return f"{100 * done // total}%, {now}"
 
-    with progress.shown("measuring", amount) as show:
+per_window_option = click.option(
+    "--per-window", type=options.NAME, metavar="FILE.csv", help="Write the figures of each window there, too."
+)
 
-        def advance(what: str, done: int, total: int) -> None:
-            nonlocal now
-            now = what
-            show("", done, total)
 
-        try:
-            yield advance
-        except (KeyboardInterrupt, PronkError) as error:
-            show("", 1, 1)
-            if journal.steps:
-                why = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
-                console.note(f"\n{why}; what is finished is in {journal.path}; go on with: {shlex.join(again)}")
-            raise
+def read_text(file: str | None) -> tuple[str, str]:
+    """The text, and what to call it."""
+    from pronk.measure.windows import evaluation_text
+
+    if file is None:
+        return evaluation_text(), "pronk's own text"
+    return options.read_file(file), "standard input" if file == "-" else file
+
+
+def check_folder(file: str | None) -> None:
+    """Raises BadRequest where no table can be written there: nobody is to measure for minutes and learn that then."""
+    from pronk.system import expanded
+
+    if file is not None and not file.endswith(".csv"):
+        raise BadRequest(f"--per-window writes a table: name a file that ends in .csv, not {file}")
+    if file is not None and not (folder := expanded(file).parent).is_dir():
+        raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
+
+
+def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """A line a window: whose figures they are, which window it is, and what `per_window` of a result has of it."""
+    from pronk.measure.report import write
+    from pronk.system import expanded
+
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(("of", "window", *tables[0][1]))
+    for name, columns in tables:
+        table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
+    write(expanded(file), lines.getvalue())
+
+
+def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -> None:
+    """Raises BadRequest where two models do not cut a text alike."""
+    if ids != others:
+        raise BadRequest(
+            f"{one} and {other} cut the text into different tokens, so their predictions cannot be compared; "
+            "where it is only the tokenizer's file that differs, name one for both with --tokenizer"
+        )
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """A change of perplexity, and whether it is more than chance."""
+    error = found["standard_error"]
+    by = f"{expm1(found['log_ratio']):+.2%}" + (f" ± {(1 + expm1(found['log_ratio'])) * error:.2%}" if error else "")
+    said = {None: "of a single window, without an error", True: "more than chance",
+            False: "less than this text can show"}  # fmt: skip
+    return f"{by}, paired by windows: {said[found['clear']]}"

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk import formats
-from pronk.cli import console, options, progress
-from pronk.cli.convert import open_source, tokenizer_for
-from pronk.cli.failures import short_of_memory
+from pronk.cli import console, options, progress, saving
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.writers.write import Format
-    from pronk.llm import LLM
 
 
 _ELSEWHERE = "its receipt takes BASE in 16 bits at least: merge it on a larger machine"
@@ -72,7 +69,7 @@ def command(
     """Write BASE with ADAPTER in its weights to DST; end with a receipt."""
     from pronk.checkpoint.adapter import applied
     from pronk.checkpoint.writers import write
-    from pronk.cli.perplexity import read_text
+    from pronk.cli.measuring import read_text
     from pronk.system import expanded, replacing
 
     destination = expanded(dst)
@@ -80,17 +77,27 @@ def command(
     if dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     text, text_name = read_text(file)
-    source = open_source(base, tokenizer, revision)
+    source = saving.open_source(base, tokenizer, revision)
     merged = applied(source, expanded(adapter))
     write.check_destination(source, destination, to, overwrite)
-    vocabulary, files = tokenizer_for(source, to)
+    vocabulary, files = saving.tokenizer_for(source, to)
     loading = {"tokenizer": tokenizer, "revision": revision}
     try:  # beside DST, which gets its name once the receipt is good
         with replacing(destination) as made:
             with progress.shown("writing") as advance:
-                with_it: dict[str, Any] = {"vocabulary": vocabulary, "tokenizer_files": files, "known_as": Path(dst)}
-                write.save(merged, made, to=to, dtype=dtype, finite=True, progress=advance, **with_it)
-            receipt = _receipt(base, adapter, source, made, text, loading)
+                write.save(
+                    merged,
+                    made,
+                    to=to,
+                    dtype=dtype,
+                    finite=True,
+                    vocabulary=vocabulary,
+                    tokenizer_files=files,
+                    progress=advance,
+                    known_as=Path(dst),
+                )
+            receipt = saving.receipt(source, "BASE", base, {**loading, "adapter": adapter}, made, text, _ELSEWHERE)
+            receipt["bytes"] = receipt["bytes"]["after"]
             receipt |= {"base": base, "adapter": adapter, "dst": dst, "dtype": dtype, "text": text_name}
             receipt["merged_into"] = _types(source)
             found = receipt["divergence"]["mean"]
@@ -104,25 +111,6 @@ def command(
     if problem := write.tokenizer_problem(source, to, vocabulary, files):
         console.note(f"the tokenizer stays behind: {problem}")
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
-
-
-def _receipt(
-    base: str, adapter: str, source: Checkpoint, made: Path, text: str, loading: Mapping[str, Any]
-) -> dict[str, Any]:
-    import pronk
-    from pronk.measure.receipt import receipt
-
-    def before(format: Any) -> LLM:
-        with progress.shown(f"reading BASE in {format}") as advance:
-            return pronk.load(base, **loading, adapter=adapter, engine="cpu", quantize=format, progress=advance)
-
-    def after() -> LLM:
-        with progress.shown("reading DST") as advance:
-            return pronk.load(made, engine="cpu", progress=advance)
-
-    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(_ELSEWHERE):
-        found = receipt(source, before, after, text, advance)
-    return {**found, "bytes": found["bytes"]["after"]}
 
 
 def _types(source: Checkpoint) -> str:

@@ -100,6 +100,33 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return biases
 
 
+def several(
+    one: Callable[[str], Any], what: str, example: str
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+    """The callback of an option whose values have commas between them; the same one counts once. `one`: of a value; it
+    raises ValueError where that is none."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
+        try:
+            return value if value is None else tuple(dict.fromkeys(one(part.strip()) for part in value.split(",")))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of {what}, as in {example}") from None
+
+    return read
+
+
+def count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def name(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for option in reversed(options):

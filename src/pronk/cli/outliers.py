@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, outlier_tables, progress
+from pronk.cli import console, measuring, options, outlier_tables, progress
 from pronk.cli.failures import short_of_memory
-from pronk.cli.perplexity import read_text, text_options
 from pronk.errors import PronkError
 from pronk.formats import FLOATS
 
@@ -21,18 +20,15 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 _LESS = "choose a smaller model, or keep its weights in fewer bits (--quantize bf16, or auto)"
+_THRESHOLDS = "0,1,2,3,4,6,8,12,inf"
+
+Found = tuple[dict[str, Any], "Callable[[], Drawing]"]  # what was found, and what draws it
 
 
-def _thresholds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float] | None:
-    if value is None:
-        return None
-    try:
-        numbers = [float(part) for part in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of thresholds, as in --sweep=0,3,6,inf") from None
-    if not all(number >= 0 for number in numbers):
-        raise click.BadParameter(f"{value!r}: a threshold is a number from 0 on, or inf")
-    return numbers
+def _threshold(text: str) -> float:
+    if not (number := float(text)) >= 0:
+        raise click.BadParameter(f"{text!r}: a threshold is a number from 0 on, or inf")
+    return number
 
 
 def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
@@ -62,13 +58,14 @@ apart. An outlier feature, in the paper's words, is a dimension of the hidden st
 25% of the layers and at 6% of all positions."""
 )
 @options.model_argument
-@text_options(windows=8)
+@measuring.text_options(windows=8)
 @options.together(
     click.option("--threshold", type=options.THRESHOLD, metavar="X",
                  help="Magnitude that makes an outlier.  [default: 6.0]"),
-    click.option("--sweep", is_flag=False, flag_value="0,1,2,3,4,6,8,12,inf", callback=_thresholds, metavar="[X,Y,…]",
+    click.option("--sweep", is_flag=False, flag_value=_THRESHOLDS, metavar="[X,Y,…]",
+                 callback=options.several(_threshold, "thresholds", "--sweep=0,3,6,inf"),
                  help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
-                 "[without a list: 0,1,2,3,4,6,8,12,inf]"),
+                 f"[without a list: {_THRESHOLDS}]"),
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
                  help="--sweep: time each threshold N times.  [default: 3]"),
     click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
@@ -90,7 +87,7 @@ def command(
     ctx: int,
     windows: int,
     threshold: float | None,
-    sweep: list[float] | None,
+    sweep: tuple[float, ...] | None,
     rounds: int | None,
     plot: Path | None,
     fed: str | None,
@@ -99,6 +96,8 @@ def command(
     **loading: Any,
 ) -> None:
     """Show which activations are outliers, or sweep LLM.int8()'s threshold."""
+    from pronk import engines
+
     if sweep is not None:
         for option, value in (("--threshold", threshold), ("--quantize", quantize), ("--input", fed)):
             if value is not None:
@@ -107,17 +106,19 @@ def command(
         raise click.UsageError("--rounds is for --sweep")
     elif fed is not None and plot is None:
         raise click.UsageError("--input is for --plot")
-    text, name = read_text(file)
-    loading = _on_its_engine(loading)
-    how = {"text": name, "ctx": ctx, "count": windows or None}
+    text, name = measuring.read_text(file)
+    # A sweep loads the model many times, on one engine.
+    loading["engine"] = engines.choose(loading["engine"], dict.fromkeys(options.LOADING) | loading)
+    cut = {"ctx": ctx, "count": windows or None}
     if sweep is None:
         loading["quantize"] = None if quantize == "auto" else quantize or "f32"
         with short_of_memory(_LESS if quantize in (None, "f32") else "choose a smaller model"):
-            result, drawn = _survey(model, loading, text, how, threshold, fed or "hidden")
+            result, drawn = _survey(model, loading, text, cut, threshold, fed or "hidden")
+        table = outlier_tables.survey(result := {**result, "text": name})
     else:
         with short_of_memory("a sweep is measured from f32: choose a smaller model"):
-            result, drawn = _sweep(model, loading, text, how, sweep, rounds or 3)
-    table = (outlier_tables.survey if sweep is None else outlier_tables.sweep)(result)
+            result, drawn = _sweep(model, loading, text, cut, sweep, rounds or 3)
+        table = outlier_tables.sweep(result := {**result, "text": name})
     if as_json:
         console.write_json(_with_infinity({**result, "provenance": options.origin(model, loading, text)}))
     else:
@@ -135,16 +136,15 @@ def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
 
 
 def _survey(
-    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], threshold: float | None, fed: str
-) -> tuple[dict[str, Any], Callable[[], Drawing]]:
-    """What was found, and what draws it."""
+    model: str, loading: dict[str, Any], text: str, cut: Mapping[str, Any], threshold: float | None, fed: str
+) -> Found:
     from pronk.formats.quantize import INT8_THRESHOLD
     from pronk.measure.outliers import outliers
     from pronk.measure.windows import begins_with, windows
 
     threshold = INT8_THRESHOLD if threshold is None else threshold
     llm = options.load_model(model, dict.fromkeys(options.LOADING) | loading)
-    read = windows(llm.tokenizer.encode(text), how["ctx"], count=how["count"], bos=begins_with(llm))
+    read = windows(llm.tokenizer.encode(text), **cut, bos=begins_with(llm))
     with progress.shown(unit=progress.of_tokens) as advance:
         found = outliers(llm, [window.ids for window in read], threshold, progress=advance)
 
@@ -154,13 +154,13 @@ def _survey(
         what, of = ("hidden states", 2 * found.tokens) if fed == "hidden" else (f"inputs of {fed}", found.tokens)
         return heat_map(found.counts(fed), f"{llm.name}: {what} over {threshold:g}, of {of} a cell")
 
-    head = {"model": llm.name, "engine": llm.backend.engine, "dtype": llm.backend.dtype, "text": how["text"]}
-    return {**head, "windows": len(read), "ctx": how["ctx"], **found.as_dict()}, drawn
+    head = {"model": llm.name, "engine": llm.backend.engine, "dtype": llm.backend.dtype}
+    return {**head, "windows": len(read), "ctx": cut["ctx"], **found.as_dict()}, drawn
 
 
 def _sweep(
-    model: str, loading: dict[str, Any], text: str, how: Mapping[str, Any], thresholds: list[float], rounds: int
-) -> tuple[dict[str, Any], Callable[[], Drawing]]:
+    model: str, loading: dict[str, Any], text: str, cut: Mapping[str, Any], thresholds: tuple[float, ...], rounds: int
+) -> Found:
     import pronk
     from pronk.measure.sweep import sweep
 
@@ -168,26 +168,18 @@ def _sweep(
         return pronk.load(model, **{**loading, **own})
 
     with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
-        found = sweep(
-            load,
-            text,
-            thresholds,
-            ctx=how["ctx"],
-            count=how["count"],
-            rounds=rounds,
-            progress=advance,
-        )
+        found = sweep(load, text, thresholds, **cut, rounds=rounds, progress=advance)
 
     def drawn() -> Drawing:
         from pronk.measure import plots_outliers
 
+        # Of prefill: decoding reads all weights for each token, whatever is computed apart.
         thresholds, klds, rates = (
             [point[name] for point in found["points"]] for name in ("threshold", "kld", "prefill_tok_s")
         )
-        # Of prefill: decoding reads all weights for each token, whatever is computed apart.
         return plots_outliers.sweep(thresholds, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
 
-    return {"engine": loading["engine"], "text": how["text"], **found}, drawn
+    return {"engine": loading["engine"], **found}, drawn
 
 
 def _save(picture: str, path: Path) -> None:

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk import formats
-from pronk.cli import console, options, progress
-from pronk.cli.convert import open_source, save, tokenizer_for
+from pronk.cli import console, options, progress, saving
 from pronk.cli.failures import short_of_memory
+from pronk.cli.measuring import read_text
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats import FORMATS, GROUP
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.checkpoint.writers.write import Format
-    from pronk.llm import LLM
 
 # How each format of fewer bits is saved; None is either, as DST is named.
 CONTAINERS: dict[str, Format | None] = {
@@ -82,7 +81,6 @@ def command(
 ) -> None:
     """Write SRC to DST in fewer bits; end with a receipt."""
     from pronk.checkpoint.writers import write
-    from pronk.cli.perplexity import read_text
 
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
@@ -90,30 +88,22 @@ def command(
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
     text, text_name = read_text(file)
-    checkpoint = open_source(src, tokenizer, revision)
+    checkpoint = saving.open_source(src, tokenizer, revision)
     write.check_destination(checkpoint, Path(dst), container, overwrite)
-    vocabulary, files = tokenizer_for(checkpoint, container)
+    vocabulary, files = saving.tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    save(
-        checkpoint,
-        dst,
-        container,
-        vocabulary,
-        files,
-        dtype=choice["formats"] if choice else to,
-        int8_threshold=int8_threshold,
-        finite=True,
-        overwrite=overwrite,
-    )
+    saving.save(checkpoint, dst, container, vocabulary, files, dtype=choice["formats"] if choice else to,
+         int8_threshold=int8_threshold, finite=True, overwrite=overwrite)  # fmt: skip
     try:
-        receipt = _receipt(src, dst, checkpoint, ids, loading)
+        receipt: dict[str, Any] = {"src": src, "dst": dst}
+        receipt |= saving.receipt(checkpoint, "SRC", src, loading, Path(dst), ids, _COMPARE_ELSEWHERE)
     except PronkError as error:
         raise PronkError(f"{dst} is written and whole, but its receipt is not: {error}") from error
     except KeyboardInterrupt:
-        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: "
-                     + shlex.join(["pronk", "divergence", src, dst]))  # fmt: skip
+        again = shlex.join(["pronk", "divergence", src, dst])
+        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: {again}")
         raise
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
@@ -121,10 +111,7 @@ def command(
     if container == "gguf" and not (to and FORMATS[to].codes is None):
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
-    if as_json:
-        console.write_json(receipt)
-    else:
-        console.write(_as_text(receipt) + "\n")
+    console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
 
 def _container(dst: str, to: str | None) -> Format:
@@ -133,10 +120,9 @@ def _container(dst: str, to: str | None) -> Format:
     container: Format = (CONTAINERS[to] if to else "gguf") or named  # type: ignore[assignment]
     if container == named:
         return container
-    what = to or "mixed precision"
-    if container == "gguf":
-        raise click.UsageError(f"{what} is saved as a GGUF file: give DST a name that ends in .gguf, not {dst!r}")
-    raise click.UsageError(f"{what} is saved as a folder: give DST a name that does not end in .gguf, not {dst!r}")
+    kind, end = ("GGUF file", "ends") if container == "gguf" else ("folder", "does not end")
+    what = f"{to or 'mixed precision'} is saved as a {kind}"
+    raise click.UsageError(f"{what}: give DST a name that {end} in .gguf, not {dst!r}")
 
 
 def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,24 +161,6 @@ def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
         )
 
 
-def _receipt(
-    src: str, dst: str, checkpoint: Checkpoint, ids: list[int] | None, loading: Mapping[str, Any]
-) -> dict[str, Any]:
-    import pronk
-    from pronk.measure.receipt import receipt
-
-    def before(format: Any) -> LLM:
-        with progress.shown(f"reading SRC in {format}") as advance:
-            return pronk.load(src, **loading, engine="cpu", quantize=format, progress=advance)
-
-    def after() -> LLM:
-        with progress.shown("reading DST") as advance:
-            return pronk.load(Path(dst), engine="cpu", progress=advance)
-
-    with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(_COMPARE_ELSEWHERE):
-        return {"src": src, "dst": dst, **receipt(checkpoint, before, after, ids, advance)}
-
-
 def _as_text(receipt: Mapping[str, Any]) -> str:
     found, size = receipt["divergence"], receipt["bytes"]
     error = found["standard_error"]
@@ -209,7 +177,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
 
 def _why(choice: Mapping[str, Any]) -> list[str]:
     """The parts, what each is made and what it would have cost; what the whole costs."""
-    from pronk.measure.parts import SMALLER
+    from pronk.measure.mixed import SMALLER
 
     rows = [("part", "format", *(f"{FORMATS[bits].bits} bits" for bits in SMALLER))]
     for part in choice["parts"]:

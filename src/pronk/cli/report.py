@@ -12,7 +12,7 @@ from pronk.cli import console, options
 Examples:
   pronk report report/
 
-Reads FOLDER/report.json, which `pronk compare` wrote, and training.json of `pronk compare --training`; measures
+Reads FOLDER/report.json, which `pronk compare` wrote, and training.json of `pronk compare-training`; measures
 nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.svg, beside it, and prints the tables that
 `pronk compare` prints."""
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, progress, training_masks, training_plan, training_progress, training_report
-from pronk.cli.convert import open_source, tokenizer_for
+from pronk.cli.saving import open_source, tokenizer_for
 from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory, short
 
 if TYPE_CHECKING:

@@ -70,33 +70,29 @@ def command(
         raise click.UsageError("--mistakes and --training exclude each other")
     if prompts and not wrongly:
         raise click.UsageError("-p is for --mistakes; a text to verify with is -f FILE")
-    if not wrongly and max_tokens == 1:
+    if max_tokens == 1 and not wrongly:
         raise click.UsageError("verification needs at least 2 tokens; give -n 2 or more")
     text = None if file is None else options.read_file(file)
-    show = _as_text
+    loading["adapter"] = adapter
     if wrongly:
-        result = _mistakes(model, adapter, [*prompts, *([] if text is None else [text])], max_tokens, loading)
-        show = mistakes_as_text
+        result = _mistakes(model, [*prompts, *([] if text is None else [text])], max_tokens, loading)
     elif training:
-        result = _training(model, adapter, text, max_tokens or _MAX_TOKENS, loading)
-        show = _training_as_text
+        result = _training(model, text, max_tokens or _MAX_TOKENS, loading)
     else:
         from pronk.measure.verify import verify
 
-        llm = options.load_model(model, {**loading, "adapter": adapter})
+        llm = options.load_model(model, loading)
         with progress.shown(unit=progress.of_tokens) as advance:
             result = verify(llm, text, max_tokens or _MAX_TOKENS, progress=advance)
     if as_json:
         console.write_json({**result, "provenance": options.origin(model, loading, text)})
     else:
-        console.write(show(result) + "\n")
+        console.write((mistakes_as_text if wrongly else _as_text)(result) + "\n")
     if result.get("verdict") == "bug":
         raise click.exceptions.Exit(1)
 
 
-def _mistakes(
-    model: str, adapter: str | None, prompts: list[str], new_tokens: int | None, loading: dict[str, Any]
-) -> dict[str, Any]:
+def _mistakes(model: str, prompts: list[str], new_tokens: int | None, loading: dict[str, Any]) -> dict[str, Any]:
     for name, value in (("engine", "torch"), ("attn", "math")):
         if loading[name] not in (None, value):
             raise click.UsageError(f"--mistakes takes a mask away, which --{name} {loading[name]} cannot; leave it out")
@@ -104,18 +100,12 @@ def _mistakes(
     from pronk.torch_engine import import_torch
 
     import_torch()
-    llm = options.load_model(model, {**loading, "adapter": adapter, "engine": "torch", "attn": "math"})
-    with progress.shown(unit=_of_texts) as advance:
+    llm = options.load_model(model, {**loading, "engine": "torch", "attn": "math"})
+    with progress.shown(unit=lambda done, total: f"text {done + 1} of {total}") as advance:
         return mistakes(llm, prompts, new_tokens or NEW_TOKENS, progress=advance)
 
 
-def _of_texts(done: int, total: int) -> str:
-    return f"text {done + 1} of {total}"
-
-
-def _training(
-    model: str, adapter: str | None, text: str | None, max_tokens: int, loading: dict[str, Any]
-) -> dict[str, Any]:
+def _training(model: str, text: str | None, max_tokens: int, loading: dict[str, Any]) -> dict[str, Any]:
     for name, values in _FLOATS.items():
         if loading[name] not in values:
             option = "--" + name.replace("_", "-")
@@ -129,51 +119,31 @@ def _training(
     def load(folder: Path | None) -> LLM:
         return options.load_model(model, {**loading, "quantize": "f32", "adapter": folder, "prefix_cache": 0})
 
-    with progress.shown(unit=_of_passes) as advance:
-        return verify_training(load, adapter and expanded(adapter), text, max_tokens, progress=advance)  # type: ignore[arg-type]
-
-
-def _of_passes(done: int, total: int) -> str:
-    return f"pass {done} of {total}"
+    adapter = expanded(loading["adapter"]) if loading["adapter"] else None
+    with progress.shown(unit=lambda done, total: f"pass {done} of {total}") as advance:
+        return verify_training(load, adapter, text, max_tokens, progress=advance)
 
 
 def _as_text(result: Mapping[str, Any]) -> str:
     promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
-    if result["batch_invariant"]:
-        promise = "this engine promises equal bits"
-    wrong = result["last_token_only"]
-    return "\n".join(
-        [
-            f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
-            f"the logits of {_length(result)} against those of one cache-free pass",
-            "",
-            _table(result["paths"]),
-            "",
+    tokens, whole = result["tokens"], result["text_tokens"]
+    length = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
+    ran = f"{result['engine']} engine in {result['dtype']} on {result['device']}; the logits of {length} against those"
+    if losses := result.get("loss"):
+        adapter = result["adapter"] or "an adapter of random numbers"
+        head = f"{result['model']}, and {adapter}: {ran} that training computes"
+        tail = [
+            f"loss: {losses['trained']:.6f} as trained, {losses['answered']:.6f} as answered",
             f"verdict: {result['verdict']} ({promise})",
+        ]
+    else:
+        head, wrong = f"{result['model']}: {ran} of one cache-free pass", result["last_token_only"]
+        tail = [
+            f"verdict: {result['verdict']} ({'this engine promises equal bits' if result['exact'] else promise})",
             f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
             f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
         ]
-    )
-
-
-def _training_as_text(result: Mapping[str, Any]) -> str:
-    losses, adapter = result["loss"], result["adapter"] or "an adapter of random numbers"
-    return "\n".join(
-        [
-            f"{result['model']}, and {adapter}: {result['engine']} engine in {result['dtype']} on {result['device']}; "
-            f"the logits of {_length(result)} against those that training computes",
-            "",
-            _table(result["paths"]),
-            "",
-            f"loss: {losses['trained']:.6f} as trained, {losses['answered']:.6f} as answered",
-            f"verdict: {result['verdict']} (an RMS up to {result['allowed']:.3g} is this type's rounding)",
-        ]
-    )
-
-
-def _length(result: Mapping[str, Any]) -> str:
-    tokens, whole = result["tokens"], result["text_tokens"]
-    return f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
+    return "\n".join([head, "", _table(result["paths"]), "", *tail])
 
 
 def _table(paths: list[dict[str, Any]]) -> str:

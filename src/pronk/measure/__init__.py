@@ -2,7 +2,7 @@
 
 perplexity.perplexity        of a text, with its error; `beside`: of two models, paired by windows
 perplexity.surprises         what it is made of, token by token
-divergence.divergence        how far one model's predictions lie from another's; `divergences`: of several at once
+divergence.divergence        how far one model's predictions lie from another's
 divergence.compared          what it is made of, token by token
 divergence.noise_floor       how far a model lies from itself when only its rounding changes
 noise.paired, over_windows   means over windows and their standard errors

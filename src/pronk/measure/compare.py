@@ -1,38 +1,28 @@
-"""Compare: the original and its smaller variants on the same work, step by step, into report.json.
-
-Latency comes first, in interleaved rounds (A B C, then C B A): a machine that slows down slows all of them. Each
-variant then has a process of its own, whose peak is its memory. Quality comes next, of one variant at a time: the
-reference's logits are kept on disk meanwhile. A step that is done is kept on disk and not done again.
-"""
+"""Compare: the original and its smaller variants on the same work, step by step, into report.json."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__
-from pronk.errors import BadFile, BadRequest, PronkError
+from pronk.checkpoint.tensors import Progress
+from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
-from pronk.measure import replay, techniques, texts
-from pronk.measure.comparison import ROTATION, Comparison, Variant
+from pronk.measure import recording, techniques
+from pronk.measure.comparison import Comparison, Request
+from pronk.measure.comparison_steps import REFERENCE, step_name, steps
 from pronk.measure.composition import composed
 from pronk.measure.journal import Journal
-from pronk.measure.machine import load, machine, provenance
-from pronk.measure.pace import Pace
-from pronk.measure.request import Request, as_json
-from pronk.measure.settling import settle
-from pronk.measure.steps import REFERENCE, costs, step
-from pronk.measure.worker import Worker
+from pronk.measure.machine import load, provenance
+from pronk.measure.operations import Operations
+from pronk.measure.runner import run
+from pronk.measure.settle import settle
 from pronk.system import processors
 
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-
 _KEPT = ".reference.logits"  # what the reference predicts, while quality is measured
-_WARM_UP = 8  # tokens decoded after each prompt before anything counts
 
 
 def begin(
@@ -42,20 +32,21 @@ def begin(
 
     Nothing is written yet. Raises BadRequest and other PronkErrors, for all that can be known now.
     """
+    path, taken = folder / journals.NAME, dict[str, Any]()
     if resume:
-        saved = journals.read(folder)
-        comparison = settle(request.going_on_with(_asked(saved, folder)))
+        saved = journals.read(path)
+        comparison = settle(request.going_on_with(_asked(saved, path)))
+        origin = provenance(comparison.checkpoint, comparison.written, command)
+        _check_same(comparison, origin, saved, path)
         about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
-        _check_same(comparison, saved, folder)
+        taken = saved["steps"]
     else:
-        journals.check_writable(folder, replace=overwrite)
+        journals.check_writable(path, replace=overwrite)
         comparison = settle(request)
         origin = provenance(comparison.checkpoint, comparison.written, command)
-        saved, about = {"steps": {}}, {"machine": origin["machine"], "command": command, "provenance": origin}
+        about = {"machine": origin["machine"], "command": command, "provenance": origin}
     _check_disk(comparison, folder)
-    journal = Journal(folder, saved["steps"], lambda steps: composed(comparison, about, steps))
-    journal.check()
-    return comparison, journal
+    return comparison, Journal(path, taken, lambda steps: composed(comparison, about, steps))
 
 
 def compare(comparison: Comparison, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -63,40 +54,36 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
 
     Whatever ends it early (an error, Ctrl-C) leaves on disk what was finished, to be gone on with.
     """
-    todo = {name: cost for name, cost in costs(comparison).items() if name not in journal.steps}
-    pace = Pace(todo, progress)
-    if comparison.compares:
-        _latency(comparison, journal, pace)
-        if comparison.reference:
-            _quality(comparison, comparison.reference, journal, pace)
-        if comparison.request.tasks:
-            _tasks(comparison, comparison.request.tasks, journal, pace)
-    if comparison.request.techniques:
-        techniques.measure(comparison, journal, pace)
+    kept = journal.path.with_name(_KEPT)
+    judged = all(step_name("divergence", variant) in journal.steps for variant in comparison.variants)
+    if not judged and not (REFERENCE in journal.steps and recording.is_recorded(kept)):
+        journal.steps.pop(REFERENCE, None)
+        recording.forget(kept)  # of another comparison, perhaps
+    run(steps(comparison, kept), journal, Operations, progress)
+    recording.forget(kept)
     return journal.write()
 
 
 def about(comparison: Comparison) -> list[str]:
     """What will be measured, in lines for people."""
-    variants, settings = [variant.name for variant in comparison.variants], comparison.settings()
-    lines = []
+    variants, lines = [variant.name for variant in comparison.variants], []
     if comparison.compares:
-        original, *others = variants
         lengths = ", ".join(map(str, comparison.prefill))
         rounds = "a single round" if comparison.rounds == 1 else f"{comparison.rounds} rounds in turns"
         lines += [
-            f"{comparison.model}: {original} against {', '.join(others)}, on the {comparison.engine} engine",
+            f"{comparison.model}: {variants[0]} against {', '.join(variants[1:])}, on the {comparison.engine} engine",
             f"latency and memory: {rounds}, prompts of {lengths} tokens, {comparison.decode_tokens} new ones each"
             + ("" if comparison.together else "; one variant in memory at a time"),
         ]
         if comparison.reference:
+            prompts = comparison.settings()["prompts"]
             lines.append(
                 f"quality: {comparison.windows} windows of {comparison.window} tokens of {comparison.text}, against "
                 f"{comparison.reference.name}, which takes {comparison.kept_bytes / 1e6:,.0f} MB of disk meanwhile"
-                + (f"; {settings['prompts']} prompts, greedy and sampled" if comparison.new_tokens else "")
+                + (f"; {prompts} prompts, greedy and sampled" if comparison.new_tokens else "")
             )
-    if comparison.compares and comparison.request.tasks:
-        lines.append(f"tasks: {', '.join(comparison.request.tasks)}")
+        if comparison.request.tasks:
+            lines.append(f"tasks: {', '.join(comparison.request.tasks)}")
     if comparison.grid:
         twins = [variant.name for variant in comparison.variants if variant.twin]
         of_twins = f": the quality of {', '.join(twins)} is measured on a rotated twin" if twins else ""
@@ -114,111 +101,12 @@ def warnings() -> list[str]:
     return [f"others are at work on this machine (load {busy:.1f} on {processors()} cores): its times will say little"]
 
 
-# -- latency and memory --
-
-
-def _latency(comparison: Comparison, journal: Journal, pace: Pace) -> None:
-    rounds = [(number, variant) for number in range(comparison.rounds) for variant in comparison.order(number)]
-    todo = [(number, variant) for number, variant in rounds if step("latency", variant, number) not in journal.steps]
-    with ExitStack() as stack:
-        ready: dict[str, Ready] = {}
-        if comparison.together:
-            for variant in {variant.name: variant for _, variant in todo}.values():
-                ready[variant.name] = stack.enter_context(_started(comparison, variant, pace))
-        for number, variant in todo:
-            with ExitStack() as alone:
-                worker, info = ready.get(variant.name) or alone.enter_context(_started(comparison, variant, pace))
-                name = step("latency", variant, number)
-                with pace.step(name, f"{variant.name}, round {number + 1} of {comparison.rounds}"):
-                    prompts = comparison.prompts(number)
-                    taken = worker.call("latency", name="own", prompts=prompts, new=comparison.decode_tokens)
-                journal.record(name, {**info, **taken})
-
-
-Ready = tuple[Worker, dict[str, Any]]
-
-
-@contextmanager
-def _started(comparison: Comparison, variant: Variant, pace: Pace) -> Iterator[Ready]:
-    """A worker with the variant loaded and warm, and what it said of that."""
-    with Worker(variant.name) as worker:
-        pace.say(f"loading {variant.name}")
-        info = worker.call("load", name="own", **_loading(comparison, variant))
-        pace.say(f"warming up {variant.name}")
-        prompts, new = comparison.prompts(comparison.rounds), min(_WARM_UP, comparison.decode_tokens)
-        worker.call("latency", name="own", prompts=prompts, new=new)
-        yield worker, info
-
-
-# -- quality --
-
-
-def _quality(comparison: Comparison, reference: Variant, journal: Journal, pace: Pace) -> None:
-    """Everything that is missing of each variant, one in memory at a time.
-
-    What the reference predicts is kept in a file until the last divergence from it is known.
-    """
-    kinds = ["divergence", "perplexity", "noise", *(["texts"] if comparison.new_tokens else [])]
-    todo = [v for v in comparison.variants if any(step(kind, v) not in journal.steps for kind in kinds)]
-    kept = journal.path.with_name(_KEPT)
-    text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
-    if any(step("divergence", variant) not in journal.steps for variant in todo) and not (
-        REFERENCE in journal.steps and replay.is_recorded(kept)
-    ):
-        replay.forget(kept)  # of another comparison, perhaps
-        with (
-            pace.step(REFERENCE, f"predictions of {reference.name}, the reference") as advance,
-            Worker(REFERENCE) as own,
-        ):
-            own.call("load", name="own", **_loading(comparison, reference))
-            own.call("record", progress=advance, name="own", path=str(kept), count=comparison.windows, **text)
-        journal.record(REFERENCE, {"options": as_json(reference.options), "bytes": kept.stat().st_size})
-    for variant in todo:
-        with Worker(variant.name) as judge:
-            pace.say(f"loading {variant.name}")
-            judge.call("load", name="own", **_judged(comparison, variant))
-            calls: dict[str, dict[str, Any]] = {
-                "divergence": {"path": str(kept), "count": comparison.windows, **text},
-                "perplexity": {"count": comparison.windows, **text},
-                "noise": {"count": comparison.settings()["noise_windows"], **text},
-                "texts": {"prompts": list(texts.PROMPTS), "new_tokens": comparison.new_tokens, "seed": texts.SEED},
-            }
-            for kind in kinds:
-                name = step(kind, variant)
-                if name not in journal.steps:
-                    with pace.step(name, f"{_TITLES.get(kind, kind)} of {variant.name}") as advance:
-                        found = judge.call(_OPERATIONS.get(kind, kind), progress=advance, name="own", **calls[kind])
-                    journal.record(name, found)
-    replay.forget(kept)
-
-
-_TITLES = {"noise": "noise floor"}
-_OPERATIONS = {"noise": "noise_floor"}
-
-
-def _tasks(comparison: Comparison, names: Sequence[str], journal: Journal, pace: Pace) -> None:
-    for variant in comparison.variants:
-        if (name := step("tasks", variant)) not in journal.steps:
-            with pace.step(name, f"tasks, {variant.name}") as advance, Worker(variant.name) as worker:
-                worker.call("load", name="own", **_judged(comparison, variant))
-                journal.record(name, worker.call("tasks", progress=advance, name="own", tasks=list(names)))
-
-
-def _judged(comparison: Comparison, variant: Variant) -> dict[str, Any]:
-    """What is loaded where quality is measured."""
-    return {**_loading(comparison, variant), "rotate": ROTATION if variant.twin else None}
-
-
-def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
-    return {"model": comparison.model, "engine": comparison.engine, "options": dict(variant.options)}
-
-
-def _asked(saved: Mapping[str, Any], folder: Path) -> Request:
+def _asked(saved: Mapping[str, Any], path: Path) -> Request:
     try:
         return Request.of(saved["settings"]["asked"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         problem = f"does not say what was asked for; {journals.ANEW}"
-        raise BadFile(folder / journals.NAME, problem, field="settings asked") from None
+        raise BadFile(path, problem, field="settings asked") from None
 
 
 def _check_disk(comparison: Comparison, folder: Path) -> None:
@@ -234,18 +122,18 @@ def _check_disk(comparison: Comparison, folder: Path) -> None:
         )
 
 
-def _check_same(comparison: Comparison, saved: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadRequest where what lies behind the same words is not the same any more."""
-    here, there = machine(), saved["machine"]
+def _check_same(comparison: Comparison, origin: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> None:
+    """Raises BadRequest where what lies behind the same words is not the same any more. Of the model, its digest: what
+    the reference predicted may be on disk still.
+    """
     ours, theirs = comparison.settings(), saved["settings"]
-    for what, now, then in (
-        ("on another machine", [here[key] for key in ("cpu", "cores")], [there[key] for key in ("cpu", "cores")]),
+    here, there = origin["machine"], saved["machine"]
+    journals.check_same(path, [
+        ("on another machine", [here["cpu"], here["cores"]], [there["cpu"], there["cores"]]),
         ("by another version of pronk", __version__, saved["pronk"]),
         ("with another text", ours["text_sha256"], theirs["text_sha256"]),
-        ("with another model", comparison.about_model()["stored_bytes"], saved["model"]["stored_bytes"]),
+        ("with another model", origin["model_sha256"], (saved["provenance"] or {}).get("model_sha256")),
         ("on another engine", ours["engine"], theirs["engine"]),
         ("with another reference", ours["reference"], theirs["reference"]),
         ("with other settings", {**ours, "asked": 0}, {**theirs, "asked": 0}),
-    ):
-        if now != then:
-            raise BadRequest(f"{folder / journals.NAME} was begun {what}; {journals.ANEW}")
+    ])  # fmt: skip

@@ -1,24 +1,83 @@
-"""Comparison: what is measured on what, once it is settled (settling.py), and the pieces of text that prompts are."""
+"""Comparison: what was asked for, as a Request, and what is measured on what, once that is settled (settle.py)."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.grid import Grid
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.errors import BadRequest
 from pronk.measure import texts
 from pronk.measure.memory import Prediction
-from pronk.measure.request import Request
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.grid import Grid
-    from pronk.checkpoint.tensors import Checkpoint
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. None: not said; the default holds, or what the report that is gone on with began with."""
+
+    model: str | None = None
+    to: tuple[str, ...] | None = None
+    against: str | None = None
+    rounds: int | None = None
+    prefill: tuple[int, ...] | None = None
+    decode_tokens: int | None = None
+    windows: int | None = None
+    text: str | None = None  # a file
+    techniques: bool | None = None
+    tasks: tuple[str, ...] | None = None  # of lm-evaluation-harness
+    loading: Mapping[str, Any] = field(default_factory=dict)  # options of pronk.load, those given alone
+
+    def asdict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        every = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**every, "loading": as_json(self.loading)}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Request:
+        """The inverse of `asdict`. Raises KeyError or TypeError where it is none."""
+        loading = dict(saved["loading"])
+        if "int8_threshold" in loading:  # a number, or "inf"
+            loading["int8_threshold"] = float(loading["int8_threshold"])
+        every: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
+        }
+        return cls(**every | {"loading": loading})
+
+    def going_on_with(self, saved: Request) -> Request:
+        """The saved one. Raises BadRequest where something that is said now contradicts it; techniques may be added."""
+        now, then = ({**vars(asked), **asked.loading, "loading": None, "techniques": None} for asked in (self, saved))
+        check_said(now, then)
+        return replace(saved, techniques=self.techniques or saved.techniques)
+
+
+def check_said(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Raises BadRequest where an option is not None now and was another one when a report was begun."""
+    for name, value in now.items():
+        if value is not None and value != then.get(name):
+            option = "the model" if name == "model" else "--" + name.replace("_", "-")
+            before = "none" if name == "tasks" and then[name] is None else _shown(then.get(name))
+            raise BadRequest(
+                f"{option} is {_shown(value)} now, but the report was begun with {before}; leave it out to go on"
+            )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "the default"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with infinity, for which JSON has no number, as a word."""
+    return {key: str(value) if value == math.inf else value for key, value in options.items()}
 
 
 @dataclass(frozen=True)
@@ -58,6 +117,14 @@ class Comparison:
     missing: tuple[str, ...]  # what will not be measured, and why
 
     @property
+    def original(self) -> Variant:
+        return self.variants[0]
+
+    @property
+    def noise_windows(self) -> int:
+        return min(self.windows, NOISE_WINDOWS)
+
+    @property
     def kept_bytes(self) -> int:
         """What the reference predicts, kept on disk while variants are held against it."""
         return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size
@@ -80,17 +147,18 @@ class Comparison:
             "text_sha256": hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest(),
             "windows": self.windows,
             "window_tokens": self.window,
-            "noise_windows": min(self.windows, NOISE_WINDOWS),
+            "noise_windows": self.noise_windows,
             "reference": self.reference.name if self.reference else None,
             "engine": self.engine,
             "asked": self.request.asdict(),
         }
 
     def about_model(self) -> dict[str, Any]:
-        opened = self.checkpoint
+        opened, home = self.checkpoint, Path.home()
+        inside = opened.path.is_relative_to(home)  # a report is for others to read: whose home it was is not said
         return {
             "name": self.model,
-            "path": _without_home(opened.path),
+            "path": str(Path("~") / opened.path.relative_to(home) if inside else opened.path),
             "format": opened.format,
             "quantization": opened.quantization,
             "parameters": sum(math.prod(t.shape) for t in opened.tensors.values()),
@@ -113,9 +181,3 @@ class Comparison:
         own = tokens - len(begin)
         at = 7919 * number % (len(text) - own + 1)
         return [*begin, *text[at : at + own]]
-
-
-def _without_home(path: Path) -> str:
-    """A report is for others to read: whose machine it was made on is not their business."""
-    home = Path.home()
-    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)

@@ -8,10 +8,10 @@ from typing import Any
 
 from pronk import __version__
 from pronk.measure import latency, tasks, techniques, texts
-from pronk.measure.comparison import Comparison, Variant
+from pronk.measure.comparison import Comparison, Variant, as_json
+from pronk.measure.comparison_steps import step_name as step
+from pronk.measure.comparison_steps import steps as every_step
 from pronk.measure.perplexity import beside
-from pronk.measure.request import as_json
-from pronk.measure.steps import costs, step
 
 Steps = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ def composed(comparison: Comparison, about: Mapping[str, Any], steps: Steps) -> 
         "pronk": __version__,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": about["command"],
-        "finished": all(name in steps for name in costs(comparison)),
+        "finished": all(one.name in steps for one in every_step(comparison)),
         "missing": [*comparison.missing, *techniques.missing(comparison)],
         "model": comparison.about_model(),
         "machine": {**about["machine"], **worker},

@@ -4,34 +4,29 @@ For each prediction: the Kullback-Leibler divergence of the model's distribution
 the change of the probability that the text's own next token gets, and whether both find the same token the likeliest.
 Logits are taken in float32 as the engines give them, and all that follows is float64.
 
-The standard error is that of a mean over windows, not over predictions: see windows.standard_error.
+The standard error is that of a mean over windows, not over predictions: see noise.over_windows.
 
 The noise floor says which divergences mean nothing. The same function can be computed with its sums in another order,
 and no order is the right one; so a model is compared with itself after a nudge of that size, one unit in the last place
 of every token embedding (Backend.perturbed). An engine that repeats itself to the bit has such a floor as well: it
-repeats one of many orders. The nudge stands for the others faithfully: on the default model it moves the predictions
-by a mean KLD of 2e-11 in f32, 0.00013 in bf16, 0.0022 in q8 and 0.028 in int8, and AVX2 in place of AVX-512 moves them
-by 0 (there both add up alike), 0.00014, 0.0021 and 0.027. Where activations are rounded to few bits the smallest nudge
-makes some of them fall on the other side, whose error makes others fall, until the noise is that of the rounding.
+repeats one of many orders. docs/quality.md has how faithfully the nudge stands for the others, and why a model whose
+activations are rounded to few bits has a floor as high as that rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.noise import over_windows
 from pronk.measure.perplexity import difference
-from pronk.measure.windows import Logits, Reader, Window, begins_with, watched, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend
-    from pronk.llm import LLM
+from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, watched, windows
 
 Floats = NDArray[np.float64]
 
@@ -60,24 +55,8 @@ def divergence(
     (absmax, zeropoint); per_window, of each where it begins, its rows and their means: kld, top1, and both models'
     surprise in nats.
     """
-    return divergences(reference, {"own": llm}, ids, ctx=ctx, count=count, progress=progress)["own"]
-
-
-def divergences(
-    reference: LLM,
-    llms: Mapping[str, LLM],
-    ids: Sequence[int],
-    *,
-    ctx: int = 512,
-    count: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Of several models at once: the reference reads the text a single time."""
-    for llm in llms.values():
-        _check(reference, llm)
-    sides = {"": reference.backend, **{name: llm.backend for name, llm in llms.items()}}
-    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
-    return _measure(sides, {name: ("", name) for name in llms}, texts, ctx, progress)
+    texts, theirs, ours = _opened(reference, llm, ids, ctx, count)
+    return apart(theirs, ours, texts, ctx, progress)
 
 
 class Compared(NamedTuple):
@@ -101,13 +80,11 @@ def compared(
     progress: Progress | None = None,
 ) -> list[Compared]:
     """What `divergence` is made of, token by token, window by window."""
-    _check(reference, llm)
-    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
-    sides = {"": reference.backend, "own": llm.backend}
-    tally = _tallies(sides, {"own": ("", "own")}, texts, progress)["own"]
+    texts, theirs, ours = _opened(reference, llm, ids, ctx, count)
+    (rows,) = _rows_apart([theirs, ours], [(0, 1)], texts, progress)
     return [
         Compared(window.begin, kld, same == 1, -true, -own)
-        for window, (kld, same, true, own) in zip(texts, (rows.T for rows in tally.windows()), strict=True)
+        for window, (kld, same, true, own) in zip(texts, (of.T for of in rows), strict=True)
     ]
 
 
@@ -117,9 +94,7 @@ def noise_floor(
     """How far a model lies from itself when only its rounding changes; keys as of `divergence`, "how" it was found, and
     whether the engine is "batch_invariant"."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
-    sides = {"": llm.backend, "nudged": llm.backend.perturbed()}
-    found = _measure(sides, {"floor": ("", "nudged")}, texts, ctx, progress)["floor"]
-    return {**found, "how": HOW, "batch_invariant": llm.backend.batch_invariant}
+    return {**apart(Reader.of(llm, texts), _nudged(llm, texts), texts, ctx, progress), **_of_floor(llm)}
 
 
 def with_floors(
@@ -133,125 +108,100 @@ def with_floors(
 ) -> dict[str, dict[str, Any]]:
     """A divergence and the noise floors of both models, over the same windows, each model read once: "divergence",
     "reference_floor" and "own_floor"."""
-    _check(reference, llm)
-    sides = {
-        "reference": reference.backend,
-        "own": llm.backend,
-        "reference, nudged": reference.backend.perturbed(),
-        "own, nudged": llm.backend.perturbed(),
-    }
-    pairs = {
-        "divergence": ("reference", "own"),
-        "reference_floor": ("reference", "reference, nudged"),
-        "own_floor": ("own", "own, nudged"),
-    }
-    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
-    found = _measure(sides, pairs, texts, ctx, progress)
-    for floor, model in (("reference_floor", reference), ("own_floor", llm)):
-        found[floor] = {**found[floor], "how": HOW, "batch_invariant": model.backend.batch_invariant}
+    texts, theirs, ours = _opened(reference, llm, ids, ctx, count)
+    sides = [theirs, ours, _nudged(reference, texts), _nudged(llm, texts)]
+    pairs = {"divergence": (0, 1), "reference_floor": (0, 2), "own_floor": (1, 3)}
+    every = zip(pairs.items(), _rows_apart(sides, list(pairs.values()), texts, progress), strict=True)
+    found = {name: _summary([sides[n] for n in pair], rows, texts, ctx) for (name, pair), rows in every}
+    found["reference_floor"] |= _of_floor(reference)
+    found["own_floor"] |= _of_floor(llm)
     return found
 
 
-def _check(reference: LLM, llm: LLM) -> None:
-    if (ours := reference.config.vocab_size) != (others := llm.config.vocab_size):
+def apart(
+    reference: Side, own: Side, texts: Sequence[Window], ctx: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The divergence of two sides with one vocabulary over windows of `ctx` tokens."""
+    (rows,) = _rows_apart([reference, own], [(0, 1)], texts, progress)
+    return _summary([reference, own], rows, texts, ctx)
+
+
+def check_vocabularies(reference: str, vocab_size: int, llm: LLM) -> None:
+    if vocab_size != (others := llm.config.vocab_size):
         raise BadRequest(
-            f"{reference.name} predicts {ours} tokens and {llm.name} {others}: only models with the same vocabulary "
+            f"{reference} predicts {vocab_size} tokens and {llm.name} {others}: only models with the same vocabulary "
             "can be compared"
         )
 
 
-def _measure(
-    sides: Mapping[str, Backend],
-    pairs: Mapping[str, tuple[str, str]],
-    texts: Sequence[Window],
-    ctx: int,
-    progress: Progress | None,
-) -> dict[str, dict[str, Any]]:
-    """For each pair of sides (reference, own), how far they lie apart."""
-    return {
-        name: {
-            **tally.summary([window.begin for window in texts]),
-            "windows": len(texts),
-            "ctx": ctx,
-            "one_batch": any(sides[side].shares_scales for side in pairs[name]),
-        }
-        for name, tally in _tallies(sides, pairs, texts, progress).items()
-    }
+def _opened(
+    reference: LLM, llm: LLM, ids: Sequence[int], ctx: int, count: int | None
+) -> tuple[list[Window], Reader, Reader]:
+    check_vocabularies(reference.name, reference.config.vocab_size, llm)
+    texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+    return texts, Reader.of(reference, texts), Reader.of(llm, texts)
 
 
-def _tallies(
-    sides: Mapping[str, Backend],
-    pairs: Mapping[str, tuple[str, str]],
-    texts: Sequence[Window],
-    progress: Progress | None,
-) -> dict[str, Tally]:
-    """Every side reads every window once."""
-    longest = max(len(window.ids) for window in texts)
-    readers = {side: Reader(backend, longest) for side, backend in sides.items()}
-    tallies = {name: Tally() for name in pairs}
+def _nudged(llm: LLM, texts: Sequence[Window]) -> Reader:
+    return Reader(llm.backend.perturbed(), max(len(window.ids) for window in texts))
+
+
+def _of_floor(llm: LLM) -> dict[str, Any]:
+    return {"how": HOW, "batch_invariant": llm.backend.batch_invariant}
+
+
+def _rows_apart(
+    sides: Sequence[Side], pairs: Sequence[tuple[int, int]], texts: Sequence[Window], progress: Progress | None
+) -> list[list[Floats]]:
+    """For each pair of sides (reference, own), of each window [rows, 4] as of _compared. Every side reads every window
+    once; all have one vocabulary, so their pieces are of the same rows."""
+    found: list[list[Floats]] = [[] for _ in pairs]
     for window in watched(texts, progress):
-        # All sides have one vocabulary, so their pieces are of the same rows.
-        for pieces in zip(*(reader.read(window) for reader in readers.values()), strict=True):
-            logits = {side: piece for side, (piece, _) in zip(readers, pieces, strict=True)}
-            for name, (reference, own) in pairs.items():
-                tallies[name].add(logits[reference], logits[own], pieces[0][1])
-        for tally in tallies.values():
-            tally.end_window()
-    return tallies
+        parts: list[list[Floats]] = [[] for _ in pairs]
+        for read in zip(*(side.read(window) for side in sides), strict=True):
+            targets = np.asarray(read[0][1])
+            for part, (reference, own) in zip(parts, pairs, strict=True):
+                for at in range(0, len(targets), _ROWS):
+                    few = slice(at, at + _ROWS)
+                    part.append(_compared(read[reference][0][few], read[own][0][few], targets[few]))
+        for rows, part in zip(found, parts, strict=True):
+            rows.append(np.concatenate(part))
+    return found
 
 
-class Tally:
-    """What the predictions of one model add up to beside the reference's: four numbers of each are kept."""
-
-    def __init__(self) -> None:
-        self._rows: list[Floats] = []  # [rows, 4] each, of _compared
-        self._ends: list[int] = []  # rows up to each window's end
-
-    def add(self, reference: Logits, own: Logits, targets: Sequence[int]) -> None:
-        """Logits [rows, V] of both, and the tokens that the text goes on with."""
-        for at in range(0, len(targets), _ROWS):
-            part = slice(at, at + _ROWS)
-            self._rows.append(_compared(reference[part], own[part], np.asarray(targets[part])))
-
-    def end_window(self) -> None:
-        self._ends.append(sum(map(len, self._rows)))
-
-    def windows(self) -> list[Floats]:
-        """[rows, 4] of each, as of _compared."""
-        return np.split(np.concatenate(self._rows), self._ends[:-1])
-
-    def summary(self, begins: Sequence[int]) -> dict[str, Any]:
-        rows = np.concatenate(self._rows)
-        kld, same, true, own = rows.T
-        median, p99 = np.quantile(kld, (0.5, 0.99))
-        counts = np.diff([0, *self._ends]).tolist()
-        means = np.array([window.mean(0) for window in self.windows()])
-        klds, tops, theirs, ours = (means * (1, 1, -1, -1)).T.tolist()
-        mean = over_windows(klds, counts)
-        return {
-            "mean": mean.value,
-            "standard_error": mean.error,
-            "median": float(median),
-            "p99": float(p99),
-            "max": float(kld.max()),
-            "top1": float(same.mean()),
-            "rms_dp": float(np.sqrt(np.square(np.exp(own) - np.exp(true)).mean())),
-            "rows": len(kld),
-            "histogram": histogram(kld),
-            "perplexity": {
-                "reference": float(np.exp(-true.mean())),
-                "own": float(np.exp(-own.mean())),
-                **difference(ours, theirs, counts),
-            },
-            "per_window": {
-                "begin": list(begins),
-                "rows": counts,
-                "kld": klds,
-                "top1": tops,
-                "reference_surprise": theirs,
-                "own_surprise": ours,
-            },
-        }
+def _summary(sides: Sequence[Side], of_windows: Sequence[Floats], texts: Sequence[Window], ctx: int) -> dict[str, Any]:
+    kld, same, true, own = np.concatenate(of_windows).T
+    median, p99 = np.quantile(kld, (0.5, 0.99))
+    counts = [len(rows) for rows in of_windows]
+    klds, tops, theirs, ours = (np.array([rows.mean(0) for rows in of_windows]) * (1, 1, -1, -1)).T.tolist()
+    mean = over_windows(klds, counts)
+    return {
+        "mean": mean.value,
+        "standard_error": mean.error,
+        "median": float(median),
+        "p99": float(p99),
+        "max": float(kld.max()),
+        "top1": float(same.mean()),
+        "rms_dp": float(np.sqrt(np.square(np.exp(own) - np.exp(true)).mean())),
+        "rows": len(kld),
+        "histogram": histogram(kld),
+        "perplexity": {
+            "reference": float(np.exp(-true.mean())),
+            "own": float(np.exp(-own.mean())),
+            **difference(ours, theirs, counts),
+        },
+        "per_window": {
+            "begin": [window.begin for window in texts],
+            "rows": counts,
+            "kld": klds,
+            "top1": tops,
+            "reference_surprise": theirs,
+            "own_surprise": ours,
+        },
+        "windows": len(texts),
+        "ctx": ctx,
+        "one_batch": any(side.shares_scales for side in sides),
+    }
 
 
 def histogram(kld: Floats) -> dict[str, list[Any]]:

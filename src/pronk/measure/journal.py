@@ -1,7 +1,7 @@
 """Journal: report.json on disk, rewritten as a whole after every step of a comparison, so that none is done twice.
 
-Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that (see compare.py).
-training.json, of techniques of training, is another.
+Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that. training.json, of
+techniques of training, is another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,15 @@ Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest
 class Journal:
     """`compose` makes the report from the steps so far, whenever the file is written."""
 
-    def __init__(self, folder: Path, steps: Mapping[str, Any], compose: Compose, name: str = NAME) -> None:
-        self.path, self._compose = folder / name, compose
+    def __init__(self, path: Path, steps: Mapping[str, Any], compose: Compose) -> None:
+        """Raises BadFile where steps of an earlier process do not hold what a report is made of."""
+        self.path, self._compose = path, compose
         self.steps: dict[str, Any] = dict(steps)
-        self._left = _digest(self.path)  # as it was left by us: where it changes, another writes there, too
+        self._left = _digest(path)  # as it was left by us: where it changes, another writes there, too
+        try:
+            self.report()
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+            raise BadFile(path, f"is damaged; {ANEW}", field="steps") from None
 
     def record(self, step: str, result: Any) -> None:
         """Keep what a step gave, on disk. Raises PronkError, and does not keep it, where the file cannot be written."""
@@ -43,13 +48,6 @@ class Journal:
 
     def report(self) -> dict[str, Any]:
         return {"schema": schema.SCHEMA, **self._compose(self.steps), "steps": self.steps}
-
-    def check(self) -> None:
-        """Raises BadFile where steps of an earlier process do not hold what a report is made of."""
-        try:
-            self.report()
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-            raise BadFile(self.path, f"is damaged; {ANEW}", field="steps") from None
 
     def write(self) -> dict[str, Any]:
         """The report, beside its place first: a reader never finds half of it. Raises PronkError where it cannot be
@@ -79,28 +77,32 @@ def _digest(path: Path) -> bytes | None:
         return None
 
 
-def read(folder: Path, name: str = NAME, shape: Any = schema.REPORT) -> dict[str, Any]:
-    """The report that a folder has, as `shape` has it. Raises BadRequest where there is none, and BadFile."""
-    path = folder / name
+def read(path: Path, shape: Any = schema.REPORT) -> dict[str, Any]:
+    """A report that was begun before. Raises BadRequest where there is none, and BadFile where it is not as `shape`."""
     if not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
     return schema.read(path, shape, anew=ANEW)
 
 
-def check_writable(folder: Path, *, replace: bool, name: str = NAME) -> None:
+def check_same(path: Path, facts: Sequence[tuple[str, Any, Any]]) -> None:
+    """Raises BadRequest where what lies behind the same words has changed since a report was begun. `facts`: in words
+    what it was begun with, if it is another one now; what there is now; what there was."""
+    for what, now, then in facts:
+        if now != then:
+            raise BadRequest(f"{path} was begun {what}; {ANEW}")
+
+
+def check_writable(path: Path, *, replace: bool) -> None:
     """Raises BadRequest where a report could not be written there, or (without `replace`) one is there already."""
-    path = folder / name
     if path.exists() and not replace:
         raise BadRequest(
             f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
         )
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = next(folder for folder in (path.parent, *path.parent.absolute().parents) if folder.exists())
     try:
         if not place.is_dir():
             raise NotADirectoryError(None, f"{place}: is no folder")
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:  # which names a file that nobody knows of
-        raise BadRequest(f"{folder}: a report cannot be written there: {error.strerror or error}") from None
+        raise BadRequest(f"{path.parent}: a report cannot be written there: {error.strerror or error}") from None

@@ -11,12 +11,11 @@ import gc
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pronk.llm import LLM
+from pronk.llm import LLM
 
 
 def run(llm: LLM, ids: Sequence[int], new: int, **sampling: Any) -> tuple[float, list[float]]:

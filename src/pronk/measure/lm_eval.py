@@ -18,19 +18,18 @@ from importlib import import_module
 from inspect import signature
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+import pronk
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.filters import FILTER_NAMES
 from pronk.engine.generation import Generation
 from pronk.errors import BadRequest, PronkError
+from pronk.llm import LLM
 from pronk.measure.scoring import Score, Scorer
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
-    from pronk.tokenizer.chat import ChatTemplate
+from pronk.tokenizer import chat
 
 NAME = "pronk"
 _log = logging.getLogger("lm_eval.pronk")  # under the harness's own, which shows it
@@ -46,9 +45,6 @@ class Model:
 
     def __init__(self, pretrained: str | LLM | None = None, **options: Any) -> None:
         """`pretrained`: a model that is loaded, or what pronk.load takes, with its `options`."""
-        import pronk
-        from pronk.llm import LLM
-
         super().__init__()
         if unknown := options.keys() - signature(pronk.load).parameters.keys():
             raise BadRequest(f"model_args has {min(unknown)!r}, which is no option of pronk.load")
@@ -195,9 +191,7 @@ class Model:
         )
         return whole[: whole.rindex(begun.strip()) + len(begun.strip())]
 
-    def _template(self, name: bool | str) -> ChatTemplate:
-        from pronk.tokenizer import chat
-
+    def _template(self, name: bool | str) -> chat.ChatTemplate:
         return chat.choose(self.tokenizer, name if isinstance(name, str) else None)
 
 

@@ -11,14 +11,12 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__, system
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadFile, os_problem
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.llm import LLM
+from pronk.llm import LLM
 
 
 def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM | None = None) -> dict[str, Any]:
@@ -39,6 +37,12 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
         "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
         "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def described(llm: LLM) -> dict[str, Any]:
+    """What ran; "dtype" is what most of its weights are."""
+    backend = llm.backend
+    return {"model": llm.name, "engine": backend.engine, "device": backend.device, "dtype": backend.dtype}
 
 
 def commit(folder: Path) -> str | None:

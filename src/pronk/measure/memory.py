@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import engines
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
 
 
 @dataclass(frozen=True)

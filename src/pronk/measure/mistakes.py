@@ -13,21 +13,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
+from pronk.engine.backend import Backend, KVStorage
 from pronk.engine.batch import Batch, Run
 from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
+from pronk.llm import LLM
+from pronk.measure.machine import described
+from pronk.measure.texts import first_divergence
 from pronk.measure.verify import sample_ids
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend, KVStorage
-    from pronk.llm import LLM
-    from pronk.prompts import Prompt
+from pronk.prompts import Prompt
 
 PROMPTS = (
     "The capital of France is",
@@ -100,30 +100,21 @@ def mistakes(
             wrong = copy.copy(llm)
             if way in MISTAKES:
                 wrong.backend = MISTAKES[way](llm.backend, len(ids))
-            text = wrong.generate(ids, max_new_tokens=new_tokens, cache=way == CACHED)
-            assert not isinstance(text, list)
-            texts[way] = {"text": text.text, "tokens": text.tokens}
+            made = wrong.generate(ids, max_new_tokens=new_tokens, cache=way == CACHED)
+            assert not isinstance(made, list)
+            texts[way] = {"text": made.text, "tokens": made.tokens}
         right = texts[RIGHT]["tokens"]
-        for way in ways:
-            texts[way]["parts_at"] = _parts_at(texts[way]["tokens"], right)
+        for text in texts.values():
+            at = first_divergence(text["tokens"], right)
+            text["parts_at"] = None if at is None else 1 + at
         found.append({"prompt": prompt, "prompt_tokens": len(ids), "ways": texts})
         longest = max(longest, [*ids, *right], key=len)
     return {
-        "model": llm.name,
-        "engine": llm.backend.engine,
-        "device": llm.backend.device,
-        "dtype": llm.backend.dtype,
+        **described(llm),
         "new_tokens": new_tokens,
         "prompts": found,
         "future": _future(llm, longest[: llm.ctx_size]),
     }
-
-
-def _parts_at(tokens: Sequence[int], right: Sequence[int]) -> int | None:
-    if tokens == right:
-        return None
-    same = [a == b for a, b in zip(tokens, right, strict=False)]
-    return 1 + (same.index(False) if False in same else len(same))
 
 
 def _future(llm: LLM, ids: Sequence[int]) -> dict[str, Any]:

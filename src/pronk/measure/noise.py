@@ -1,10 +1,7 @@
 """Noise: the one rule by which two models cannot be told apart, for `pronk divergence` and the verdicts of a report.
 
 A divergence is held against a noise floor: how far a model lies from itself when only its rounding changes
-(divergence.py). Sums in another order bring a model about as far as its floor (0.9 to 1.1 times, in every format:
-docs/quality.md). What is as near as that is no other model, but neither a figure nor a floor is the same on the next
-text, and other libraries round at other places as well. KLD grows as the square of what moves the logits, so `TIMES`
-floors allow for rounding that moves them 1.7 times as far.
+(divergence.py). Why it may be `TIMES` floors: docs/quality.md.
 """
 
 from __future__ import annotations

@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.backend import Fed
 from pronk.engine.batch import Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats.int8 import Outliers
 from pronk.formats.quantize import INT8_THRESHOLD
+from pronk.llm import LLM
 from pronk.measure.windows import check_context
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 Floats = NDArray[np.float32]
 LAYERS, POSITIONS = 0.25, 0.06  # what makes a column an outlier feature
@@ -54,21 +52,21 @@ class ColumnTally:
 
     def as_dict(self) -> dict[str, Any]:
         passing = np.flatnonzero(self.passes)
+        often = self.passes / self.tokens
         return {
             "width": self.passes.size,
             "columns": passing.size,
             "share_of_tokens": self.touched / self.tokens,
             "share_of_activations": float(self.passes.sum() / (self.tokens * self.passes.size)),
             "largest": float(self.largest.max()),
-            "passing": [
-                {
-                    "column": int(k),
-                    "share_of_tokens": float(self.passes[k] / self.tokens),
-                    "largest": float(self.largest[k]),
-                }
-                for k in passing[np.argsort(-self.passes[passing], kind="stable")]
-            ],
+            "passing": _columns(passing, often, share_of_tokens=often, largest=self.largest),
         }
+
+
+def _columns(which: NDArray[np.int64], by: NDArray[Any], **figures: NDArray[Any]) -> list[dict[str, Any]]:
+    """Figures of some columns, that with the most of `by` first."""
+    ordered = which[np.argsort(-by[which], kind="stable")]
+    return [{"column": int(k), **{name: float(of[k]) for name, of in figures.items()}} for k in ordered]
 
 
 @dataclass(frozen=True)
@@ -88,15 +86,7 @@ class Survey:
         at_positions = np.sum([tally.passes for _, tally in hidden], axis=0) / (len(hidden) * self.tokens)
         largest = np.max([tally.largest for _, tally in hidden], axis=0)
         found = np.flatnonzero((in_layers >= LAYERS) & (at_positions >= POSITIONS))
-        return [
-            {
-                "column": int(k),
-                "layers": float(in_layers[k]),
-                "positions": float(at_positions[k]),
-                "largest": float(largest[k]),
-            }
-            for k in found[np.argsort(-at_positions[found], kind="stable")]
-        ]
+        return _columns(found, at_positions, layers=in_layers, positions=at_positions, largest=largest)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Shares are of 1; those of the whole leave the head out, which LLM.int8() does not quantize so."""
@@ -104,11 +94,7 @@ class Survey:
         layers = [tally for (layer, _), tally in self.tallies.items() if layer >= 0]
         activations = self.tokens * sum(tally.passes.size for tally in layers)
         outliers = int(sum(tally.passes.sum() for tally in layers))
-        columns = [
-            {"layer": entry["layer"], "input": entry["input"], **column}
-            for entry in inputs
-            for column in entry["passing"]
-        ]
+        columns = [{"layer": of["layer"], "input": of["input"], **column} for of in inputs for column in of["passing"]]
         return {
             "threshold": self.threshold,
             "tokens": self.tokens,

@@ -11,18 +11,16 @@ of their difference is often a hundredth of what the errors of the two would sug
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.noise import over_windows, paired
 from pronk.measure.windows import Logits, Reader, begins_with, watched, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 _ROWS = 8  # taken to float64 at once
 
@@ -78,11 +76,10 @@ def surprises(
 ) -> list[Surprises]:
     """What `perplexity` is made of, token by token: -log p of the text's own next tokens, window by window."""
     texts = windows(ids, ctx, stride, count, bos=begins_with(llm) if stride is None else None)
-    reader = Reader(llm.backend, max(len(window.ids) for window in texts))
+    reader = Reader.of(llm, texts)
     return [
         Surprises(
-            window.begin,
-            np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)]),
+            window.begin, np.concatenate([-log_likelihoods(logits, targets) for logits, targets in reader.read(window)])
         )
         for window in watched(texts, progress)
     ]
@@ -95,20 +92,16 @@ def beside(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     in nats; standard_error, of that, over windows; clear, whether it is more than chance (None of a single window).
     Raises BadRequest for results on other windows.
     """
-    if any(base[key] != own[key] for key in ("protocol", "rows")) or _rows(base) != _rows(own):
+    theirs, ours = base["per_window"], own["per_window"]
+    if base["protocol"] != own["protocol"] or theirs["rows"] != ours["rows"]:
         raise BadRequest("perplexities compare only on the same windows of one text")
-    return difference(own["per_window"]["surprise"], base["per_window"]["surprise"], _rows(own))
+    return difference(ours["surprise"], theirs["surprise"], ours["rows"])
 
 
 def difference(own: Sequence[float], base: Sequence[float], rows: Sequence[int]) -> dict[str, Any]:
     """Of two models' mean surprises, window by window; see `beside`."""
     found = paired(own, base, rows)
     return {"log_ratio": found.value, "standard_error": found.error, "clear": found.clear}
-
-
-def _rows(found: Mapping[str, Any]) -> list[int]:
-    rows: list[int] = found["per_window"]["rows"]
-    return rows
 
 
 def log_likelihoods(logits: Logits, targets: Sequence[int]) -> NDArray[np.float64]:

@@ -1,22 +1,20 @@
 """Receipt: how far a model that was written lies from the one it was made of, on a few windows of a text.
 
-Memory holds one of the two at a time: the source comes first, in float32, its logits are kept (replay.py), and it is
+Memory holds one of the two at a time: the source comes first, in float32, its logits are kept (recording.py), and it is
 let go. A source that does not fit in float32 is read in the 16 bits that lose the least, and the receipt says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import NotEnoughMemory
-from pronk.measure.parts import sixteen_bits
-from pronk.measure.replay import Yardstick
+from pronk.llm import LLM
+from pronk.measure.mixed import sixteen_bits
+from pronk.measure.recording import Yardstick
 from pronk.measure.verify import sample_ids
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint, Progress
-    from pronk.llm import LLM
 
 CTX, WINDOWS = 256, 4
 _KEPT = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")

@@ -7,21 +7,22 @@ earlier contexts began with are used again; and forward passes are filled with w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from pronk.engine.batch import PASS_TOKENS, Batch, Run, Wants
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.errors import BadRequest, ContextOverflow
+from pronk.llm import LLM
 from pronk.measure.perplexity import log_likelihoods
 from pronk.measure.windows import LOGITS_BYTES, check_numbers
 
-if TYPE_CHECKING:
-    from pronk.llm import LLM
-
+T = TypeVar("T")
+_Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a context, and what goes on from it
+_Group = tuple[tuple[int, ...], list[int]]  # a context, and the numbers of the requests that go on from it
 Score = tuple[float, bool]  # log-likelihood in nats, and whether greedy decoding would have written the same
 
 _KEPT = 8192  # tokens of earlier contexts, at most
@@ -62,14 +63,18 @@ class Scorer:
         # Sorted, contexts that begin alike are neighbours, and those that are the same stand together.
         order = sorted(range(len(pairs)), key=pairs.__getitem__)
         groups = [(context, list(members)) for context, members in groupby(order, key=lambda n: pairs[n][0])]
-        for wave in _waves(groups, lambda n: len(pairs[n][1])):
+
+        def work(group: _Group) -> int:
+            return max(len(group[0]), sum(len(pairs[n][1]) for n in group[1]))
+
+        for wave in _filled(groups, work, PASS_TOKENS):
             for number, text in self._wave(wave, pairs):
                 scores[number] = sum(text.score, 0.0), text.greedy
                 if told:
                     told(1)
         return scores
 
-    def _wave(self, wave: _Wave, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Iterator[tuple[int, _Text]]:
+    def _wave(self, wave: Sequence[_Group], pairs: Sequence[_Pair]) -> Iterator[tuple[int, _Text]]:
         """Contexts first, all but their last tokens; then the continuations, each from its context's last token on."""
         contexts = []
         for context, _ in wave:
@@ -81,7 +86,9 @@ class Scorer:
         for (context, _), text in zip(wave, contexts, strict=True):
             self._kv.keep(context[:-1], text.table)
         asked = [(number, text) for (_, members), text in zip(wave, contexts, strict=True) for number in members]
-        for few in _portions(asked, lambda one: len(pairs[one[0]][1])):
+        # Any number may go on from one context, as all texts go on from the token that begins them: few of them hold
+        # blocks at a time, of which each has its own however short it is.
+        for few in _filled(asked, lambda one: len(pairs[one[0]][1]) + BLOCK_SIZE, _KEPT):
             continuations = []
             for number, text in few:
                 context, targets = pairs[number]
@@ -114,37 +121,18 @@ class Scorer:
                 row += end - at
 
 
-_Wave = Sequence[tuple[tuple[int, ...], list[int]]]  # contexts, and the numbers of the requests that go on from each
-_Asked = tuple[int, _Text]  # the number of a request, and its context
-
-
-def _waves(groups: _Wave, length: Callable[[int], int]) -> Iterator[_Wave]:
-    """As many contexts at a time as fill a pass with their continuations."""
-    wave: list[tuple[tuple[int, ...], list[int]]] = []
-    tokens = 0
-    for group in groups:
-        wave.append(group)
-        tokens += sum(map(length, group[1]))
-        if tokens >= PASS_TOKENS or sum(len(context) for context, _ in wave) >= PASS_TOKENS:
-            yield wave
-            wave, tokens = [], 0
-    if wave:
-        yield wave
-
-
-def _portions(asked: Sequence[_Asked], length: Callable[[_Asked], int]) -> Iterator[list[_Asked]]:
-    """Continuations that hold keys and values at a time: any number may go on from one context, as all texts go on
-    from the token that begins them. Each has a block of its own, however short it is."""
-    portion: list[_Asked] = []
-    tokens = 0
-    for one in asked:
-        portion.append(one)
-        tokens += length(one) + BLOCK_SIZE
-        if tokens >= _KEPT:
-            yield portion
-            portion, tokens = [], 0
-    if portion:
-        yield portion
+def _filled(items: Iterable[T], size: Callable[[T], int], full: int) -> Iterator[list[T]]:
+    """As many at a time as are `full` together, or just over it."""
+    few: list[T] = []
+    so_far = 0
+    for item in items:
+        few.append(item)
+        so_far += size(item)
+        if so_far >= full:
+            yield few
+            few, so_far = [], 0
+    if few:
+        yield few
 
 
 def _passes(texts: Sequence[_Text], most: int) -> Iterator[list[tuple[_Text, int, int]]]:

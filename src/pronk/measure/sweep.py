@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
 from pronk.formats.int8 import Outliers
+from pronk.llm import LLM
 from pronk.measure import latency
 from pronk.measure.outliers import activations
-from pronk.measure.replay import Yardstick
+from pronk.measure.recording import Yardstick
 from pronk.measure.windows import begins_with, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 THRESHOLDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, math.inf)
 LOST = 0.1  # of what the lowest KLD gains: what a threshold may lose and be the knee

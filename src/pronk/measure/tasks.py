@@ -14,16 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
+from pronk.llm import LLM
 from pronk.measure.lm_eval import register
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
 
 FOLDER = Path(__file__).with_name("benchmarks")
 OWN = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

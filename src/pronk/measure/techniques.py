@@ -9,27 +9,21 @@ where a technique is to change nothing, how many texts come out the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import engines
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
+from pronk.measure.comparison import Comparison
+from pronk.measure.divergence import noise_floor
 from pronk.measure.memory import kv_blocks
-from pronk.measure.points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
+from pronk.measure.runner import Step
+from pronk.measure.technique_points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
 from pronk.measure.worker import Worker
-
-if TYPE_CHECKING:
-    from pronk.measure.comparison import Comparison
-    from pronk.measure.journal import Journal
-    from pronk.measure.pace import Pace
-
-RATES = {
-    "prompt_tok_s": "tokens of the prompt, a second until the first new one",
-    "decode_tok_s": "new tokens of one text after its first, a second",
-    "all_tok_s": "new tokens of all texts together, a second of all the time, which reading the prompts is part of",
-}
 
 
 @dataclass(frozen=True)
@@ -95,38 +89,33 @@ def titles(comparison: Comparison) -> list[str]:
     return [technique.title for technique in TECHNIQUES if technique.name in names]
 
 
-def costs(comparison: Comparison) -> dict[str, float]:
-    return {point.step: point.cost for point in points(comparison)}
+def steps(comparison: Comparison) -> list[Step]:
+    """One a point, each in a process of its own."""
+    return [
+        Step(point.step, f"{point.technique}, {point.setting}, {point.way}", point.cost, point.way, point.step,
+             partial(_measured, comparison, point))
+        for point in points(comparison)
+    ]  # fmt: skip
 
 
-def measure(comparison: Comparison, journal: Journal, pace: Pace) -> None:
-    for point in points(comparison):
-        if point.step in journal.steps:
-            continue
-        with pace.step(point.step, f"{point.technique}, {point.setting}, {point.way}"), Worker(point.way) as worker:
-            journal.record(point.step, _measured(comparison, point, worker))
-
-
-def _measured(comparison: Comparison, point: Point, worker: Worker) -> dict[str, Any]:
-    load: dict[str, Any] = {"model": comparison.model, "engine": point.engine}
-    info = worker.call("load", name="own", options=dict(point.options), prefix_cache=point.prefix_cache, **load)
+def _measured(comparison: Comparison, point: Point, worker: Worker, _: Progress) -> dict[str, Any]:
+    load: dict[str, Any] = {"model": comparison.model, "engine": point.engine, "options": dict(point.options)}
+    info = worker.call("load", **load, prefix_cache=point.prefix_cache)
     found = worker.call(
-        "timed", name="own", texts=point.texts, new=point.new, seconds=point.seconds, before=point.before,
-        how=dict(point.how),
-    )  # fmt: skip
+        "timed", texts=point.texts, new=point.new, seconds=point.seconds, before=point.before, how=dict(point.how)
+    )
     found["weights_bytes"] = info["weights_bytes"]
     if None not in (info["baseline"], info["loaded_rss"]):
         found["loading_took"] = info["loaded_rss"] - info["baseline"]
     if point.reference and comparison.judged_together:
         engine, options = point.reference
-        reference = "own"
-        if (engine, options) != (point.engine, point.options):
-            reference = "reference"
-            worker.call("load", name=reference, model=comparison.model, engine=engine, options=dict(options))
+        itself = (engine, options) == (point.engine, point.options)
+        if not itself:
+            worker.call("load", model=comparison.model, engine=engine, options=dict(options), name="reference")
         text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
-        compared = worker.call("divergences", reference=reference, names=["own"], count=comparison.windows, **text)
-        noise = worker.call("noise_floor", name="own", count=comparison.settings()["noise_windows"], **text)
-        found["divergence"], found["noise_floor"] = compared["own"], noise
+        reference = "own" if itself else "reference"
+        found["divergence"] = worker.call("divergence", reference=reference, count=comparison.windows, **text)
+        found["noise_floor"] = worker.call("apply", function=noise_floor, count=comparison.noise_windows, **text)
     return {**found, "threads": info["threads"], "isa": info["isa"]}
 
 
@@ -147,31 +136,23 @@ def missing(comparison: Comparison) -> list[str]:
 def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str, Any]]:
     """As report.json has them: what has been measured so far."""
     every = list(points(comparison))
+    settings = {
+        "runs": comparison.rounds,
+        "fewer where they take more seconds than": SECONDS,
+        "model": comparison.request.against,
+    }
     found = []
     for technique in TECHNIQUES:
-        settings: dict[str, dict[str, Any]] = {}
+        ways: dict[str, dict[str, Any]] = {}
         first: dict[str, Any] = {}
         expected = theory(comparison, technique.name, every, steps)
         for point in every:
-            if point.technique == technique.name and point.step in steps:
-                base = first.setdefault(point.setting, steps[point.step])
-                settings.setdefault(point.setting, {})[point.way] = {
-                    **_way(point, steps[point.step], base), **expected.get(point.step, {})
-                }  # fmt: skip
-        if settings:
-            found.append(
-                {
-                    "name": technique.name,
-                    "title": technique.title,
-                    "what": technique.what,
-                    "settings": {
-                        "runs": comparison.rounds,
-                        "fewer where they take more seconds than": SECONDS,
-                        "model": comparison.request.against,
-                    },
-                    "points": [{"setting": setting, "ways": ways} for setting, ways in settings.items()],
-                }
-            )
+            if point.technique == technique.name and (taken := steps.get(point.step)) is not None:
+                way = _way(point, taken, first.setdefault(point.setting, taken))
+                ways.setdefault(point.setting, {})[point.way] = {**way, **expected.get(point.step, {})}
+        if ways:
+            measured = [{"setting": setting, "ways": of} for setting, of in ways.items()]
+            found.append({**asdict(technique), "settings": settings, "points": measured})
     return found
 
 
@@ -185,7 +166,7 @@ def theory(
     measured = [point for point in every if point.technique == technique and point.step in steps]
     if not technique.startswith("kv-cache-length") or len(measured) < 3:
         return {}
-    a_token = next(variant.predicted.kv_a_token for variant in comparison.variants if variant.original)
+    a_token = comparison.original.predicted.kv_a_token
     work = np.array([(point.new, point.tokens) for point in measured], float)  # passes, tokens
     seconds = np.array([latency.summary(steps[point.step]["seconds"])["median"] for point in measured])
     # Relative errors count alike, be it milliseconds or minutes.
@@ -197,12 +178,12 @@ def theory(
         batch, length = len(point.texts[0]), len(point.texts[0][0]) + point.new
         remembers = point.how.get("cache") is not False
         layers = 1 if remembers else comparison.checkpoint.config.num_hidden_layers  # without: one at a time
+        blocks = kv_blocks(length, batch) if remembers else batch * -(-length // BLOCK_SIZE)
         found[point.step] = {
             "theory_s": float(expected),
             "kv_bytes": batch * length * a_token // layers,
-            "theory_kv_peak": (kv_blocks(length, batch) if remembers else batch * -(-length // BLOCK_SIZE))
-            * BLOCK_SIZE * a_token // layers,
-        }  # fmt: skip
+            "theory_kv_peak": blocks * BLOCK_SIZE * a_token // layers,
+        }
     return found
 
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
+from pronk.checkpoint.tensors import Progress
+from pronk.llm import LLM
 
 PROMPTS = (
     "The old ferryman had not spoken to anyone since the bridge was built. One evening in November",
@@ -31,10 +30,7 @@ PROMPTS = (
 )
 NEW_TOKENS = 64
 SEED = 7
-MODES: Mapping[str, Mapping[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.8, "top_p": 0.95},
-}
+MODES: Mapping[str, Mapping[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
 
 
 def write(

@@ -7,74 +7,81 @@ outside of what is timed. Where memory does not suffice, that is what was found.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import __version__
-from pronk.errors import BadRequest
+from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
+from pronk.measure.comparison import check_said
 from pronk.measure.journal import Journal
-from pronk.measure.machine import machine, provenance
-from pronk.measure.pace import Pace
+from pronk.measure.machine import provenance
+from pronk.measure.runner import Step, run
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
-from pronk.measure.worker import Worker, WorkerDied
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
+from pronk.measure.training_operations import TrainingOperations
+from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 
 NAME = "training.json"
-WORKER = (sys.executable, "-m", "pronk.measure.training_subject")
 SAME = 0.02  # by how much a figure may differ and still be called the same
 _RATES = {True: 2e-4, False: 2e-5}  # LoRA, full: those of pronk finetune
+_START = 12.0  # what starting, loading and one step under a ledger cost, in micro-batches
 
 
 def begin(
     request: Request, folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
 ) -> tuple[Grid, Journal]:
     """Settle what will be measured, and open its journal. Raises PronkErrors for all that can be known now."""
-    steps: Mapping[str, Any] = {}
-    about: dict[str, Any] = {"machine": machine(), "command": command}
+    path, taken = folder / NAME, dict[str, Any]()
     if resume:
-        saved = journals.read(folder, NAME, TRAINING)
-        begun = Request(**{name: saved["settings"].get(name) for name in Request.__dataclass_fields__})
-        for name, now in asdict(request).items():
-            if now is not None and now != getattr(begun, name):
-                raise BadRequest(f"{folder / NAME} was begun with another {name}; leave it out to go on with that")
-        grid = settled(begun)
-        for what, now, then in (
-            ("settings or data", grid.asked(), saved["settings"]),
-            ("version of pronk", __version__, saved["pronk"]),
-            ("machine", about["machine"]["cpu"], saved["machine"]["cpu"]),
-        ):
-            if now != then:
-                raise BadRequest(f"{folder / NAME} was begun with another {what}; {journals.ANEW}")
-        steps, about = saved["steps"], {key: saved.get(key) for key in ("machine", "command", "provenance")}
+        saved = journals.read(path, TRAINING)
+        begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
+        check_said(asdict(request), begun)
+        grid = settled(Request(**begun))
+        origin = provenance(grid.checkpoint, None, command)
+        journals.check_same(path, [
+            ("with other settings or data", grid.asked(), saved["settings"]),
+            ("by another version of pronk", __version__, saved["pronk"]),
+            ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
+            ("with another model", origin["model_sha256"], (saved["provenance"] or {}).get("model_sha256")),
+        ])  # fmt: skip
+        about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
+        taken = saved["steps"]
     else:
-        journals.check_writable(folder, replace=overwrite, name=NAME)
+        journals.check_writable(path, replace=overwrite)
         grid = settled(request)
-        about["provenance"] = provenance(grid.checkpoint, None, command)
-    journal = Journal(folder, steps, lambda taken: composed(grid, about, taken), NAME)
-    journal.check()
-    return grid, journal
+        origin = provenance(grid.checkpoint, None, command)
+        about = {"machine": origin["machine"], "command": command, "provenance": origin}
+    return grid, Journal(path, taken, lambda steps: composed(grid, about, steps))
 
 
 def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
     """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    pace = Pace({name: cost for name, cost in grid.costs().items() if name not in journal.steps}, progress)
-    for name, setting, number in grid.steps():
-        if name not in journal.steps:
-            with pace.step(name, f"{setting.name}, round {number + 1} of {grid.request.rounds}"):
-                journal.record(name, _measured(grid, setting, account=number == 0))
+    run(steps(grid), journal, TrainingOperations, progress)
     return journal.write()
 
 
-def _measured(grid: Grid, setting: Setting, *, account: bool) -> dict[str, Any]:
+def steps(grid: Grid) -> list[Step]:
+    """Each setting in each round, in a process of its own; in the first round it is looked at from inside as well."""
+    found, rounds = [], grid.request.rounds or 1
+    for number in range(rounds):
+        for setting in grid.settings if number % 2 == 0 else reversed(grid.settings):
+            name, what = _step(setting, number), f"{setting.name}, round {number + 1} of {rounds}"
+            cost = _START + (WARM_UP + TIMED) * setting.micro_batches
+            found.append(Step(name, what, cost, setting.name, name, partial(_measured, grid, setting, number == 0)))
+    return found
+
+
+def _step(setting: Setting, number: int) -> str:
+    return f"{setting.name} {number + 1}"
+
+
+def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Progress) -> dict[str, Any]:
     """Of one process. Where memory ran out: "out_of_memory", and whether that was foreseen."""
     request = grid.request
     chosen = {
@@ -82,49 +89,44 @@ def _measured(grid: Grid, setting: Setting, *, account: bool) -> dict[str, Any]:
         "batch_size": setting.batch_size, "quantize": "f32" if setting.lora else None, "lr": _RATES[setting.lora],
         "warmup": 0.0, "schedule": "constant", "max_steps": 100,
     }  # fmt: skip
-    longest = sorted(grid.examples, key=lambda example: len(example[0]), reverse=True)
+    longest = sorted(grid.examples, key=lambda example: len(example[0]), reverse=True)[: setting.micro_batches]
+    lora = {"rank": request.rank} if setting.lora else None
+    calls: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("plan", {"model": request.model, "settings": chosen, "lora": lora, "examples": longest,
+                  "device": request.device}),
+        ("load", {"threads": request.threads}),
+        ("steps", {"count": WARM_UP + TIMED}),
+        ("account", {}),
+    )  # fmt: skip
     found: dict[str, Any] = {}
-    with Worker(setting.name, WORKER) as worker:
-        try:
-            found["plan"] = worker.call(
-                "plan", model=request.model, settings=chosen, lora={"rank": request.rank} if setting.lora else None,
-                examples=longest[: setting.micro_batches], device=request.device,
-            )  # fmt: skip
-            if found["plan"].get("fits") is False:
-                said = f"{found['plan']['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
+    try:
+        for operation, arguments in calls if account else calls[:-1]:
+            found[operation] = worker.call(operation, **arguments)
+            if found[operation].get("fits") is False:
+                said = f"{found[operation]['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
                 return {**found, "out_of_memory": said}
-            calls: tuple[tuple[str, dict[str, Any]], ...] = (
-                ("load", {"threads": request.threads}),
-                ("steps", {"count": WARM_UP + TIMED}),
-                ("account", {}),
-            )
-            for operation, arguments in calls[: 3 if account else 2]:
-                found[operation] = worker.call(operation, **arguments)
-                if said := found[operation].get("out_of_memory"):
-                    return {**found, "out_of_memory": said}
-        except WorkerDied as died:
-            if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
-                raise
-            return {**found, "out_of_memory": str(died)}
+    except OutOfMemory as error:
+        return {**found, "out_of_memory": error.said}
+    except WorkerDied as died:
+        if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
+            raise
+        return {**found, "out_of_memory": str(died)}
     return found
 
 
 # -- what it comes to --
 
 
-def composed(grid: Grid, about: Mapping[str, Any], steps: Mapping[str, Any]) -> dict[str, Any]:
+def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     """training.json, but for its steps: what they come to so far."""
-    points = {setting: _point(grid, setting, steps) for setting in grid.settings}
-    first: Mapping[str, Any] = next((one["load"] for one in steps.values() if "device" in one.get("load", {})), {})
+    points = {setting: _point(grid, setting, taken) for setting in grid.settings}
+    first: Mapping[str, Any] = next((one["load"] for one in taken.values() if "device" in one.get("load", {})), {})
     return {
         "pronk": __version__,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": about["command"],
-        "finished": all(name in steps for name, *_ in grid.steps()),
-        "model": {
-            "name": grid.request.model,
-            "config": grid.checkpoint.config.to_dict(),
-        },
+        "finished": all(step.name in taken for step in steps(grid)),
+        "model": {"name": grid.request.model, "config": grid.checkpoint.config.to_dict()},
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
         "provenance": about["provenance"],
         "settings": grid.asked(),
@@ -139,7 +141,8 @@ def composed(grid: Grid, about: Mapping[str, Any], steps: Mapping[str, Any]) -> 
 
 
 def _point(grid: Grid, setting: Setting, steps: Mapping[str, Any]) -> dict[str, Any] | None:
-    taken = [steps[name] for name, one, _ in grid.steps() if one == setting and name in steps]
+    rounds = range(grid.request.rounds or 1)
+    taken = [steps[name] for number in rounds if (name := _step(setting, number)) in steps]
     if not taken:
         return None
     point: dict[str, Any] = {"name": setting.name, **asdict(setting), "rounds": len(taken)}

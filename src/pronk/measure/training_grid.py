@@ -6,25 +6,21 @@ The grid: all weights or LoRA, float32 or bfloat16, activations kept or recomput
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import checkpoint
 from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.loading import tokenizer_of
 from pronk.measure.windows import evaluation_text
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.tokenizer import Tokenizer
+from pronk.tokenizer import Tokenizer
 
 Examples = list[tuple[list[int], list[bool]]]  # token ids, and which of them are learned
 EXAMPLES = 8  # of a step with accumulation, or of the batch that it stands for
 WARM_UP, TIMED = 1, 2  # steps of a process
-_START = 12.0  # what starting, loading and one step under a ledger cost, in micro-batches
 
 
 @dataclass(frozen=True)
@@ -83,14 +79,6 @@ class Grid:
     def settings(self) -> list[Setting]:
         axes = product((False, True), ("f32", "bf16"), (False, True), (1, EXAMPLES))
         return [*(Setting(lora, precision, again, count) for lora, precision, again, count in axes), BATCH]
-
-    def steps(self) -> Iterator[tuple[str, Setting, int]]:
-        for number in range(self.request.rounds or 1):
-            for setting in self.settings if number % 2 == 0 else reversed(self.settings):
-                yield f"{setting.name} {number + 1}", setting, number
-
-    def costs(self) -> dict[str, float]:
-        return {name: _START + (WARM_UP + TIMED) * setting.micro_batches for name, setting, _ in self.steps()}
 
     def asked(self) -> dict[str, Any]:
         text = " ".join(str(part) for example in self.examples for part in example)

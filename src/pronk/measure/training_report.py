@@ -30,7 +30,7 @@ _STACKED = {"parameters": PALETTE[0], "optimizer": PALETTE[1], "gradients": PALE
 
 def render(folder: Path) -> str:
     """Write the page and the plot; gives the tables as text. Raises BadFile."""
-    anew = "pronk compare --training --overwrite measures anew"
+    anew = "pronk compare-training --overwrite measures anew"
     report = schema.visible(schema.read(folder / NAME, schema.TRAINING, anew=anew))
     drawn, lengths = picture(report), sorted(report["lengths"])
     changed = [

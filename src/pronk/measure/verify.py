@@ -15,21 +15,20 @@ An engine that promises equal bits (`Backend.batch_invariant`) is held to that: 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
+from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend
-    from pronk.llm import LLM
+from pronk.llm import LLM
+from pronk.measure.machine import described
 
 Logits = NDArray[np.float32]  # [T, V]
 
@@ -54,35 +53,50 @@ def verify(
     """
     if text is not None:
         _ = llm.tokenizer  # raises NoTokenizer
-    whole = sample_ids(llm, TEXT if text is None else text)
-    ids = whole[: min(max_tokens, llm.ctx_size)]
-    if len(ids) < 2:
-        raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
+    ids, whole = beginning(llm, text, max_tokens)
     batch_invariant = llm.backend.batch_invariant
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
     noise, allowed = _noise(llm.backend, ids, free)
     allowed = 0.0 if batch_invariant else allowed
-    paths = [
-        _path("cached", llm.logits(ids, cache=True), free, allowed),
-        _path("chunked", llm.logits(ids, cache=True, chunk=CHUNK), free, allowed),
-        _path("batched", _batched(llm.backend, ids), free, allowed),
-    ]
-    verdicts = [path["verdict"] for path in paths]
+    paths = {
+        "cached": llm.logits(ids, cache=True),
+        "chunked": llm.logits(ids, cache=True, chunk=CHUNK),
+        "batched": _batched(llm.backend, ids),
+    }
     return {
-        "model": llm.name,
-        "engine": llm.backend.engine,
-        "device": llm.backend.device,
-        "dtype": llm.backend.dtype,
+        **described(llm),
         "tokens": len(ids),
-        "text_tokens": len(whole),
+        "text_tokens": whole,
         "batch_invariant": batch_invariant,
         "noise_floor": noise,
         "allowed": allowed,
-        "paths": paths,
         "last_token_only": _last_token_only(llm.backend, ids, free),
-        "verdict": next(v for v in ("bug", "rounding", "identical") if v in verdicts),
+        **judged([{"path": name, **difference(logits, free)} for name, logits in paths.items()], allowed),
     }
+
+
+def beginning(llm: LLM, text: str | None, max_tokens: int) -> tuple[list[int], int]:
+    """As many tokens of a text (None: a passage of prose) as are wanted and fit, and how many it has in all."""
+    whole = sample_ids(llm, TEXT if text is None else text)
+    ids = whole[: min(max_tokens, llm.ctx_size)]
+    if len(ids) < 2:
+        raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
+    return ids, len(whole)
+
+
+def judged(paths: Sequence[Mapping[str, Any]], allowed: float) -> dict[str, Any]:
+    """The same with a "verdict" each, and the worst of all; `allowed` by rounding where a path does not say. Written so
+    that a NaN is a bug."""
+
+    def verdict(path: Mapping[str, Any]) -> str:
+        off = path.get("worst_rms_difference", path["max_abs_difference"])
+        within = "rounding" if off <= path.get("allowed", allowed) else "bug"
+        return "identical" if path["max_abs_difference"] == 0 else within
+
+    found = [{**path, "verdict": verdict(path)} for path in paths]
+    worst = max((path["verdict"] for path in found), key=("identical", "rounding", "bug").index)
+    return {"paths": found, "verdict": worst}
 
 
 def compare(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
@@ -128,14 +142,6 @@ def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
     watched.backend = WatchedBackend(llm.backend, tell)
     progress("verifying", 0, 8 * tokens)
     return watched
-
-
-def _path(name: str, logits: Logits, free: Logits, allowed: float) -> dict[str, Any]:
-    found = difference(logits, free)
-    worst = found["worst_rms_difference"]
-    # Written so that a NaN is a bug.
-    verdict = "identical" if np.array_equal(logits, free) else "rounding" if allowed and worst <= allowed else "bug"
-    return {"path": name, **found, "verdict": verdict}
 
 
 def difference(logits: Logits, reference: Logits) -> dict[str, Any]:

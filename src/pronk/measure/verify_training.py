@@ -11,20 +11,19 @@ The yardstick is that of verify.py: how far logits move when every embedding is 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.batch import Batch, Run
-from pronk.errors import BadRequest
-from pronk.measure.verify import ALLOWED, CHUNK, TEXT, Logits, difference, sample_ids, worst_rms
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
+from pronk.llm import LLM
+from pronk.measure.machine import described
+from pronk.measure.perplexity import log_likelihoods
+from pronk.measure.verify import ALLOWED, CHUNK, Logits, beginning, difference, judged, worst_rms
 
 _GRADIENT = 1e-5  # of the largest, where a device adds in no fixed order
 _PASSES = 15  # over the text, for progress
@@ -54,16 +53,12 @@ def verify_training(
             progress("verifying", done, _PASSES)
 
     llm = load(None)
-    whole = sample_ids(llm, TEXT if text is None else text)
-    ids = whole[: min(max_tokens, llm.ctx_size)]
-    if len(ids) < 2:
-        raise BadRequest(f"verification needs at least 2 tokens; there are {len(ids)}")
+    ids, whole = beginning(llm, text, max_tokens)
     plain = _answers(llm, ids, passed)
     nudged = llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None)
     noise = worst_rms(nudged, plain["cache-free"])
     passed()
-    where = {"model": llm.name, "engine": llm.backend.engine, "device": llm.backend.device, "dtype": llm.backend.dtype}
-    checkpoint, ctx_size = llm.checkpoint, llm.ctx_size
+    where, checkpoint, ctx_size = described(llm), llm.checkpoint, llm.ctx_size
     del llm
     gc.collect()
 
@@ -86,24 +81,21 @@ def verify_training(
         gc.collect()
         answers = _answers(load(folder), ids, passed)
     rows += [_row(f"adapter answered, {name}", logits, adapted) for name, logits in answers.items()]
-    answered = _loss(answers["cache-free"], ids)
+    answered = -float(np.mean(log_likelihoods(answers["cache-free"][:-1], ids[1:])))
     # A log-likelihood moves by no more than twice what its logits do; and each token's addition rounds.
     rounding = 2 * rows[-3]["max_abs_difference"] + len(ids) * float(np.finfo(np.float32).eps) * answered
     rows.append({"path": "loss", "max_abs_difference": abs(loss - answered), "allowed": rounding})
 
     allowed = ALLOWED["f32"] * noise
-    rows = [{**row, "verdict": _verdict(row, allowed)} for row in rows]
-    verdicts = [row["verdict"] for row in rows]
     return {
         **where,
         "adapter": None if adapter is None else str(adapter),
         "tokens": len(ids),
-        "text_tokens": len(whole),
+        "text_tokens": whole,
         "noise_floor": noise,
         "allowed": allowed,
-        "paths": rows,
         "loss": {"trained": loss, "answered": answered},
-        "verdict": next(v for v in ("bug", "rounding", "identical") if v in verdicts),
+        **judged(rows, allowed),
     }
 
 
@@ -117,18 +109,3 @@ def _answers(llm: LLM, ids: Sequence[int], passed: Callable[[], None]) -> dict[s
 
 def _row(path: str, logits: Logits, reference: Logits) -> dict[str, Any]:
     return {"path": path, **difference(logits, reference)}
-
-
-def _verdict(row: Mapping[str, Any], allowed: float) -> str:
-    """Written so that a NaN is a bug."""
-    if row["max_abs_difference"] == 0:
-        return "identical"
-    off = row.get("worst_rms_difference", row["max_abs_difference"])
-    return "rounding" if off <= row.get("allowed", allowed) else "bug"
-
-
-def _loss(logits: Logits, ids: Sequence[int]) -> float:
-    """Mean of -log softmax(logits)[next], in nats, taken in float64."""
-    wide = logits[:-1].astype(np.float64)
-    wide -= wide.max(-1, keepdims=True)
-    return float(np.mean(np.log(np.exp(wide).sum(-1)) - wide[np.arange(len(ids) - 1), list(ids[1:])]))

@@ -19,21 +19,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
+from pronk.engine.backend import Backend
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest
-from pronk.measure.noise import over_windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend
-    from pronk.llm import LLM
+from pronk.llm import LLM
 
 Logits = NDArray[np.float32]  # [rows, V]
 
@@ -114,11 +111,6 @@ def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Wind
         progress("reading", done, total)
 
 
-def standard_error(values: NDArray[np.float64], ends: Sequence[int]) -> float | None:
-    """Of the mean of `values`, a number for each prediction, in windows that end at `ends`; None of a single window."""
-    return over_windows([part.mean() for part in np.split(values, ends[:-1])], np.diff([0, *ends]).tolist()).error
-
-
 def _spread(begins: Sequence[int], count: int | None) -> list[int]:
     """`count` of them, as far apart as they can be; all of them where there are no more."""
     most = len(begins)
@@ -142,31 +134,46 @@ def _newest(ids: Sequence[int], at: int, ctx: int, stride: int) -> Window:
     return Window(read, len(read) - new, list(ids[end - new : end]), at)
 
 
+class Side(Protocol):
+    """What gives predictions, window by window: a model's Reader, or a Recording of one."""
+
+    shares_scales: bool
+
+    def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
+        """The logits of the rows that count and the tokens that follow them, in `pieces`."""
+
+
+def pieces(window: Window, vocab_size: int) -> list[tuple[int, int]]:
+    """The rows that count, from and to, of at most LOGITS_BYTES together: the same ones for all with one vocabulary."""
+    rows = min(PASS_TOKENS, max(1, LOGITS_BYTES // (4 * vocab_size)))
+    return [(at, min(at + rows, len(window.ids))) for at in range(window.first, len(window.ids), rows)]
+
+
 class Reader:
     """A model that reads windows, one after another, through one KV cache."""
 
     def __init__(self, backend: Backend, longest: int) -> None:
         """`longest`: tokens of the longest window."""
         check_context(backend, longest)
-        self._backend = backend
+        self._backend, self.shares_scales = backend, backend.shares_scales
         self._kv = backend.new_kv(-(-longest // BLOCK_SIZE), BLOCK_SIZE)
 
-    def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
-        """The logits of the rows that count and the tokens that follow them, in pieces of at most LOGITS_BYTES.
+    @classmethod
+    def of(cls, llm: LLM, texts: Sequence[Window]) -> Reader:
+        return cls(llm.backend, max(len(window.ids) for window in texts))
 
-        Raises PronkError where a logit is no number.
-        """
-        for at in range(0, 0 if self._backend.shares_scales else window.first, PASS_TOKENS):
+    def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
+        """See Side. Raises PronkError where a logit is no number."""
+        for at in range(0, 0 if self.shares_scales else window.first, PASS_TOKENS):
             self._forward(window, at, min(at + PASS_TOKENS, window.first), wanted=False)
-        rows = min(PASS_TOKENS, max(1, LOGITS_BYTES // (4 * self._backend.config.vocab_size)))
-        for at in range(window.first, len(window.ids), rows):
-            logits = self._forward(window, at, min(at + rows, len(window.ids)), wanted=True)
+        for at, end in pieces(window, self._backend.config.vocab_size):
+            logits = self._forward(window, at, end, wanted=True)
             check_numbers(logits)
-            yield logits, window.targets[at - window.first : at - window.first + len(logits)]
+            yield logits, window.targets[at - window.first : end - window.first]
 
     def _forward(self, window: Window, at: int, end: int, *, wanted: bool) -> Logits:
         """Of rows `at` to `end`; where tokens share scales, of a pass over the whole window, made anew for each."""
-        begin, reach = (0, len(window.ids)) if self._backend.shares_scales else (at, end)
+        begin, reach = (0, len(window.ids)) if self.shares_scales else (at, end)
         run = Run(window.ids[begin:reach], begin, range(-(-reach // BLOCK_SIZE)), "all" if wanted else "none")
         batch = Batch.of([run])
         batch = replace(batch, logits_rows=batch.logits_rows[at - begin : end - begin])

@@ -1,4 +1,4 @@
-"""Points: the runs that show what each of pronk's switches does, on and off. How they are measured: techniques.py."""
+"""Points of techniques: the runs that show what each of pronk's switches does, on and off (see techniques.py)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pronk import engines
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats import KV_TYPES
-from pronk.measure.settling import options_of
+from pronk.measure.comparison import Comparison
+from pronk.measure.settle import options_of
 from pronk.system import processors
-
-if TYPE_CHECKING:
-    from pronk.measure.comparison import Comparison
 
 Prompts = list[list[int]]
 SECONDS = 12.0  # of a point's runs together: fewer of them where they take longer, but one at least
@@ -24,7 +22,8 @@ LENGTHS, LENGTHS_NEW = (32, 128, 512, 1024, 2048), 8  # tokens of a prompt, and 
 LENGTHS_BATCHES = (1, 8)
 PIECES = 10  # of the text, that speculation is measured on: how much it guesses right is the text's doing
 _START, _QUALITY = 100.0, 2000.0  # what loading costs, and a divergence, about, in decoded tokens
-Rate = Literal["prompt_tok_s", "decode_tok_s", "all_tok_s"]  # tokens a second: see techniques.RATES
+# Tokens a second: of the prompt, until the first new one; of one text, after its first; of all texts, of all the time.
+Rate = Literal["prompt_tok_s", "decode_tok_s", "all_tok_s"]
 
 
 @dataclass(frozen=True)
@@ -58,18 +57,16 @@ class Point:
 
     @property
     def cost(self) -> float:
-        """In decoded tokens, about: see compare.costs."""
+        """In decoded tokens, about."""
         a_run = self.tokens / 10 + (0 if self.how.get("cache") is False else self.new)
         return _START + a_run * (len(self.texts) if a_run < 500 else 1) + (_QUALITY if self.reference else 0)
 
 
 def points(comparison: Comparison) -> Iterator[Point]:
     """All of them, in order: the same ones for the same comparison."""
-    original = next(variant for variant in comparison.variants if variant.original)
-    plain: dict[str, Any] = {"options": original.options, "engine": comparison.engine}
+    plain: dict[str, Any] = {"options": comparison.original.options, "engine": comparison.engine}
     engine = engines.named(comparison.engine)
     yield from _kv_cache(comparison, plain)
-    yield from _lengths(comparison, plain)
     yield from _attention(comparison, plain)
     yield from _quantization(comparison)
     if "kv_dtype" in engine.options:
@@ -81,70 +78,61 @@ def points(comparison: Comparison) -> Iterator[Point]:
 
 
 def _kv_cache(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
+    """Against the length of the text so far as well: work without a cache grows with it, and so do keys and values."""
     read, new = _room(comparison, 256, 32)
-    for batch in BATCHES:
-        for way, cache in (("with", True), ("without", False)):
-            setting = f"batch {batch}, input {read}, output {new}"
-            texts = _texts(comparison, read, batch)
-            yield Point("kv-cache", setting, way, texts, new, rate="all_tok_s", how={"cache": cache}, **plain)
-
-
-def _lengths(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
-    """Of the text so far: work without a cache grows with it, and so do keys and values with one."""
     most = min(comparison.ctx_size - LENGTHS_NEW, len(comparison.ids))
-    for batch in LENGTHS_BATCHES:
-        for tokens in [length for length in LENGTHS if length <= most] or [most]:
-            for way, cache in (("with", True), ("without", False)):
-                yield Point(
-                    f"kv-cache-length-{batch}", f"{tokens} tokens", way, _texts(comparison, tokens, batch), LENGTHS_NEW,
-                    rate="all_tok_s", how={"cache": cache}, **plain,
-                )  # fmt: skip
+    lengths = [length for length in LENGTHS if length <= most] or [most]
+    settings = [
+        *(("kv-cache", f"batch {batch}, input {read}, output {new}", batch, read, new) for batch in BATCHES),
+        *((f"kv-cache-length-{batch}", f"{tokens} tokens", batch, tokens, LENGTHS_NEW)
+          for batch in LENGTHS_BATCHES for tokens in lengths),
+    ]  # fmt: skip
+    for technique, setting, batch, tokens, count in settings:
+        for way, cache in (("with", True), ("without", False)):
+            texts = _texts(comparison, tokens, batch)
+            yield Point(technique, setting, way, texts, count, rate="all_tok_s", how={"cache": cache}, **plain)
 
 
 def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     most = min(comparison.ctx_size - 1, len(comparison.ids))
+    on_cpu = "attn" not in engines.named(comparison.engine).options
     loading = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
-    has_both = "attn" in engines.named(comparison.engine).options
-    name = comparison.request.against if has_both else "f32"
-    options = options_of(name or "f32", "torch", loading if has_both else {"device": "cpu", **loading})
+    name = "f32" if on_cpu else comparison.original.name
+    options = options_of(name, "torch", {"device": "cpu", **loading} if on_cpu else loading)
     lengths = [length for length in (256, 1024, 2048) if length <= most] or [most]
     for tokens in lengths:
-        one: dict[str, Any] = {
-            "technique": "flash-attention", "setting": f"{tokens} tokens", "texts": _texts(comparison, tokens),
-            "new": 1, "rate": "prompt_tok_s", "how": {"cache": False},
-        }  # fmt: skip
         first = tokens == lengths[0]  # what attention does to the predictions is measured once
-        if find_spec("torch"):
-            for attn in ("flash", "math"):
-                written_out = ("torch", {**options, "attn": "math"}) if first else None
-                yield Point(way=f"{attn}, torch engine", options={**options, "attn": attn}, engine="torch",
-                            reference=written_out, **one)  # fmt: skip
-        if not has_both:
-            yield Point(way="flash, CPU engine", reference=_exact(comparison) if first else None, **one, **plain)
+        ways = []
+        for attn in ("flash", "math") if find_spec("torch") else ():
+            ways.append((f"{attn}, torch engine", "torch", {**options, "attn": attn}, {**options, "attn": "math"}))
+        if on_cpu:
+            ways.append(("flash, CPU engine", comparison.engine, plain["options"], _exact(comparison)))
+        for way, engine, own, exact in ways:
+            yield Point(
+                "flash-attention", f"{tokens} tokens", way, _texts(comparison, tokens), 1, own, engine, "prompt_tok_s",
+                how={"cache": False}, reference=(engine, exact) if first else None,
+            )  # fmt: skip
 
 
 def _quantization(comparison: Comparison) -> Iterator[Point]:
-    read, new = _room(comparison, 512, 1)
-    context, more = _room(comparison, 64, 64)
-    for setting, tokens, count in ((f"prefill {read}", read, new), (f"decode {more} after {context}", context, more)):
+    exact = comparison.engine, _exact(comparison)
+    for setting, tokens, new, rate in _prefill_and_decode(comparison):
         for name in engines.named(comparison.engine).formats:
-            if name == "auto":
-                continue
-            options = options_of(name, comparison.engine, comparison.request.loading)
-            yield Point(
-                "quantization", setting, name, _texts(comparison, tokens), count, options, comparison.engine,
-                _rate(count), reference=_exact(comparison) if count == 1 else None,
-            )  # fmt: skip
+            if name != "auto":
+                options = options_of(name, comparison.engine, comparison.request.loading)
+                yield Point(
+                    "quantization", setting, name, _texts(comparison, tokens), new, options, comparison.engine, rate,
+                    reference=exact if new == 1 else None,
+                )  # fmt: skip
 
 
 def _kv_dtype(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
     read, new = _room(comparison, 512, 32)
-    texts = _texts(comparison, read, 8)
-    options = {key: value for key, value in plain["options"].items() if key != "kv_dtype"}
     for name in KV_TYPES:
+        own, exact = ({**plain["options"], "kv_dtype": kv} for kv in (name, "f32"))
         yield Point(
-            "kv-dtype", f"batch 8, input {read}, output {new}", name, texts, new, {**options, "kv_dtype": name},
-            plain["engine"], "all_tok_s", reference=("cpu", {**options, "kv_dtype": "f32"}),
+            "kv-dtype", f"batch 8, input {read}, output {new}", name, _texts(comparison, read, 8), new, own,
+            plain["engine"], "all_tok_s", reference=(comparison.engine, exact),
         )  # fmt: skip
 
 
@@ -174,28 +162,27 @@ def _speculative(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[P
     ways: tuple[tuple[str, dict[str, Any]], ...] = (("with", {"speculative": "ngram"}), ("without", {}))
     for kind, texts in (("texts that repeat themselves", repeated), ("pieces of prose", prose)):
         for way, how in ways:
+            setting = f"{pieces} {kind}"
             yield Point(
-                "speculative",
-                f"{pieces} {kind}",
-                way,
-                texts,
-                new,
-                rate="decode_tok_s",
-                how=how,
-                seconds=math.inf,
-                **plain,
+                "speculative", setting, way, texts, new, rate="decode_tok_s", how=how, seconds=math.inf, **plain
             )
 
 
 def _threads(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Point]:
-    read, new = _room(comparison, 512, 1)
-    context, more = _room(comparison, 64, 64)
     counts = sorted({1, *(2**n for n in range(1, 10) if 2**n <= processors()), processors()})
-    for setting, tokens, count in ((f"prefill {read}", read, new), (f"decode {more} after {context}", context, more)):
+    for setting, tokens, new, rate in _prefill_and_decode(comparison):
         for threads in counts:
             options = {**plain["options"], "threads": threads}
             way, texts = f"{threads} thread{'s' if threads > 1 else ''}", _texts(comparison, tokens)
-            yield Point("threads", setting, way, texts, count, options, plain["engine"], _rate(count))
+            yield Point("threads", setting, way, texts, new, options, plain["engine"], rate)
+
+
+def _prefill_and_decode(comparison: Comparison) -> list[tuple[str, int, int, Rate]]:
+    """Settings: their names, tokens of the prompt, new ones, and the rate that is of interest."""
+    read, new = _room(comparison, 512, 1)
+    context, more = _room(comparison, 64, 64)
+    rate: Rate = "prompt_tok_s" if more == 1 else "decode_tok_s"
+    return [(f"prefill {read}", read, new, "prompt_tok_s"), (f"decode {more} after {context}", context, more, rate)]
 
 
 def _texts(comparison: Comparison, tokens: int, batch: int = 1, runs: int | None = None) -> list[Prompts]:
@@ -205,14 +192,10 @@ def _texts(comparison: Comparison, tokens: int, batch: int = 1, runs: int | None
     ]
 
 
-def _exact(comparison: Comparison) -> tuple[str, Mapping[str, Any]]:
-    """Weights in f32, and keys and values, too."""
+def _exact(comparison: Comparison) -> dict[str, Any]:
+    """Options of weights in f32, and keys and values, too."""
     plain = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
-    return comparison.engine, options_of("f32", comparison.engine, plain)
-
-
-def _rate(new: int) -> Rate:
-    return "prompt_tok_s" if new == 1 else "decode_tok_s"
+    return options_of("f32", comparison.engine, plain)
 
 
 def _room(comparison: Comparison, read: int, new: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Settling a comparison: a request made whole, and checked before any of it begins.
+"""Settle: a request made whole, and checked before any of it begins.
 
 Everything that can be wrong with a request is found here, in the second or two that opening a checkpoint takes: a
 scheme that there is not, a text shorter than a window, prompts beyond the context, a model too large for memory.
@@ -9,24 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import checkpoint as checkpoints
 from pronk import engines, loading, system
 from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats import FORMATS
 from pronk.measure import memory, tasks, texts
-from pronk.measure.comparison import Comparison, Variant
-from pronk.measure.parts import sixteen_bits
-from pronk.measure.request import Request
+from pronk.measure.comparison import Comparison, Request, Variant
+from pronk.measure.mixed import sixteen_bits
 from pronk.measure.schema import LENGTHS
 from pronk.measure.windows import LOGITS_BYTES, evaluation_text, windows
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.tokenizer import Tokenizer
+from pronk.tokenizer import Tokenizer
 
 REFERENCE = "f32"
 PREFILL = (32, 128, 512)  # tokens of the prompts
@@ -39,30 +36,32 @@ _SPARE = 0.85  # of free memory that several models together may take: the rest 
 def settle(request: Request) -> Comparison:
     """Raises BadRequest, and PronkError where the model is too large for memory, before anything is measured."""
     model = request.model or hub.DEFAULT_MODEL
-    path = hub.resolve(model, revision=request.loading.get("revision"))
-    opened = checkpoints.open(path)
+    opened = checkpoints.open(hub.resolve(model, revision=request.loading.get("revision")))
     against = request.against or sixteen_bits(opened)
     engine = _engine(request, against)
-    compares = not (request.techniques and request.to is None and not request.tasks)
+    compares = not request.techniques or request.to is not None or bool(request.tasks)
     if request.tasks:
         tasks.check(request.tasks)
     named = (request.to or engines.named(engine).compared) if compares else ()
     names = tuple(dict.fromkeys((against, *named)))
     if compares and names == (against,):
         raise BadRequest(f"{against} is the original itself; name another scheme with --to, or another --against")
-    levels = grid.find(opened)
-    variants = [_variant(name, against, engine, opened, request) for name in names]
-    if levels:
-        variants = [replace(v, twin=v.name in levels.formats and not v.original) for v in variants]
     if not compares and (request.prefill or request.decode_tokens):
         raise BadRequest(
             "techniques have lengths of their own, which the report lists; leave out --prefill and --decode-tokens, or "
             "name formats to compare as well (--to)"
         )
-    codec = _tokenizer(request, opened)
+    levels = grid.find(opened)
+    variants = []
+    for name in names:
+        options = options_of(name, engine, request.loading)
+        twin = levels is not None and name in levels.formats and name != against
+        variants.append(Variant(name, name == against, options, memory.predict(opened, engine, options), twin))
+    codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
+    if codec is None:
+        raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
     written = evaluation_text() if request.text is None else _read(request.text)
     ids = codec.encode(written)
-    begin = (codec.bos_id,) if codec.add_bos and codec.bos_id is not None else ()
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
@@ -90,7 +89,7 @@ def settle(request: Request) -> Comparison:
         variants=tuple(variants),
         reference=reference,
         ids=ids,
-        begin=begin,
+        begin=(codec.bos_id,) if codec.add_bos and codec.bos_id is not None else (),
         text=SHIPPED if request.text is None else Path(request.text).name,
         written=written,
         ctx_size=ctx,
@@ -131,18 +130,6 @@ def _engine(request: Request, against: str) -> str:
         raise BadRequest("--int8-threshold and --int8-outliers are llm-int8's; name it with --to, or leave them out")
     rare = (name for name in names if any(name not in engine.formats for engine in engines.ENGINES))
     return engines.choose(asked, options | {"quantize": next(rare, None)})
-
-
-def _variant(name: str, original: str, engine: str, opened: Checkpoint, request: Request) -> Variant:
-    options = options_of(name, engine, request.loading)
-    return Variant(name, name == original, options, memory.predict(opened, engine, options))
-
-
-def _tokenizer(request: Request, opened: Checkpoint) -> Tokenizer:
-    codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
-    if codec is None:
-        raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
-    return codec
 
 
 def _read(name: str) -> str:

@@ -1,43 +1,20 @@
-"""What a worker does to measure one setting of training: foretell it, load, take steps, and take one under a ledger.
-
-Plain JSON in, plain JSON out; `python -m pronk.measure.training_subject` is the worker's end (see worker.py). Where
-memory runs out, the answer says so: {"out_of_memory": what was said}.
-"""
+"""Training's operations: what a worker does to measure a setting: foretell, load, take steps, look inside of one."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pronk import system
-from pronk.errors import out_of_memory
-from pronk.measure.worker import serve
-
-if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Progress
-    from pronk.train.trainer import Trainer
+from pronk.checkpoint.tensors import Progress
 
 
-def _may_run_out(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(method)
-    def guarded(*given: Any, **named: Any) -> dict[str, Any]:
-        try:
-            return method(*given, **named)
-        except (MemoryError, OSError, RuntimeError) as error:
-            if said := out_of_memory(error):
-                return {"out_of_memory": said}
-            raise
+class TrainingOperations:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
-    return guarded
-
-
-class TrainingSubject:
-    progress: Progress | None = None
-
-    @_may_run_out
     def plan(
         self,
         model: str,
@@ -66,13 +43,12 @@ class TrainingSubject:
         found = plan(self._checkpoint, self._settings, every, self._device)
         return {**found.to_dict(), "name": model}  # as it was asked for: a path says where somebody's files lie
 
-    @_may_run_out
     def load(self, threads: int | None) -> dict[str, Any]:
         """Nothing of it is ever written."""
         from pronk.train.trainer import Trainer
 
-        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self.progress}
-        self._run: Trainer = Trainer(self._checkpoint, self._data, self._settings, Path(), **how)
+        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self._progress}
+        self._run = Trainer(self._checkpoint, self._data, self._settings, Path(), **how)
         torch = sys.modules["torch"]
         return {
             "trained_share": self._run.trained_share,
@@ -81,22 +57,22 @@ class TrainingSubject:
             "torch": torch.__version__,
         }
 
-    @_may_run_out
     def steps(self, count: int) -> dict[str, Any]:
         """Of each step: seconds, tokens read, loss; and the peak of memory since the process began."""
+        from pronk.torch_engine import device_memory
+
         taken = []
         for number in range(count):
             taken.append(self._run.loop.step())
-            if self.progress:
-                self.progress("", number + 1, count)
+            self._progress("", number + 1, count)
+        on_gpu = device_memory.of(self._run.loop.device)
         return {
             "seconds": [step.seconds for step in taken],
             "tokens": [step.tokens for step in taken],
             "loss": [step.loss for step in taken],
-            "peak_bytes": self._peak(),
+            "peak_bytes": on_gpu.peak() if on_gpu else system.peak_memory(),
         }
 
-    @_may_run_out
     def account(self) -> dict[str, Any]:
         """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
         from pronk.train.ledger import KINDS, Ledger, operations
@@ -111,13 +87,3 @@ class TrainingSubject:
             "flops": flops,
             "tokens": step.tokens,
         }
-
-    def _peak(self) -> int | None:
-        from pronk.torch_engine import device_memory
-
-        on_gpu = device_memory.of(self._run.loop.device)
-        return on_gpu.peak() if on_gpu else system.peak_memory()
-
-
-if __name__ == "__main__":
-    serve(TrainingSubject())

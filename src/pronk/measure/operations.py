@@ -1,4 +1,4 @@
-"""Subject: what a worker does with the models that it holds. Plain JSON in, plain JSON out (see worker.py).
+"""Operations: what a worker does with the models that it holds; all that they take and give is numbers and texts.
 
 A worker holds one model; measuring techniques, which are of small differences, the reference beside it.
 """
@@ -7,105 +7,79 @@ from __future__ import annotations
 
 import hashlib
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from pronk import system
+import pronk
+from pronk import checkpoint as checkpoints
+from pronk import engines, loading, system, tokenizer
+from pronk.checkpoint import Checkpoint
+from pronk.checkpoint.containers import mapped
+from pronk.checkpoint.hub import resolve as hub
+from pronk.checkpoint.rotation import rotated
+from pronk.checkpoint.tensors import Progress
+from pronk.llm import LLM
 from pronk.measure import latency
-
-if TYPE_CHECKING:
-    from pronk.checkpoint import Checkpoint
-    from pronk.checkpoint.tensors import Progress
-    from pronk.llm import LLM
+from pronk.measure.divergence import divergence
 
 
-class Subject:
-    progress: Progress | None = None
+class Operations:
+    """`name`: of one of the models; all that is done is done with "own" unless another is named."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._models: dict[str, LLM] = {}
+        self._loaded: dict[str, dict[str, Any]] = {}
 
     def load(
         self,
-        name: str,
         model: str,
         engine: str,
         options: dict[str, Any],
+        name: str = "own",
         prefix_cache: int | None = 0,
         rotate: int | None = None,
+        warm_up: tuple[list[list[int]], int] | None = None,
     ) -> dict[str, Any]:
-        """Load `model` under `name`, or with `rotate` its rotated twin. Says what it became, and what the process held
-        before it and after it.
+        """Load `model` under `name`, or with `rotate` its rotated twin, unless it is loaded. Says what it became, and
+        what the process held before it and after it. `warm_up`: prompts, and how many tokens are written after each.
 
         Before it the process has its libraries and the tokenizer, which are there whatever the weights are made. The
         tokenizer is let go again, and its memory used by the one that comes with the model.
         """
-        import pronk
-        from pronk import checkpoint
-        from pronk.checkpoint.containers import mapped
-        from pronk.checkpoint.hub import resolve as hub
-        from pronk.checkpoint.rotation import rotated
-
+        if name in self._loaded:
+            return self._loaded[name]
         kept = _before_the_weights(model, engine, options)
         baseline = system.held_memory()
         del kept
         options = {**options, "engine": engine, "prefix_cache": prefix_cache}
         source: str | Checkpoint = model
         if rotate is not None:
-            source = rotated(checkpoint.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
-        llm = self._models[name] = pronk.load(source, **options, progress=self.progress)
+            source = rotated(checkpoints.open(hub.resolve(model, revision=options.pop("revision", None))), rotate)
+        llm = self._models[name] = pronk.load(source, **options, progress=self._progress)
         mapped.let_go()  # what was read of the file is no part of the model
-        return {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": system.held_memory(), **_what(llm)}
+        held = {"load_s": llm.load_s, "baseline": baseline, "loaded_rss": system.held_memory()}
+        self._loaded[name] = {**held, **_what(llm)}
+        if warm_up:
+            latency.one_round(llm, *warm_up)
+        return self._loaded[name]
 
-    def latency(self, name: str, prompts: list[list[int]], new: int) -> dict[str, Any]:
+    def latency(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
         """latency.one_round, and the peaks of memory since the process began."""
-        llm = self._models[name]
+        llm = self._models["own"]
         measured = latency.one_round(llm, prompts, new)
         on_device = llm.backend.device_memory
         return {**measured, "peak_rss": system.peak_memory(), "peak_device": on_device and on_device.peak()}
 
-    def divergences(
-        self, reference: str, names: list[str], ids: list[int], ctx: int, count: int
-    ) -> dict[str, dict[str, Any]]:
-        from pronk.measure.divergence import divergences
+    def apply(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """`function`, which can be imported, of the model; it is told of progress."""
+        return function(self._models["own"], **arguments, progress=self._progress)
 
-        others = {name: self._models[name] for name in names}
-        return divergences(self._models[reference], others, ids, ctx=ctx, count=count, progress=self.progress)
-
-    def record(self, name: str, path: str, ids: list[int], ctx: int, count: int) -> None:
-        """Keep what the model predicts in a file, for `divergence` of others from it."""
-        from pronk.measure.replay import record
-
-        record(self._models[name], Path(path), ids, ctx, count, self.progress)
-
-    def divergence(self, name: str, path: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
-        from pronk.measure.replay import divergence_from
-
-        return divergence_from(Path(path), self._models[name], ids, ctx, count, self.progress)
-
-    def noise_floor(self, name: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
-        from pronk.measure.divergence import noise_floor
-
-        return noise_floor(self._models[name], ids, ctx=ctx, count=count, progress=self.progress)
-
-    def perplexity(self, name: str, ids: list[int], ctx: int, count: int) -> dict[str, Any]:
-        from pronk.measure.perplexity import perplexity
-
-        return perplexity(self._models[name], ids, ctx=ctx, count=count, progress=self.progress)
-
-    def tasks(self, name: str, tasks: list[str]) -> dict[str, Any]:
-        from pronk.measure.tasks import evaluate
-
-        return evaluate(self._models[name], tasks, progress=self.progress)
-
-    def texts(self, name: str, prompts: list[str], new_tokens: int, seed: int) -> dict[str, Any]:
-        from pronk.measure.texts import write
-
-        return write(self._models[name], prompts, new_tokens=new_tokens, seed=seed, progress=self.progress)
+    def divergence(self, reference: str, **text: Any) -> dict[str, Any]:
+        return divergence(self._models[reference], self._models["own"], **text, progress=self._progress)
 
     def timed(
         self,
-        name: str,
         texts: list[list[list[int]]],
         new: int,
         seconds: float,
@@ -118,7 +92,7 @@ class Subject:
         `before`: of each run, a text that is read first and not timed. As many runs as the `seconds` that they may take
         together allow, but one at least.
         """
-        llm, how = self._models[name], how or {}
+        llm, how = self._models["own"], how or {}
         on_device = llm.backend.device_memory
         taken: list[float] = []
         stats: list[Any] = []
@@ -154,14 +128,11 @@ class Subject:
 
 
 def _before_the_weights(model: str, engine: str, options: dict[str, Any]) -> Any:
-    from pronk import checkpoint, engines, loading, tokenizer
-    from pronk.checkpoint.hub import resolve as hub
-
     engines.named(engine).prepare()
     if named := options.get("tokenizer"):
         source = loading.find_tokenizer(named)
     else:
-        source = checkpoint.open(hub.resolve(model, revision=options.get("revision"), progress=False)).tokenizer
+        source = checkpoints.open(hub.resolve(model, revision=options.get("revision"), progress=False)).tokenizer
     return tokenizer.load(source) if source else None
 
 

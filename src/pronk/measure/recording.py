@@ -1,0 +1,123 @@
+"""Recording: what a reference predicts where windows of a text count, kept for many models that are held against it.
+
+It is kept in memory for mixed precision and sweeps, which hold dozens of models against one, or in a file, for other
+processes; the reference itself is let go before there is another model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk.checkpoint.tensors import Progress
+from pronk.errors import BadRequest
+from pronk.llm import LLM
+from pronk.measure.divergence import apart, check_vocabularies
+from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, pieces, watched, windows
+
+KEPT = 1 << 29  # bytes of logits in memory, at most
+
+
+class Recording:
+    """Read like a Reader, again and again."""
+
+    def __init__(self, shares_scales: bool) -> None:
+        self.shares_scales = shares_scales
+        self._kept: dict[int, tuple[Sequence[int], list[Logits]]] = {}
+
+    def keep(self, window: Window, logits: list[Logits]) -> None:
+        self._kept[window.begin] = window.ids, logits
+
+    def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
+        ids, kept = self._kept[window.begin]
+        if ids != window.ids:
+            raise ValueError("this window differs from the one that was recorded")
+        at = 0
+        for logits in kept:
+            yield logits, window.targets[at : at + len(logits)]
+            at += len(logits)
+
+
+class Yardstick:
+    """Divergence from `reference` on a text, in windows of `ctx` tokens (`count`: of that many). Where its logits are
+    too many for memory the reference stays, and computes them each time.
+    """
+
+    def __init__(
+        self,
+        reference: LLM,
+        ids: Sequence[int],
+        ctx: int,
+        count: int | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """`progress`: of reading the text, which may be done here or, with each model, later."""
+        self._name, self._vocab_size, self._ctx = reference.name, reference.config.vocab_size, ctx
+        self._texts = windows(ids, ctx, count=count, bos=begins_with(reference))
+        reader = Reader.of(reference, self._texts)
+        self._reference: Side = reader
+        if 4 * sum(len(window.targets) for window in self._texts) * self._vocab_size <= KEPT:
+            self._reference = recording = Recording(reader.shares_scales)
+            for window in watched(self._texts, progress):
+                recording.keep(window, [logits for logits, _ in reader.read(window)])
+
+    def divergence(self, llm: LLM, progress: Progress | None = None) -> dict[str, Any]:
+        """See pronk.measure.divergence."""
+        check_vocabularies(self._name, self._vocab_size, llm)
+        return apart(self._reference, Reader.of(llm, self._texts), self._texts, self._ctx, progress)
+
+
+def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None) -> None:
+    """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`."""
+    texts = windows(ids, ctx, count=count, bos=begins_with(llm))
+    reader = Reader.of(llm, texts)
+    with path.open("wb") as file:
+        for window in watched(texts, progress):
+            for logits, _ in reader.read(window):
+                logits.tofile(file)
+    about = {"shares_scales": reader.shares_scales, "windows": _digest(texts)}
+    _index(path).write_text(json.dumps(about), encoding="utf-8")
+
+
+def divergence_from(
+    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. Raises BadRequest
+    where the recording is of others.
+    """
+    texts, vocab_size = windows(ids, ctx, count=count, bos=begins_with(llm)), llm.config.vocab_size
+    about, rows = json.loads(_index(path).read_text(encoding="utf-8")), sum(len(window.targets) for window in texts)
+    if about["windows"] != _digest(texts) or path.stat().st_size != 4 * rows * vocab_size:
+        raise BadRequest(f"{path} holds no logits of these {rows} predictions")
+    recording, at = Recording(about["shares_scales"]), 0
+    logits = np.memmap(path, np.float32, "r", shape=(rows, vocab_size))
+    for window in texts:
+        own = logits[at : (at := at + len(window.targets))]
+        recording.keep(
+            window, [own[begin - window.first : end - window.first] for begin, end in pieces(window, vocab_size)]
+        )
+    return apart(recording, Reader.of(llm, texts), texts, ctx, progress)
+
+
+def forget(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _index(path).unlink(missing_ok=True)
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether all of a recording is there: what it is of is written when it is over."""
+    return path.is_file() and _index(path).is_file()
+
+
+def _index(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _digest(texts: Sequence[Window]) -> str:
+    return sha256(repr([(list(window.ids), window.first) for window in texts]).encode()).hexdigest()
