@@ -19,6 +19,23 @@ def test_every_instruction_set_is_one_that_a_processor_can_be_asked_for() -> Non
     assert built[-1] == ("portable", "simd_portable")  # best first
 
 
+# Where a format, or a type of keys and values, is asked for by name: the one kernel of each form of activations.
+BY_NAME = re.compile(r"(?:case |[=!]= ?)((?:Format|KVType|Source|ActivationFormat)::\w+)")
+
+
+def test_formats_are_told_apart_by_their_tables_alone() -> None:
+    found = {
+        path.name: set(BY_NAME.findall(path.read_text()))
+        for path in NATIVE.iterdir()
+        if BY_NAME.search(path.read_text()) and not path.name.startswith("test_")
+    }
+    activations = re.search(r"enum class ActivationFormat : int \{ ([\w, ]+) \}", (NATIVE / "formats.h").read_text())
+    assert activations
+    kinds = {f"ActivationFormat::{name}" for name in activations[1].split(", ")}
+    assert found == {"formats.h": {"ActivationFormat::f32"}, "kernels.cpp": kinds}
+    assert BY_NAME.findall("if (format == Format::q4) case KVType::int8:") == ["Format::q4", "KVType::int8"]
+
+
 def test_every_native_test_is_run() -> None:
     names = re.search(r"foreach\(name ([\w ]+)\)", CMAKE)
     assert names

@@ -31,7 +31,8 @@ const Kernels& choose() {
     if (!wanted || !*wanted) return *kernels_at(0);
     if (const Kernels* found = kernels_named(wanted)) return *found;
     std::string names;
-    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i)
+        names += (names.empty() ? "" : ", ") + std::string(kernel->name);
     throw std::runtime_error("PRONK_ISA=" + std::string(wanted) + ": this processor can run " + names);
 }
 

@@ -86,7 +86,8 @@ bool pack_q8(const Tile& tile, const Chunk& chunk) {
             encode_bytes(x + g * kGroup, kGroup, f16_to_f32(scales[r][g]), out[r] + g * kGroup);
         }
     }
-    for (int g = 0; g < groups; ++g) write_q8(tile, chunk.at / kGroup + g, out[0] + g * kGroup, sizeof out[0], scales[0] + g, sizeof scales[0]);
+    for (int g = 0; g < groups; ++g)
+        write_q8(tile, chunk.at / kGroup + g, out[0] + g * kGroup, sizeof out[0], scales[0] + g, sizeof scales[0]);
     return good;
 }
 

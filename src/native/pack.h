@@ -52,15 +52,16 @@ inline float absolute_maximum(const float* x, int count) {
 }
 
 // A group of codes, each row's 32 bytes, with its scale.
-inline void write_q8(const Tile& tile, int group, const uint8_t* codes, size_t code_bytes, const uint16_t* scales, size_t scale_bytes) {
+inline void write_q8(const Tile& tile, int group, const uint8_t* codes, size_t code_bytes, const uint16_t* scales,
+                     size_t scale_bytes) {
     const size_t offset = static_cast<size_t>(group) * traits(Format::q8).bytes * kPanelRows;
     scatter<uint32_t>(tile, offset, codes, code_bytes, kGroup / 4);
     scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales, scale_bytes, 1);
 }
 
 // A group of codes, each row's 16 bytes, with its scale, and its minimum where the format has any.
-inline void write_four_bits(const FormatTraits& format, const Tile& tile, int group, const uint8_t (&codes)[kTileRows][kGroup / 2],
-                            const uint16_t* scales, const uint16_t* minima) {
+inline void write_four_bits(const FormatTraits& format, const Tile& tile, int group,
+                            const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales, const uint16_t* minima) {
     constexpr size_t code_bytes = kGroup / 2 * kPanelRows;
     const size_t offset = static_cast<size_t>(group) * format.bytes * kPanelRows;
     scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);

@@ -20,7 +20,8 @@ void test_formats() {
     for (const KVTraits& type : kKVTypes) CHECK(find_named(kKVTypes, type.name) == &type);
     for (const SourceTraits& source : kSources) {
         CHECK(find_named(kSources, source.name) == &source);
-        const bool held = std::any_of(std::begin(kFormats), std::end(kFormats), [&](const FormatTraits& format) { return format.holds_codes_of(source.id); });
+        bool held = false;
+        for (const FormatTraits& format : kFormats) held |= format.holds_codes_of(source.id);
         CHECK(held == (source.pack_codes != nullptr));
     }
     CHECK(!find_named(kFormats, "q5"));
