@@ -377,7 +377,12 @@ class Session:
         A text is the same each time, so what was given of it is passed over.
         """
         scheduler = self._scheduler
-        if (self._handles or self._arriving) and (scheduler is None or not scheduler.settled):
+        if scheduler and not scheduler.settled:
+            scheduler = self._scheduler = None
+        if scheduler is None:
+            if not (self._handles or self._arriving):
+                self._leaving.clear()
+                return None
             scheduler = self._new()
             self._handles = {number: handle for number, handle in self._handles.items() if handle.left > 0}
             for handle in self._handles.values():
@@ -386,7 +391,7 @@ class Session:
                     self._stream(handle, sample).given = old.given
             with self._lock:
                 self._scheduler = scheduler
-        if scheduler and (self._arriving or self._leaving):
+        if self._arriving or self._leaving:
             scheduler.settled = False
             while self._arriving:
                 handle = self._arriving[0]

@@ -377,6 +377,19 @@ def test_an_interrupt_amid_bookkeeping_costs_others_nothing(place: str, monkeypa
     assert interrupts or place in ("cancel",)
 
 
+def test_what_was_left_half_done_is_not_used_again_though_nobody_is_served() -> None:
+    session, _ = made(prefix_cache=500)
+    handle = session.submit([1] * 70, greedy(9))
+    session.step()
+    assert session._scheduler is not None
+    broken = session._scheduler
+    broken.settled = False  # as an interrupt leaves it
+    session.cancel(handle)
+    assert session.step() == []
+    assert session._scheduler is not broken
+    assert streaming(session, [1] * 70, greedy(9)) == expected([1] * 70, greedy(9))
+
+
 @posix
 def test_a_main_thread_that_is_interrupted_at_any_moment_blocks_nobody() -> None:
     """Real signals, as often as they can be sent, while other threads read: their texts come to their ends."""
