@@ -18,8 +18,7 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint as checkpoints
-from pronk import cpu_engine, engines, torch_engine
-from pronk.cpu_engine import formats as cpu_formats
+from pronk import cpu_engine, engines, formats, torch_engine
 from pronk.engine.backend import Backend
 from pronk.engine.declaration import Engine
 from pronk.errors import BadRequest, PronkError
@@ -89,8 +88,8 @@ def test_options_of_another_engine_are_refused_by_name(model: Path, options: dic
 
 def test_declarations_are_what_engines_have(model: Path) -> None:
     """They are made of names alone, for nothing of an engine may be imported to ask it."""
-    assert torch_engine.INT8 == int8.SCHEMES
-    assert get_args(cpu_formats.Quantize) == cpu_engine.ENGINE.formats
+    assert {*torch_engine.INT8} == {*int8.SCHEMES}
+    assert {*get_args(formats.Quantize)} == {*cpu_engine.ENGINE.formats, *torch_engine.ENGINE.formats}
     keywords = inspect.signature(pronk.load).parameters
     for engine in engines.ENGINES:
         assert {*engine.compared} < {*engine.formats}

@@ -190,7 +190,7 @@ _how = together(
     click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
                  help="CPU engine: keys and values.  [default: auto, by the weights]"),
     device_option,
-    click.option("--compute-dtype", type=click.Choice(["f32", "bf16", "f16"]),
+    click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
                  help="Torch engine: compute in this beside weights in 8 bits."),
     click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
     threads_option,
