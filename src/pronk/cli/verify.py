@@ -138,8 +138,9 @@ def _as_text(result: Mapping[str, Any]) -> str:
         ]
     else:
         head, wrong = f"{result['model']}: {ran} of one cache-free pass", result["last_token_only"]
+        promise = "this engine promises equal bits" if result["batch_invariant"] else promise
         tail = [
-            f"verdict: {result['verdict']} ({'this engine promises equal bits' if result['batch_invariant'] else promise})",
+            f"verdict: {result['verdict']} ({promise})",
             f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
             f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
         ]
