@@ -112,6 +112,28 @@ def test_every_module_says_what_it_is_for_in_its_first_line(module: str) -> None
     assert said or path.stat().st_size == 0, f"{module} has no docstring"
 
 
+NOT_YET = {"serve/", "cli/serve.py", "cli/NAME.py", "train/objectives/NAME.py"}
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    changes = page[page.index("## To change something") : page.index("## Decisions: files")]
+    named = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|cpp|h|jinja)|(?:\w+/)+)`", page))
+    assert (
+        len(re.findall(r"^\| (?!to add|---)", changes, re.MULTILINE)) >= 10
+    )  # what is told, and held to the truth here
+    places = [ROOT, SRC, SRC / "checkpoint", SRC / "measure", SRC / "train", ROOT / "src" / "native", ROOT / "tests"]
+    files = {
+        path.name for path in (*SRC.rglob("*.*"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src/native").iterdir())
+    }
+    lost = {name for name in named if not any((place / name).exists() for place in places) and name not in files}
+    assert lost - NOT_YET == set()
+
+
+def test_the_architecture_is_read_in_one_go() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
+
+
 def test_the_root_stays_small() -> None:
     assert len(list(SRC.glob("*.py"))) <= MOST_AT_THE_ROOT
 
