@@ -19,10 +19,11 @@ LARGE = """\
 ## At the size of Llama-2-7B
 
 A model of that shape with random weights: speed and memory do not depend on what weights say. Quality does, and is the
-default model's above. `q4` runs a Q4_0 file, in turns with llama.cpp on the same file; `llm-int8` and `int8` are made
-of a file in bfloat16 while it is loaded. Rates are of all texts together, 1, 8 and 16 at once. Without a cache every
-token costs a pass over all of its text; that is left out for 16. `q8` and `bf16` have not been measured at this size
-yet ([program](bench/llama2_7b.py), [conditions](bench/results/llama2_7b.json)).
+default model's above. `q4` runs a Q4_0 file, in turns with llama.cpp on the same file; the other formats are made of a
+file in bfloat16 while it is loaded. Rates are of all texts together, 1, 8 and 16 at once. Without a cache every token
+costs a pass over all of its text; that is left out for 16. The machine shares its memory with others: its bandwidth was
+33 to 80 GB/s while this was measured, so compare `q4` with llama.cpp, and formats with each other only roughly
+([program](bench/llama2_7b.py), [conditions](bench/results/llama2_7b.json)).
 
 <!-- table: llama2_7b -->
 <!-- end of table -->
