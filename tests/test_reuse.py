@@ -12,10 +12,10 @@ from tiny import byte_tokenizer, in_memory, random_weights, tiny_config
 import pronk
 import pronk.tokenizer
 from pronk.engine.generation import Generation
-from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.verify import verify
+from pronk.measure.watched import WatchedBackend
 from pronk.torch_engine.backend import TorchBackend
 
 TEXT = "so it goes, so it goes, so it goes, and then it went: "

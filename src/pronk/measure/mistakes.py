@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pronk.checkpoint.tensors import Progress
 from pronk.engine.backend import Backend, KVStorage
 from pronk.engine.batch import Batch, Run
-from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.machine import described
 from pronk.measure.texts import first_divergence
 from pronk.measure.verify import sample_ids
+from pronk.measure.watched import WatchedBackend
 from pronk.prompts import Prompt
 
 PROMPTS = (

@@ -25,10 +25,10 @@ from pronk.checkpoint.tensors import Progress
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch, Run, Wants
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.engine.watched import WatchedBackend
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.machine import described
+from pronk.measure.watched import WatchedBackend
 
 Logits = NDArray[np.float32]  # [T, V]
 
