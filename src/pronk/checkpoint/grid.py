@@ -64,14 +64,7 @@ class Grid:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the fields, and "words"."""
-        return {
-            "bits": self.bits,
-            "share": self.share,
-            "stored": list(self.stored),
-            "exact": self.exact,
-            "formats": list(self.formats),
-            "words": str(self),
-        }
+        return vars(self) | {"stored": [*self.stored], "formats": [*self.formats], "words": str(self)}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -129,7 +128,7 @@ class TorchBackend(Backend):
                     return module.dequantized().cpu().numpy()
                 return to_torch(tensor.read(), torch.device("cpu"), self._float_type).float().numpy()
 
-            return LazyTensor(name, tensor.shape, "F32", 4 * math.prod(tensor.shape), read)
+            return LazyTensor.made(name, tensor.shape, read)
 
         tensors = {name: made(name, tensor) for name, tensor in checkpoint.tensors.items()}
         return replace(checkpoint, tensors=tensors, quantization=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.containers import gguf_blocks
-from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.containers.gguf_file import (
     ARRAY,
     BOOL,
@@ -25,6 +23,7 @@ from pronk.checkpoint.containers.gguf_file import (
     STRING,
     TENSOR_TYPES,
     UINT32,
+    nbytes,
 )
 from pronk.checkpoint.readers.gguf import ROPE_FREQS
 from pronk.checkpoint.readers.names import hf_to_gguf
@@ -89,7 +88,7 @@ def write(
         kind = stored(format)
         header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
         header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
-        offset += -(-_nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        offset += -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
     file.write(header)
     for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
@@ -122,13 +121,6 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
         with ThreadPoolExecutor(processors()) as pool:
             for blocks in pool.map(encode, rows):
                 write_array(file, blocks)
-
-
-def _nbytes(shape: tuple[int, ...], kind: str) -> int:
-    count = math.prod(shape)
-    if kind in PLAIN_DTYPES:
-        return count * PLAIN_DTYPES[kind].itemsize
-    return count // BLOCK_TYPES[kind].elements * BLOCK_TYPES[kind].nbytes
 
 
 def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
