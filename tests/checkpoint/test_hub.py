@@ -67,9 +67,8 @@ def server() -> Iterator[Hub]:
 
 SCRIPT = """
 import dataclasses, json, shutil, sys
-from pronk.checkpoint import download, hub
-from pronk.checkpoint import known as names
-from pronk.checkpoint.repository import Repository
+from pronk.checkpoint.hub import download, known as names, resolve as hub
+from pronk.checkpoint.hub.repository import Repository
 from pronk.errors import PronkError
 free = json.loads(sys.argv.pop(1))
 if free is not None:

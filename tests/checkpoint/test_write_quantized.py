@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
+from pronk.checkpoint import tensor_stream
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.writers import gguf as write_gguf
 from pronk.checkpoint.writers import int8 as write_int8
-from pronk.checkpoint.writers import tensor_stream as writing
 from pronk.checkpoint.writers.write import save
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
@@ -65,7 +65,7 @@ def test_pieces_that_are_encoded_side_by_side_stand_in_order(
     config = tiny_config()
     source = in_memory(config, random_weights(config))
     save(source, whole := tmp_path / "m.gguf", to="gguf", dtype=dtype)
-    monkeypatch.setattr(writing, "_PIECE", 96)
+    monkeypatch.setattr(tensor_stream, "_PIECE", 96)
     for count in (1, 7):
         monkeypatch.setattr(write_gguf, "processors", lambda count=count: count)
         save(source, cut := tmp_path / f"m{count}.gguf", to="gguf", dtype=dtype)

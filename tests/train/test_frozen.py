@@ -108,7 +108,7 @@ def test_codes_of_the_file_stay_what_they_are(kind: str, tmp_path: Path, monkeyp
     else:
         checkpoint = in_blocks(tmp_path / "m.gguf", kind)
     expected = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
-    monkeypatch.setattr(codes, "_rows", None)
+    monkeypatch.setattr(codes, "rows", None)
     model = loaded(checkpoint, "auto")
     found = {n: m for n, m in model.named_modules() if isinstance(m, frozen.FrozenLinear)}
     assert len(found) == 14

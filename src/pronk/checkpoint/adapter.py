@@ -157,7 +157,7 @@ def applied(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     for module, (a, b) in read(folder, config, shapes).items():
         name = f"{module}.weight"
         of = partial(_adapted, folder / WEIGHTS, tensors[name], a, b, config.scale)
-        tensors[name] = LazyTensor(name, tensors[name].shape, "F32", 4 * math.prod(tensors[name].shape), of)
+        tensors[name] = LazyTensor.made(name, tensors[name].shape, of)
     return replace(checkpoint, tensors=tensors, quantization=None)
 
 

@@ -26,8 +26,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.containers import gguf_blocks
-from pronk.checkpoint.readers import int8_rows
+from pronk.checkpoint.rows import picked
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor
 from pronk.formats import FORMATS, GROUP, names
 from pronk.formats.quantize import quantize
@@ -65,14 +64,7 @@ class Grid:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the fields, and "words"."""
-        return {
-            "bits": self.bits,
-            "share": self.share,
-            "stored": list(self.stored),
-            "exact": self.exact,
-            "formats": list(self.formats),
-            "words": str(self),
-        }
+        return vars(self) | {"stored": [*self.stored], "formats": [*self.formats], "words": str(self)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ def _looked_at(tensors: list[LazyTensor]) -> Iterable[_Look]:
     count = max(1, min(_LAYERS, len(tensors), _WEIGHTS * len(tensors) // max(1, weights)))
     some = [tensors[n * len(tensors) // count] for n in range(count)]
     for tensor in some:
-        rows = _rows(tensor)
+        rows = picked(tensor, sorted({(2 * n + 1) * tensor.shape[0] // (2 * _ROWS) for n in range(_ROWS)}))
         stored = None if tensor.dtype in PLAIN_DTYPES else tensor.dtype
         bits = _stored_bits(stored) if stored else _levels(rows)
         yield _Look(weights // count, stored, bits, frozenset(format for format in _CODED if _kept(rows, format)))
@@ -133,16 +125,6 @@ def _formats(looks: list[_Look]) -> tuple[str, ...]:
     total = sum(look.size for look in looks)
     share = {format: sum(look.size for look in looks if format in look.formats) / total for format in _CODED}
     return tuple(format for format in _CODED if share[format] >= _SMALL_SHARE)
-
-
-def _rows(tensor: LazyTensor) -> Floats:
-    """Some, evenly spread."""
-    picked = sorted({(2 * n + 1) * tensor.shape[0] // (2 * _ROWS) for n in range(_ROWS)})
-    if tensor.read_blocks is not None and tensor.dtype in gguf_blocks.BLOCK_TYPES:
-        return gguf_blocks.decode(tensor.dtype, tensor.read_blocks()[picked])
-    if tensor.read_blocks is not None and tensor.dtype in int8_rows.LAYOUTS:
-        return int8_rows.multiply(*int8_rows.split(tensor.read_blocks()[picked]))
-    return tensor.read()[picked].astype(np.float32)
 
 
 def _levels(rows: Floats) -> int | None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pronk.checkpoint.tensors import Checkpoint
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint
 from pronk.errors import BadRequest
-
-_OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def longest(name: str, prefixes: Iterable[str]) -> str | None:
@@ -21,7 +19,7 @@ def longest(name: str, prefixes: Iterable[str]) -> str | None:
 def is_outer(name: str, prefix: str | None) -> bool:
     """Whether this is the table of embeddings or lm_head, and `prefix`, which decides about it, does not name it: then
     formats that would cost too much quality there leave it in another."""
-    return name in _OUTER and name.removesuffix(".weight") not in (prefix or "")
+    return name in (EMBEDDING, HEAD) and name.removesuffix(".weight") not in (prefix or "")
 
 
 def check(checkpoint: Checkpoint, prefixes: Iterable[str]) -> None:

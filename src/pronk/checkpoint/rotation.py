@@ -15,7 +15,6 @@ column of the stream stands out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -25,13 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_finite
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_finite
 from pronk.errors import BadRequest
 
 Matrix = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PIECE = 1 << 22  # elements that are float64 at once, beside Q
 _NORM_BEFORE = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
 _WRITERS = ("o_proj", "down_proj")
@@ -63,7 +61,7 @@ def rotated(checkpoint: Checkpoint, seed: int) -> Checkpoint:
     def lazy(name: str, shape: tuple[int, ...]) -> LazyTensor:
         norm = _norm_before(name)
         read = partial(_turned, checkpoint.path, name, sources[name], sources[norm] if norm else None, turn)
-        return LazyTensor(name, shape, "F32", 4 * math.prod(shape), read)
+        return LazyTensor.made(name, shape, read)
 
     tensors = {name: lazy(name, shape) for name, shape in config.tensor_shapes().items()}
     return replace(checkpoint, config=config, tensors=tensors, quantization=None, int8_threshold=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ _EXPONENTS = {
 }
 _PIECE = 1 << 18  # elements that are looked at together: few enough to stay in a core's cache
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 # Called while tensors are gone through: the name of one, stored bytes done, stored bytes in all.
 Progress = Callable[[str, int, int], None]
 
@@ -56,6 +59,11 @@ class LazyTensor:
     read_blocks: Callable[[], NDArray[np.uint8]] | None = None
     # Where the bytes stand, in containers that may give one place to several tensors.
     place: tuple[Path, int] | None = None
+
+    @classmethod
+    def made(cls, name: str, shape: tuple[int, ...], read: Callable[[], NDArray[np.float32]]) -> LazyTensor:
+        """In float32, of something else."""
+        return cls(name, shape, "F32", 4 * math.prod(shape), read)
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,12 @@ class Checkpoint:
 
         def loaded(tensor: LazyTensor) -> int:
             width = itemsize or PLAIN_DTYPES.get(tensor.dtype, PLAIN_DTYPES["F32"]).itemsize
-            return int(np.prod(tensor.shape)) * width
+            return math.prod(tensor.shape) * width
 
         sizes = [loaded(t) for t in self.tensors.values()]
         stored = sum(t.nbytes for t in self.tensors.values())
         before = sum(sizes)
-        head = (
-            loaded(self.tensors["model.embed_tokens.weight"]) if head_apart and self.config.tie_word_embeddings else 0
-        )
+        head = loaded(self.tensors[EMBEDDING]) if head_apart and self.config.tie_word_embeddings else 0
         return LoadPlan(len(self.files), stored, before + head, before + max(sizes, default=0))
 
 

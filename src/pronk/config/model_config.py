@@ -217,11 +217,7 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
     theta = number(rope, "rope_theta", theta)
     context = integer("max_position_embeddings", 2048)
 
-    eos = config.pop("eos_token_id", -1)
-    eos = eos if isinstance(eos, list) else [] if eos == -1 else [eos]
-    if any(type(i) is not int or not 0 <= i < 1 << 31 for i in eos):
-        raise ValueError(f"eos_token_id must be token ids, not {short(eos)}")
-
+    eos = config.pop("eos_token_id", None)
     return {
         "vocab_size": integer("vocab_size"),
         "hidden_size": hidden,
@@ -238,9 +234,17 @@ def _parse(config: dict[str, Any]) -> dict[str, Any]:
         "mlp_bias": boolean("mlp_bias"),
         "tie_word_embeddings": boolean("tie_word_embeddings"),
         "bos_token_id": token("bos_token_id"),
-        "eos_token_ids": tuple(eos),
+        "eos_token_ids": end_ids(None if eos == -1 else eos),
         "pad_token_id": token("pad_token_id"),
     }
+
+
+def end_ids(given: object) -> tuple[int, ...]:
+    """What an `eos_token_id` of JSON stands for: one, several, or none. Raises ValueError."""
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if any(type(i) is not int or not 0 <= i < 1 << 31 for i in ids):
+        raise ValueError(f"eos_token_id must be token ids, not {short(ids)}")
+    return tuple(ids)
 
 
 def _switched_off(key: str, value: object) -> bool:

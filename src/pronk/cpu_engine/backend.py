@@ -119,8 +119,7 @@ class CpuBackend(Backend):
         tensors = dict(checkpoint.tensors)
         for name, tensor in checkpoint.tensors.items():
             if len(tensor.shape) == 2:
-                nbytes, read = 4 * int(np.prod(tensor.shape)), partial(self._unpack, name, tensor.shape)
-                tensors[name] = LazyTensor(name, tensor.shape, "F32", nbytes, read)
+                tensors[name] = LazyTensor.made(name, tensor.shape, partial(self._unpack, name, tensor.shape))
         return replace(checkpoint, tensors=tensors, quantization=None)
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:

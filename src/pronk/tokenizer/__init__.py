@@ -22,33 +22,33 @@ def load(source: TokenizerSource, *, model_vocab_size: int | None = None) -> Tok
     `model_vocab_size`: rows of the model's embedding; ids that only the model has then decode to nothing rather than
     being refused. Raises BadFile (broken) or Unsupported (sound, but not one pronk can run).
     """
-    tokenizer = _load(source, model_vocab_size)
+    tokenizer = _load(source)
+    tokenizer.last_id = max(tokenizer.last_id, (model_vocab_size or 0) - 1)
     system.trim_memory()
     return tokenizer
 
 
-def _load(source: TokenizerSource, model_vocab_size: int | None) -> Tokenizer:
-    path = source.path
-    template = source.chat_template
+def _load(source: TokenizerSource) -> Tokenizer:
+    """Of the libraries that run them only the one that is needed is imported."""
     if source.kind == "gguf":
         from pronk.tokenizer import gguf_vocab
 
-        return gguf_vocab.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+        return gguf_vocab.load(source)
     if source.kind == "tokenizer.json":
         from pronk.tokenizer import hf_json
 
-        return hf_json.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+        return hf_json.load(source)
     if source.kind == "sentencepiece":
         from pronk.tokenizer import spm_file
 
-        return spm_file.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+        return spm_file.load(source)
     if source.kind == "tiktoken":
         from pronk.tokenizer import tiktoken_bpe
 
-        return tiktoken_bpe.load(path, source.settings, chat_template=template, model_vocab_size=model_vocab_size)
+        return tiktoken_bpe.load(source)
     from pronk.tokenizer import llama2c_vocab
 
-    return llama2c_vocab.load(path, chat_template=template, model_vocab_size=model_vocab_size)
+    return llama2c_vocab.load(source)
 
 
 def find(path: Path) -> TokenizerSource:

@@ -7,10 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
+from pathlib import Path
 
-from pronk.errors import BadRequest
+from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer.stream import StreamDecoder
-from pronk.tokenizer.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
+
+HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)  # no part of the text
 
 # Tokens that end an answer beside the declared end of text: chat models are often published with only one of the two.
 _END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>")
@@ -29,6 +32,29 @@ class SpecialTokens:
     pad_id: int | None = None
     add_bos: bool = False
 
+    @classmethod
+    def of(cls, v: Vocabulary) -> SpecialTokens:
+        hidden = [i for i, token_type in enumerate(v.types) if token_type in HIDDEN]
+        ends = end_ids(v.eos_id, ((v.tokens[i], i) for i in hidden))
+        return cls(frozenset(hidden), v.bos_id, ends, v.unk_id, v.pad_id, v.add_bos)
+
+
+def check(path: Path, v: Vocabulary) -> None:
+    """Raise BadFile where parts of a vocabulary do not fit each other, whichever its model is."""
+    if not v.tokens:
+        raise BadFile(path, "empty", field="vocabulary")
+    if any(len(each) != len(v.tokens) for each in (v.types, *([v.scores] if v.model == "spm" else []))):
+        problem = f"{len(v.tokens)} tokens, {len(v.types)} types and {len(v.scores)} scores"
+        raise BadFile(path, problem, field="vocabulary")
+    if len(set(v.tokens)) != len(v.tokens):
+        seen: dict[str, int] = {}
+        for i, token in enumerate(v.tokens):
+            if seen.setdefault(token, i) != i:
+                raise BadFile(path, f"spelled as token {seen[token]} is: {token[:40]!r}", field=f"token {i}")
+    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("unk", v.unk_id), ("pad", v.pad_id)):
+        if token_id is not None and not 0 <= token_id < len(v.tokens):
+            raise BadFile(path, f"{token_id} is not one of the {len(v.tokens)} tokens", field=f"{name} token")
+
 
 def end_ids(eos_id: int | None, hidden_spellings: Iterable[tuple[str, int]]) -> tuple[int, ...]:
     """The declared end of text first, then the ends of a turn that are among the special tokens."""
@@ -40,28 +66,20 @@ def end_ids(eos_id: int | None, hidden_spellings: Iterable[tuple[str, int]]) -> 
 class Tokenizer(ABC):
     """Text to token ids and back.
 
-    Ids run from 0 to `vocab_size` - 1. A model whose embedding has more rows than that (`model_vocab_size`) may emit
-    the ids between: they decode to nothing. `decode` and `stream_decoder` share one rule: the bytes of all tokens
+    Ids run from 0 to `vocab_size` - 1. A model whose embedding has more rows than that may emit those up to `last_id`:
+    they decode to nothing. `decode` and `stream_decoder` share one rule: the bytes of all tokens
     joined, and each maximal invalid UTF-8 sequence replaced by U+FFFD.
     """
 
     #: True where encoding puts a space before the text, which decoding takes away again.
     strips_first_space = False
 
-    def __init__(
-        self,
-        kind: str,
-        vocab_size: int,
-        special: SpecialTokens,
-        *,
-        chat_template: str | None = None,
-        model_vocab_size: int | None = None,
-    ) -> None:
+    def __init__(self, kind: str, vocab_size: int, special: SpecialTokens, chat_template: str | None) -> None:
         self.kind, self.vocab_size, self.chat_template = kind, vocab_size, chat_template
         self.bos_id, self.eos_ids, self.add_bos = special.bos_id, special.eos_ids, special.add_bos
         self.unk_id, self.pad_id = special.unk_id, special.pad_id
         self._hidden = special.hidden
-        self._last_id = max(vocab_size, model_vocab_size or 0) - 1
+        self.last_id = vocab_size - 1
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         """Token ids of `text`, exactly as the vocabulary's reference implementation gives them.
@@ -99,8 +117,8 @@ class Tokenizer(ABC):
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text, a special token its spelling. Raises BadRequest for an id out of range."""
         token = index(token)
-        if not 0 <= token <= self._last_id:
-            raise BadRequest(f"token id {token} is not in the vocabulary, which ends at {self._last_id}")
+        if not 0 <= token <= self.last_id:
+            raise BadRequest(f"token id {token} is not in the vocabulary, which ends at {self.last_id}")
         return self._token_bytes(token) if token < self.vocab_size else b""
 
     def token_text(self, token: int) -> str:

@@ -10,25 +10,23 @@ from typing import Any
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary, gguf_token_id
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenizerSource, TokenType, Vocabulary, gguf_token_id
 
 _MODELS = {"llama": "spm", "gpt2": "bpe"}
 _TYPES = {int(t): t for t in TokenType}
 
 
-def load(
-    path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
-) -> Tokenizer:
-    """`settings`: the metadata under its full names, arrays as lists. Raises BadFile or Unsupported."""
-    vocabulary = parse(path, settings, chat_template)
+def load(source: TokenizerSource) -> Tokenizer:
+    """Raises BadFile or Unsupported."""
+    vocabulary = parse(source.path, source.settings, source.chat_template)
     # One library or the other, each a while to import.
     if vocabulary.model == "spm":
         from pronk.tokenizer.spm import SpmTokenizer
 
-        return SpmTokenizer("gguf", path, vocabulary, model_vocab_size=model_vocab_size)
+        return SpmTokenizer("gguf", source.path, vocabulary)
     from pronk.tokenizer.hf import byte_level_bpe
 
-    return byte_level_bpe("gguf", path, vocabulary, model_vocab_size=model_vocab_size)
+    return byte_level_bpe("gguf", source.path, vocabulary)
 
 
 def parse(path: Path, settings: Mapping[str, Any], chat_template: str | None = None) -> Vocabulary:

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.tokenizer import patterns, pre_tokenizers
-from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.base import HIDDEN, SpecialTokens, Tokenizer, check
 from pronk.tokenizer.hf_checks import check_added
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
@@ -28,7 +28,6 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF = _byte_of_character()
-_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
@@ -55,14 +54,13 @@ class HfTokenizer(Tokenizer):
         spell: Callable[[int], bytes],
         vocabulary: Callable[[], Vocabulary],
         vocab_size: int,
+        chat_template: str | None,
         strips_first_space: bool = False,
         short_runs: bool = False,
-        chat_template: str | None = None,
-        model_vocab_size: int | None = None,
     ) -> None:
         """`spell`: the bytes that a token adds to a text. `vocabulary`: see Tokenizer.vocabulary. `short_runs`:
         see patterns.check."""
-        super().__init__(kind, vocab_size, special, chat_template=chat_template, model_vocab_size=model_vocab_size)
+        super().__init__(kind, vocab_size, special, chat_template)
         self.strips_first_space, self._short_runs = strips_first_space, short_runs
         self._library, self._spell, self._make_vocabulary = library, spell, vocabulary
         self._lock = threading.RLock()  # a signal handler must not wait for the call that it interrupts
@@ -90,8 +88,10 @@ class HfTokenizer(Tokenizer):
 
 def library_of(path: Path, v: Vocabulary) -> Library:
     """Byte-level BPE from its vocabulary and merges. Raises BadFile or, for an unknown pre-tokenizer, Unsupported."""
+    check(path, v)
     ids = {token: i for i, token in enumerate(v.tokens)}
-    _check(path, v, ids)
+    if "" in ids:
+        raise BadFile(path, "empty", field=f"token {ids['']}")
     merges: list[Any] = [tuple(merge.split(" ")) for merge in v.merges]
     if not set(map(len, merges)) <= {2}:
         wrong = next(i for i, merge in enumerate(merges) if len(merge) != 2)
@@ -103,59 +103,33 @@ def library_of(path: Path, v: Vocabulary) -> Library:
         raise BadFile(path, f"no BPE vocabulary: {error}", field="merges") from None
     library = Library(model)
     library.pre_tokenizer = pre_tokenizers.build(v.pre)
-    hidden, own = _ids_of(v, *_HIDDEN), _ids_of(v, TokenType.USER_DEFINED)
+    hidden, own = _ids_of(v, *HIDDEN), _ids_of(v, TokenType.USER_DEFINED)
     check_added(path, (v.tokens[i] for i in (*hidden, *own)))
     library.add_special_tokens([AddedToken(v.tokens[i], special=True, normalized=False) for i in hidden])
     library.add_tokens([AddedToken(v.tokens[i], special=False, normalized=False) for i in own])
     return library
 
 
-def byte_level_bpe(kind: str, path: Path, v: Vocabulary, *, model_vocab_size: int | None = None) -> HfTokenizer:
+def byte_level_bpe(kind: str, path: Path, v: Vocabulary) -> HfTokenizer:
     """See `library_of`."""
-    hidden = _ids_of(v, *_HIDDEN)
-    verbatim = frozenset((*hidden, *_ids_of(v, TokenType.USER_DEFINED)))
+    verbatim = frozenset(_ids_of(v, *HIDDEN, TokenType.USER_DEFINED))
 
     def spell(token: int) -> bytes:
         return v.tokens[token].encode() if token in verbatim else unvisible(v.tokens[token])
 
-    library = library_of(path, v)
-    special = SpecialTokens(
-        hidden=frozenset(hidden),
-        bos_id=v.bos_id,
-        eos_ids=end_ids(v.eos_id, ((v.tokens[i], i) for i in hidden)),
-        unk_id=v.unk_id,
-        pad_id=v.pad_id,
-        add_bos=v.add_bos,
-    )
     return HfTokenizer(
         kind,
-        library,
-        special,
+        library_of(path, v),
+        SpecialTokens.of(v),
         spell=spell,
         vocabulary=lambda: v,
         vocab_size=len(v.tokens),
         chat_template=v.chat_template,
-        model_vocab_size=model_vocab_size,
     )
 
 
 def _ids_of(v: Vocabulary, *wanted: TokenType) -> list[int]:
     return [i for i, token_type in enumerate(v.types) if token_type in wanted]
-
-
-def _check(path: Path, v: Vocabulary, ids: dict[str, int]) -> None:
-    if not v.tokens:
-        raise BadFile(path, "empty", field="vocabulary")
-    if len(v.types) != len(v.tokens):
-        raise BadFile(path, f"{len(v.tokens)} tokens and {len(v.types)} types", field="vocabulary")
-    if len(ids) != len(v.tokens):
-        twice = next(i for i, token in enumerate(v.tokens) if ids[token] != i)
-        raise BadFile(path, f"spelled as token {ids[v.tokens[twice]]} is", field=f"token {twice}")
-    if "" in ids:
-        raise BadFile(path, "empty", field=f"token {ids['']}")
-    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("unk", v.unk_id), ("pad", v.pad_id)):
-        if token_id is not None and not 0 <= token_id < len(v.tokens):
-            raise BadFile(path, f"{token_id} is not one of the {len(v.tokens)} tokens", field=f"{name} token")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pronk.tokenizer.base import SpecialTokens, end_ids
 from pronk.tokenizer.files import read_whole
 from pronk.tokenizer.hf import HfTokenizer, panics_as, unvisible
 from pronk.tokenizer.spm import SPACE
-from pronk.tokenizer.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenizerSource, TokenType, Vocabulary
 
 # Where tokenizer_config.json does not name them.
 _USUAL = {
@@ -28,10 +28,9 @@ _USUAL = {
 }
 
 
-def load(
-    path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
-) -> HfTokenizer:
-    """`settings`: the object of tokenizer_config.json, or nothing. Raises BadFile or Unsupported."""
+def load(source: TokenizerSource) -> HfTokenizer:
+    """Raises BadFile or Unsupported."""
+    path, chat_template = source.path, source.chat_template
     data = read_whole(path, tokenizer_json.MAX_BYTES)
     raw = tokenizer_json.parse(path, data)
     tokens = tokenizer_json.tokens(path, raw)
@@ -40,7 +39,7 @@ def load(
     spell, strips = _decoder(path, raw.get("decoder"), tokens, frozenset(added))
     del raw  # before the library, which parses the file again, takes as much
     library = _library(path, data)
-    special = _special_tokens(path, settings, library, {i: tokens[i] for i, hidden in added.items() if hidden})
+    special = _special_tokens(path, source.settings, library, {i: tokens[i] for i, hidden in added.items() if hidden})
     return HfTokenizer(
         "tokenizer.json",
         library,
@@ -48,10 +47,9 @@ def load(
         spell=spell,
         vocabulary=lambda: _vocabulary(path, json.loads(library.to_str()), tokens, added, special, chat_template),
         vocab_size=max(tokens) + 1,
+        chat_template=chat_template,
         strips_first_space=strips,
         short_runs=short_runs,
-        chat_template=chat_template,
-        model_vocab_size=model_vocab_size,
     )
 
 

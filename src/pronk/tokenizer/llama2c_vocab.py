@@ -9,21 +9,22 @@ from pronk.tokenizer.base import Tokenizer
 from pronk.tokenizer.files import TIKTOKEN_SPECIAL_TOKENS, llama2c_records, read_whole
 from pronk.tokenizer.spm import SPACE, SpmTokenizer, guess_types
 from pronk.tokenizer.tiktoken_bpe import BEGIN, TiktokenTokenizer
-from pronk.tokenizer.vocabulary import Vocabulary
+from pronk.tokenizer.vocabulary import TokenizerSource, Vocabulary
 
 # How its exporter spells the two; nothing in a text may look like them.
 _SPELLED = {"\n<s>\n": "<s>", "\n</s>\n": "</s>"}
 
 
-def load(path: Path, *, chat_template: str | None, model_vocab_size: int | None) -> Tokenizer:
+def load(source: TokenizerSource) -> Tokenizer:
     """Raises BadFile or Unsupported."""
+    path, chat_template = source.path, source.chat_template
     records = list(llama2c_records(path, read_whole(path)))
     if not records:
         raise BadFile(path, "0 tokens")
     tokens = [token for _, token in records]
     if tokens[0] == b"<unk>":
         vocabulary = _spm(path, tokens, tuple(score for score, _ in records), chat_template)
-        return SpmTokenizer("llama2c", path, vocabulary, model_vocab_size=model_vocab_size)
+        return SpmTokenizer("llama2c", path, vocabulary)
     # Exporters for Llama 3 write raw bytes, and the rank where the score stands.
     count = len(tokens) - TIKTOKEN_SPECIAL_TOKENS
     if count < 256 or tokens[count] != BEGIN.encode() or any(score != i for i, (score, _) in enumerate(records)):
@@ -32,9 +33,7 @@ def load(path: Path, *, chat_template: str | None, model_vocab_size: int | None)
         specials = tuple(token.decode() for token in tokens[count:])
     except UnicodeDecodeError:
         raise BadFile(path, "a special token that is not UTF-8") from None
-    return TiktokenTokenizer(
-        "llama2c", path, tokens[:count], specials, chat_template=chat_template, model_vocab_size=model_vocab_size
-    )
+    return TiktokenTokenizer("llama2c", path, tokens[:count], specials, chat_template)
 
 
 def _spm(path: Path, raw: list[bytes], scores: tuple[float, ...], chat_template: str | None) -> Vocabulary:

@@ -10,7 +10,7 @@ from pathlib import Path
 import sentencepiece
 
 from pronk.errors import BadFile, Unsupported
-from pronk.tokenizer.base import SpecialTokens, Tokenizer, end_ids
+from pronk.tokenizer.base import HIDDEN, SpecialTokens, Tokenizer, check
 from pronk.tokenizer.special_split import SpecialSplit
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
@@ -18,7 +18,6 @@ SPACE = "\u2581"
 BPE = 2  # TrainerSpec.model_type; 1 is unigram
 _NONE = (1 << 64) - 1  # -1, as a varint has it
 
-_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -34,33 +33,12 @@ class SpmRules:
 
 
 class SpmTokenizer(Tokenizer):
-    def __init__(
-        self,
-        kind: str,
-        path: Path,
-        vocabulary: Vocabulary,
-        rules: SpmRules = SpmRules(),
-        *,
-        model_vocab_size: int | None = None,
-    ) -> None:
+    def __init__(self, kind: str, path: Path, vocabulary: Vocabulary, rules: SpmRules = SpmRules()) -> None:
         """Raises BadFile, with `path` as the file's name, where `vocabulary` is not a sound one."""
         _check(path, vocabulary)
         v = vocabulary
-        hidden = {v.tokens[i]: i for i, t in enumerate(v.types) if t in _HIDDEN and v.tokens[i]}
-        super().__init__(
-            kind,
-            len(v.tokens),
-            SpecialTokens(
-                hidden=frozenset(i for i, t in enumerate(v.types) if t in _HIDDEN),
-                bos_id=v.bos_id,
-                eos_ids=end_ids(v.eos_id, hidden.items()),
-                unk_id=v.unk_id,
-                pad_id=v.pad_id,
-                add_bos=v.add_bos,
-            ),
-            chat_template=v.chat_template,
-            model_vocab_size=model_vocab_size,
-        )
+        super().__init__(kind, len(v.tokens), SpecialTokens.of(v), v.chat_template)
+        hidden = {v.tokens[i]: i for i in sorted(self._hidden)}
         self.strips_first_space = v.add_space_prefix
         self._vocabulary, self._rules, self._special = v, rules, hidden
         self._split = SpecialSplit(hidden).split
@@ -91,7 +69,7 @@ class SpmTokenizer(Tokenizer):
 
     def _token_bytes(self, token: int) -> bytes:
         spelling, token_type = self._vocabulary.tokens[token], self._vocabulary.types[token]
-        if token_type in _HIDDEN:
+        if token_type in HIDDEN:
             return spelling.encode()
         if token_type is TokenType.BYTE:
             return bytes((int(spelling[3:5], 16),))
@@ -108,17 +86,7 @@ def guess_types(tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
 
 
 def _check(path: Path, v: Vocabulary) -> None:
-    if not v.tokens:
-        raise BadFile(path, "empty", field="vocabulary")
-    if not len(v.tokens) == len(v.types) == len(v.scores):
-        raise BadFile(
-            path, f"{len(v.tokens)} tokens, {len(v.types)} types and {len(v.scores)} scores", field="vocabulary"
-        )
-    if len(set(v.tokens)) != len(v.tokens):
-        seen: dict[str, int] = {}
-        for i, token in enumerate(v.tokens):
-            if seen.setdefault(token, i) != i:
-                raise BadFile(path, f"spelled as token {seen[token]} is: {token[:40]!r}", field=f"token {i}")
+    check(path, v)
     if v.types.count(TokenType.UNKNOWN) != 1:
         raise BadFile(path, f"{v.types.count(TokenType.UNKNOWN)} unknown tokens, not one", field="vocabulary")
     for i, (token, token_type) in enumerate(zip(v.tokens, v.types, strict=True)):
@@ -126,9 +94,6 @@ def _check(path: Path, v: Vocabulary) -> None:
             raise BadFile(path, "empty, or with a NUL", field=f"token {i}")
         if token_type is TokenType.BYTE and not _BYTE.fullmatch(token):
             raise BadFile(path, f"a byte token spelled {token[:40]!r}, not <0xNN>", field=f"token {i}")
-    for name, token_id in (("bos", v.bos_id), ("eos", v.eos_id), ("unk", v.unk_id), ("pad", v.pad_id)):
-        if token_id is not None and not 0 <= token_id < len(v.tokens):
-            raise BadFile(path, f"{token_id} is not one of the {len(v.tokens)} tokens", field=f"{name} token")
 
 
 def _processor(path: Path, v: Vocabulary, rules: SpmRules, space: bool) -> sentencepiece.SentencePieceProcessor:

@@ -14,17 +14,16 @@ from pronk.tokenizer import settings as named
 from pronk.tokenizer.charsmap import check_charsmap
 from pronk.tokenizer.files import protobuf_fields, read_whole, sentencepiece_fields
 from pronk.tokenizer.spm import SPACE, SpmRules, SpmTokenizer
-from pronk.tokenizer.vocabulary import TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import TokenizerSource, TokenType, Vocabulary
 
 _TYPES: dict[int | bytes, TokenType] = {int(t): t for t in TokenType}
 _PIECE_FIELDS = 4  # text, score, type, and one to spare
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
-def load(
-    path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
-) -> SpmTokenizer:
-    """`settings`: the object of tokenizer_config.json, or nothing. Raises BadFile or Unsupported."""
+def load(source: TokenizerSource) -> SpmTokenizer:
+    """Raises BadFile or Unsupported."""
+    path, settings = source.path, source.settings
     vocabulary, rules = parse(path, read_whole(path))
     vocabulary = _with_added_tokens(path, vocabulary, settings)
     ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
@@ -40,10 +39,10 @@ def load(
         eos_id=token("eos_token", vocabulary.eos_id),
         pad_id=token("pad_token", vocabulary.pad_id),
         add_bos=named.flag(path, settings, "add_bos_token", True),
-        chat_template=chat_template,
+        chat_template=source.chat_template,
     )
     rules = replace(rules, space_after_special=named.flag(path, settings, "legacy", True))
-    return SpmTokenizer("sentencepiece", path, vocabulary, rules, model_vocab_size=model_vocab_size)
+    return SpmTokenizer("sentencepiece", path, vocabulary, rules)
 
 
 def parse(path: Path, data: bytes) -> tuple[Vocabulary, SpmRules]:

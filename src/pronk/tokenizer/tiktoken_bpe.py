@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
@@ -24,7 +23,7 @@ from pronk.tokenizer.files import TIKTOKEN_SPECIAL_TOKENS, read_whole
 from pronk.tokenizer.hf import panics_as, visible
 from pronk.tokenizer.pre_tokenizers import LLAMA3
 from pronk.tokenizer.special_split import SpecialSplit
-from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenType, Vocabulary
+from pronk.tokenizer.vocabulary import MAX_VOCABULARY, TokenizerSource, TokenType, Vocabulary
 
 BEGIN = "<|begin_of_text|>"
 _END = "<|end_of_text|>"
@@ -45,14 +44,10 @@ def special_names() -> tuple[str, ...]:
     return tuple(_NAMED.get(i) or next(reserved) for i in range(TIKTOKEN_SPECIAL_TOKENS))
 
 
-def load(
-    path: Path, settings: Mapping[str, Any], *, chat_template: str | None, model_vocab_size: int | None
-) -> TiktokenTokenizer:
-    named.refuse_end_of_text(path, settings)
-    tokens = parse(path, read_whole(path))
-    return TiktokenTokenizer(
-        "tiktoken", path, tokens, special_names(), chat_template=chat_template, model_vocab_size=model_vocab_size
-    )
+def load(source: TokenizerSource) -> TiktokenTokenizer:
+    named.refuse_end_of_text(source.path, source.settings)
+    tokens = parse(source.path, read_whole(source.path))
+    return TiktokenTokenizer("tiktoken", source.path, tokens, special_names(), source.chat_template)
 
 
 def parse(path: Path, data: bytes) -> list[bytes]:
@@ -118,9 +113,7 @@ class TiktokenTokenizer(Tokenizer):
         path: Path,
         tokens: list[bytes],
         specials: tuple[str, ...],
-        *,
-        chat_template: str | None = None,
-        model_vocab_size: int | None = None,
+        chat_template: str | None,
     ) -> None:
         """`tokens` by rank, and after them the special tokens. Raises BadFile."""
         ranks = {token: rank for rank, token in enumerate(tokens)}
@@ -131,19 +124,14 @@ class TiktokenTokenizer(Tokenizer):
             raise BadFile(path, f"no token for byte {missing[0]}", field="vocabulary")
         if len(tokens) + len(specials) > MAX_VOCABULARY:
             raise BadFile(path, f"more than {MAX_VOCABULARY} tokens", field="vocabulary")
-        super().__init__(
-            kind,
-            len(tokens) + len(specials),
-            SpecialTokens(
-                hidden=frozenset(names.values()),
-                bos_id=names.get(BEGIN),
-                eos_ids=end_ids(names.get(_END), names.items()),
-                pad_id=names.get(_PAD),
-                add_bos=BEGIN in names,
-            ),
-            chat_template=chat_template,
-            model_vocab_size=model_vocab_size,
+        special = SpecialTokens(
+            hidden=frozenset(names.values()),
+            bos_id=names.get(BEGIN),
+            eos_ids=end_ids(names.get(_END), names.items()),
+            pad_id=names.get(_PAD),
+            add_bos=BEGIN in names,
         )
+        super().__init__(kind, len(tokens) + len(specials), special, chat_template)
         self._tokens = [*tokens, *(name.encode() for name in specials)]
         self._ranks, self._names = ranks, names
         self._special_split = SpecialSplit(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.checkpoint.containers import mapped
 from pronk.checkpoint.readers import int8_rows
+from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
 from pronk.engine.backend import Activations, Backend, KVStorage
 from pronk.engine.batch import Batch
@@ -31,7 +30,6 @@ from pronk.torch_engine.predictions import TorchPredictions
 from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_PIECE = 1 << 24  # bytes of files that stay mapped while their tensors are read
 
 
 class TorchBackend(Backend):
@@ -130,7 +128,7 @@ class TorchBackend(Backend):
                     return module.dequantized().cpu().numpy()
                 return to_torch(tensor.read(), torch.device("cpu"), self._float_type).float().numpy()
 
-            return LazyTensor(name, tensor.shape, "F32", 4 * math.prod(tensor.shape), read)
+            return LazyTensor.made(name, tensor.shape, read)
 
         tensors = {name: made(name, tensor) for name, tensor in checkpoint.tensors.items()}
         return replace(checkpoint, tensors=tensors, quantization=None)
@@ -242,9 +240,8 @@ def load_model(
     """
     with torch.device("meta"):
         model = Llama(checkpoint.config, attn, ctx_size)
-    total, done, unreleased = sum(t.nbytes for t in checkpoint.tensors.values()), 0, 0
-    for name, tensor in checkpoint.tensors.items():
-        owner, _, leaf = name.rpartition(".")
+    for tensor in TensorStream(checkpoint, progress):
+        owner, _, leaf = tensor.name.rpartition(".")
         module = model.get_submodule(owner)
         made = linear(tensor, module) if linear and leaf == "weight" and isinstance(module, torch.nn.Linear) else None
         if made is not None:
@@ -254,13 +251,6 @@ def load_model(
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
         else:
             setattr(module, leaf, torch.nn.Parameter(floats(checkpoint, tensor, device, dtype)))
-        done, unreleased = done + tensor.nbytes, unreleased + tensor.nbytes
-        if unreleased >= _PIECE:
-            mapped.let_go()
-            unreleased = 0
-        if progress:
-            progress(name, done, total)
-    mapped.let_go()
     model.tie_weights()
     if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"the checkpoint has no tensor {unset[0]}")

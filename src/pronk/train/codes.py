@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.readers import int8_rows
+from pronk.checkpoint.rows import rows
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.errors import BadFile, BadRequest
 from pronk.formats import FORMATS, TRAINED, Format, kept, packed
@@ -39,17 +40,17 @@ class Codes:
     minimum: Tensor | None = None  # [N, G] float16
     origin: int = 0
 
-    def floats(self, rows: slice) -> Tensor:
-        """[rows, K] float32, to the bit what pronk.formats.quantize and gguf_blocks make of the same codes."""
-        q = self.q[rows]
+    def floats(self, part: slice) -> Tensor:
+        """[R, K] float32, to the bit what pronk.formats.quantize and gguf_blocks make of the same codes."""
+        q = self.q[part]
         if q.dtype == torch.uint8:
             q = torch.cat((q & 15, q >> 4), dim=-1)
         values = q.float()
         if self.origin:
             values -= self.origin
-        values *= self.scale[rows].float().unsqueeze(-1)
+        values *= self.scale[part].float().unsqueeze(-1)
         if self.minimum is not None:
-            values += self.minimum[rows].float().unsqueeze(-1)
+            values += self.minimum[part].float().unsqueeze(-1)
         return values.flatten(1)[:, : self.columns]
 
     def pieces(self) -> Iterator[slice]:
@@ -99,13 +100,13 @@ def nbytes(checkpoint: Checkpoint, wish: str | None) -> int:
 
 def empty(tensor: LazyTensor, format: str) -> Codes:
     """Without numbers, for whoever counts bytes."""
-    (rows, columns), made = tensor.shape, packed(format, tensor.dtype)
+    (height, columns), made = tensor.shape, packed(format, tensor.dtype)
     assert made.codes
     width, kind = (made.codes.group, torch.float16) if made.codes.group else (columns, torch.float32)
     groups = -(-columns // width)
-    q, scale = (groups, width * made.bits // 8), torch.empty(rows, groups, dtype=kind)
+    q, scale = (groups, width * made.bits // 8), torch.empty(height, groups, dtype=kind)
     minimum = torch.empty_like(scale) if made.codes.minimum else None
-    return Codes(columns, torch.empty(rows, *q, dtype=_TYPES[made.bits]), scale, minimum)
+    return Codes(columns, torch.empty(height, *q, dtype=_TYPES[made.bits]), scale, minimum)
 
 
 def read(checkpoint: Checkpoint, tensor: LazyTensor, format: str) -> Codes:
@@ -116,7 +117,8 @@ def read(checkpoint: Checkpoint, tensor: LazyTensor, format: str) -> Codes:
     else:
         own = FORMATS[format]
         try:
-            codes = _codes(np.concatenate([_encoded(rows, own) for rows in _rows(tensor)]), tensor.shape[1], own)
+            encoded = np.concatenate([_encoded(part.array, own) for part in rows(tensor, _PIECE)])
+            codes = _codes(encoded, tensor.shape[1], own)
         except BadRequest as error:
             raise BadFile(checkpoint.path, str(error), field=f"tensor {tensor.name!r}") from None
     if not all(part is None or part.isfinite().all() for part in (codes.scale, codes.minimum)):
@@ -124,11 +126,11 @@ def read(checkpoint: Checkpoint, tensor: LazyTensor, format: str) -> Codes:
     return codes
 
 
-def _encoded(rows: NDArray[Any], format: Format) -> Bytes:
+def _encoded(numbers: NDArray[Any], format: Format) -> Bytes:
     """Rows as a file of this format has them, by pronk.formats.quantize."""
     if format.codes and format.codes.group:
-        return gguf_blocks.encode(rows, format.name)
-    made = quantize(rows, format.name)
+        return gguf_blocks.encode(numbers, format.name)
+    made = quantize(numbers, format.name)
     return int8_rows.join(made.scale.astype(np.float32, copy=False), made.q.view(np.int8))
 
 
@@ -136,8 +138,8 @@ def _codes(blocks: Bytes, columns: int, format: Format) -> Codes:
     """Of rows as a file has them: scales (and minima) before the codes that they are of."""
     assert format.codes
     if format.codes.group is None:
-        row_scale, rows = int8_rows.split(blocks)
-        return Codes(columns, _tensor(rows[:, None], torch.int8), _tensor(row_scale[:, None], torch.float32))
+        row_scale, row_codes = int8_rows.split(blocks)
+        return Codes(columns, _tensor(row_codes[:, None], torch.int8), _tensor(row_scale[:, None], torch.float32))
     blocks = blocks.reshape(len(blocks), -(-columns // format.codes.group), -1)  # [N, G, bytes]
     scale, minimum = _halves(blocks[..., :2]), _halves(blocks[..., 2:4]) if format.codes.minimum else None
     q = blocks[..., 2 if minimum is None else 4 :]
@@ -147,21 +149,6 @@ def _codes(blocks: Bytes, columns: int, format: Format) -> Codes:
 def _halves(pairs: Bytes) -> Tensor:
     """Little-endian float16: bytes [N, G, 2] to [N, G]."""
     return _tensor(np.ascontiguousarray(pairs).view("<f2")[..., 0].astype(np.float16), torch.float16)
-
-
-def _rows(tensor: LazyTensor) -> Iterator[NDArray[Any]]:
-    """A few rows at a time, as the numbers they stand for: codes are not all made floats at once."""
-    step = max(1, _PIECE // tensor.shape[1])
-    in_blocks = tensor.read_blocks is not None and tensor.dtype in (*gguf_blocks.BLOCK_TYPES, *int8_rows.LAYOUTS)
-    array = tensor.read_blocks() if tensor.read_blocks and in_blocks else tensor.read()
-    for first in range(0, len(array), step):
-        rows = array[first : first + step]
-        if not in_blocks:
-            yield rows
-        elif tensor.dtype in int8_rows.LAYOUTS:
-            yield int8_rows.multiply(*int8_rows.split(rows))
-        else:
-            yield gguf_blocks.decode(tensor.dtype, rows)
 
 
 def _tensor(array: NDArray[Any], kind: torch.dtype) -> Tensor:

@@ -82,7 +82,7 @@ def initial(config: ModelConfig, seed: int) -> Checkpoint:
 
     def tensor(number: int, name: str, shape: tuple[int, ...]) -> LazyTensor:
         read = partial(_drawn, config, name, shape, [seed, number])
-        return LazyTensor(name, shape, "F32", 4 * int(np.prod(shape)), read)
+        return LazyTensor.made(name, shape, read)
 
     shapes = enumerate(config.tensor_shapes().items())
     return Checkpoint(

@@ -228,7 +228,7 @@ def trained(checkpoint: Checkpoint, model: Llama, whole: Whole = lambda weight: 
 
     def lazy(name: str, tensor: LazyTensor) -> LazyTensor:
         read = partial(_array, weights[name], whole)
-        return LazyTensor(name, tensor.shape, "F32", 4 * int(np.prod(tensor.shape)), read)
+        return LazyTensor.made(name, tensor.shape, read)
 
     tensors = {name: lazy(name, tensor) for name, tensor in checkpoint.tensors.items()}
     return replace(checkpoint, tensors=tensors, quantization=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -98,10 +98,7 @@ def open_file(path: Path, budget: Budget | None = None) -> GgufFile:
     """Map a file and read its header. Raises BadFile, or Unsupported for a version that pronk does not know."""
     budget = budget or Budget()
     budget.spend(path, "files", 1)
-    try:
-        file = MappedFile(path)
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    file = MappedFile(path)
     if (magic := file.bytes(0, 4)) != MAGIC:
         raise BadFile(path, f"{magic!r} is not {MAGIC!r}", field="magic", offset=0)
     # Versions are small numbers: where the first two bytes are zero, they are the high ones.
@@ -250,15 +247,16 @@ def _describe(cursor: _Cursor) -> TensorInfo:
     if kind not in TENSOR_TYPES:
         raise fail(f"unknown type {kind}")
     dtype, start = TENSOR_TYPES[kind], int(cursor.number(UINT64, f"{field} offset"))
-    nbytes = 0
-    if dtype in PLAIN_DTYPES:
-        nbytes = math.prod(lengths) * PLAIN_DTYPES[dtype].itemsize
-    elif dtype in BLOCK_TYPES:
-        block = BLOCK_TYPES[dtype]
-        if lengths[0] % block.elements:
-            raise fail(f"rows of {lengths[0]} are no multiple of {dtype}'s {block.elements}")
-        nbytes = math.prod(lengths) // block.elements * block.nbytes
-    return TensorInfo(name, tuple(reversed(lengths)), dtype, at, start, nbytes)
+    if dtype in BLOCK_TYPES and lengths[0] % (elements := BLOCK_TYPES[dtype].elements):
+        raise fail(f"rows of {lengths[0]} are no multiple of {dtype}'s {elements}")
+    return TensorInfo(name, tuple(reversed(lengths)), dtype, at, start, nbytes(lengths, dtype))
+
+
+def nbytes(shape: Sequence[int], dtype: str) -> int:
+    """What a tensor takes in a file; 0 of a type that pronk cannot read."""
+    if dtype in BLOCK_TYPES:
+        return math.prod(shape) // BLOCK_TYPES[dtype].elements * BLOCK_TYPES[dtype].nbytes
+    return math.prod(shape) * PLAIN_DTYPES[dtype].itemsize if dtype in PLAIN_DTYPES else 0
 
 
 def _place(path: Path, infos: list[TensorInfo], base: int, alignment: int, size: int) -> dict[str, TensorInfo]:

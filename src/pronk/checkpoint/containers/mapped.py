@@ -41,11 +41,14 @@ class MappedFile:
         if not path.is_file():  # a pipe would block for ever
             raise BadFile(path, "is not a regular file" if path.exists() else "is absent")
         self.path, self._start = path, 0
-        with path.open("rb") as file:
-            self.size = file.seek(0, 2)
-            if self.size == 0:
-                raise BadFile(path, "is empty")
-            self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        try:
+            with path.open("rb") as file:
+                self.size = file.seek(0, 2)
+                if self.size == 0:
+                    raise BadFile(path, "is empty")
+                self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise BadFile(path, f"cannot be read: {error.strerror}") from None
         _mapped.add(self)
 
     def let_go(self) -> None:

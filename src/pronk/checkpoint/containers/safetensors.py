@@ -21,7 +21,7 @@ from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.containers.mapped import MappedFile, first_bytes
 from pronk.checkpoint.tensors import CODE_DTYPES, PLAIN_DTYPES, LazyTensor, plain_dtype
-from pronk.checkpoint.writers.tensor_stream import write_array
+from pronk.checkpoint.writers.numbers import write_array
 from pronk.errors import BadFile, short
 
 # Every type of the format, in bits an element; pronk reads those in tensors.py.

@@ -10,14 +10,13 @@ import glob
 import hashlib
 import logging
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pronk.checkpoint.hub.local import digest, megabytes, say
+from pronk.checkpoint.hub.local import check_space, digest, megabytes, say
 from pronk.checkpoint.hub.repository import COMPANIONS, Model, Repository, choose, has_all_pieces, models_in
 from pronk.errors import DownloadFailed, ModelNotFound
 from pronk.terminal import shown_in_line
@@ -32,7 +31,7 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
     Raises ModelNotFound or DownloadFailed.
     """
     with _errors_in_one_line(repository):
-        from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+        from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         if verify and _offline():
@@ -64,7 +63,9 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
         fresh = [f for f, path in here.items() if not (isinstance(path, str) and Path(path).is_file())]
         need = sum(siblings[f].size or 0 for f in fresh)
         _check_names(repository, model.files)
-        _check_space(repository, need)
+        cache = Path(constants.HF_HUB_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        check_space(str(repository), cache, need, "HF_HOME")
         bars = progress and need > 0 and sys.stderr.isatty()
         if need and not bars:
             say(f"downloading {repository} ({megabytes(need)})", progress)
@@ -150,19 +151,6 @@ def _check_names(repository: Repository, files: Iterable[str]) -> None:
     for file in files:
         if shown_in_line(file) != file:
             raise DownloadFailed(f"{repository}: {file}: a terminal would obey characters of this name")
-
-
-def _check_space(repository: Repository, need: int) -> None:
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise DownloadFailed(
-            f"{repository}: {megabytes(need)} of free disk space are needed in {folder} and {megabytes(free)} are "
-            "there; make room, or set HF_HOME to a folder elsewhere"
-        )
 
 
 def _check_hash(repository: Repository, path: Path, sibling: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,15 @@ def say(line: str, progress: bool = True) -> None:
 
 def megabytes(n: int) -> str:
     return f"{n / 1e6:.0f} MB"
+
+
+def check_space(name: str, folder: Path, need: int, variable: str) -> None:
+    """`variable`: of the environment, which moves the folder elsewhere. Raises DownloadFailed."""
+    if (free := shutil.disk_usage(folder).free) < need:
+        raise DownloadFailed(
+            f"{name}: {megabytes(need)} of free disk space are needed in {folder} and {megabytes(free)} are there; "
+            f"make room, or set {variable} to a folder elsewhere"
+        )
 
 
 @contextmanager

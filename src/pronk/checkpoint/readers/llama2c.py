@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.containers.mapped import MappedFile, first_bytes
 from pronk.checkpoint.readers.names import rotary_heads, to_half_split
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer import files as tokenizer_files
@@ -66,10 +66,7 @@ def detect(path: Path) -> bool:
 
 def read(path: Path) -> Checkpoint:
     """Raises BadFile, or Unsupported for a version that llama2.c does not have."""
-    try:
-        file = MappedFile(path)
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    file = MappedFile(path)
     header = _parse_header(path, file.bytes(0, 256))
     placed, size = slots(header)
     if size != file.size:
@@ -112,17 +109,17 @@ def _order(config: ModelConfig, version: int) -> Iterator[str | None]:
     attention = [f"self_attn.{p}_proj" for p in "qkvo"]
     mlp = ("mlp.gate_proj", "mlp.down_proj", "mlp.up_proj")
     if version == 0:
-        yield "model.embed_tokens.weight"
+        yield EMBEDDING
         yield from layers("input_layernorm", *attention, "post_attention_layernorm", *mlp)
         yield "model.norm.weight"
         yield None
     else:
         yield from layers("input_layernorm", "post_attention_layernorm")
         yield "model.norm.weight"
-        yield "model.embed_tokens.weight"
+        yield EMBEDDING
         yield from layers(*attention, *mlp)
     if not config.tie_word_embeddings:
-        yield "lm_head.weight"
+        yield HEAD
 
 
 def _parse_header(path: Path, head: bytes) -> Header:

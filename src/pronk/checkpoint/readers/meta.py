@@ -21,7 +21,7 @@ from pronk import strict_json
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.containers import weight_file
 from pronk.checkpoint.readers.names import meta_to_hf, rotary_heads, to_half_split
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_tensors, plain_dtype
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.config.rope_scaling import RopeScaling
 from pronk.errors import BadFile, Unsupported, short
@@ -30,7 +30,6 @@ from pronk.tokenizer import source as tokenizer_source
 from pronk.tokenizer.vocabulary import TokenizerSource
 
 _SHARD = re.compile(r"consolidated\.([0-9]{2})\.pth")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _GATE = "model.layers.0.mlp.gate_proj.weight"
 _SPLIT_ON_COLUMNS = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
@@ -135,11 +134,11 @@ def _config(path: Path, raw: dict[str, Any], pieces: dict[str, list[LazyTensor]]
     params = _params(path, raw)
     if params.dim % params.n_heads:
         raise BadFile(path, f"dim ({params.dim}) is no multiple of n_heads ({params.n_heads})")
-    embedding, gate = pieces.get(_EMBEDDING), pieces.get(_GATE)
+    embedding, gate = pieces.get(EMBEDDING), pieces.get(_GATE)
     if not embedding or not gate or len(embedding[0].shape) != 2 or len(gate[0].shape) != 2:
         raise BadFile(path.parent, "the shards have no token embeddings, or no feed-forward layer")
     rows = embedding[0].shape[0]
-    vocab_size = rows if _split_axis(_EMBEDDING, embedding, params.dim) == 1 else rows * len(embedding)
+    vocab_size = rows if _split_axis(EMBEDDING, embedding, params.dim) == 1 else rows * len(embedding)
     if params.vocab_size not in (-1, vocab_size):
         problem = f"{params.vocab_size}, but the shards hold embeddings of {vocab_size} tokens"
         raise BadFile(path, problem, field="vocab_size")
@@ -159,7 +158,7 @@ def _config(path: Path, raw: dict[str, Any], pieces: dict[str, list[LazyTensor]]
             rms_norm_eps=float(params.norm_eps),
             rope_theta=float(params.rope_theta),
             rope_scaling=_rope_scaling(params),
-            tie_word_embeddings=_HEAD not in pieces,  # Llama 3.2 is tied, and has the head in its files nevertheless
+            tie_word_embeddings=HEAD not in pieces,  # Llama 3.2 is tied, and has the head in its files nevertheless
         )
     except ValueError as error:
         raise BadFile(path, str(error)) from None
@@ -206,7 +205,7 @@ def _split_axis(name: str, pieces: list[LazyTensor], dim: int) -> int | None:
     """The axis on which the ranks' pieces follow each other; None if every rank has the whole."""
     if len(pieces[0].shape) == 1:
         return None if "norm" in name else 0
-    if name == _EMBEDDING:
+    if name == EMBEDDING:
         return 0 if pieces[0].shape[1] == dim else 1
     return 1 if name.endswith(_SPLIT_ON_COLUMNS) else 0
 

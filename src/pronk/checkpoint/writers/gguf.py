@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.containers import gguf_blocks
-from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
 from pronk.checkpoint.containers.gguf_file import (
     ARRAY,
     BOOL,
@@ -25,18 +23,14 @@ from pronk.checkpoint.containers.gguf_file import (
     STRING,
     TENSOR_TYPES,
     UINT32,
+    nbytes,
 )
 from pronk.checkpoint.readers.gguf import ROPE_FREQS
-from pronk.checkpoint.readers.names import hf_to_gguf, rotary_heads, to_interleaved
+from pronk.checkpoint.readers.names import hf_to_gguf
+from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.checkpoint.writers.gguf_types import stored
-from pronk.checkpoint.writers.tensor_stream import (
-    TensorStream,
-    pieces,
-    require_finite,
-    write_array,
-    write_numbers,
-)
+from pronk.checkpoint.writers.numbers import require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.config.rope import frequency_factors, inverse_frequencies
 from pronk.errors import BadRequest, Unsupported
@@ -94,7 +88,7 @@ def write(
         kind = stored(format)
         header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
         header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
-        offset += -(-_nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        offset += -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
     file.write(header)
     for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
@@ -106,18 +100,14 @@ def write(
 
 
 def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) -> None:
-    heads = rotary_heads(name, stream.config)
-
-    def interleaved(array: NDArray[Any]) -> NDArray[Any]:
-        return array if heads is None else to_interleaved(array, heads)
-
     kind = stored(format)
+    rows = stream.rows(name, () if format in FORMATS else (format,), interleaved=True)
     if kind in PLAIN_DTYPES:
-        write_numbers(file, name, interleaved(stream.read(name)), kind)
+        for piece in rows:
+            write_numbers(file, name, piece, kind)
     elif format not in FORMATS:
-        blocks = stream.read_blocks(name, format)
-        assert blocks is not None
-        write_array(file, interleaved(blocks))
+        for piece in rows:
+            write_array(file, piece)
     else:
 
         def encode(piece: NDArray[Any]) -> NDArray[np.uint8]:
@@ -129,15 +119,8 @@ def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) 
 
         # numpy works without Python's lock: pieces side by side use all processors.
         with ThreadPoolExecutor(processors()) as pool:
-            for blocks in pool.map(encode, pieces(interleaved(stream.read(name)), BLOCK_TYPES[kind].elements)):
+            for blocks in pool.map(encode, rows):
                 write_array(file, blocks)
-
-
-def _nbytes(shape: tuple[int, ...], kind: str) -> int:
-    count = math.prod(shape)
-    if kind in PLAIN_DTYPES:
-        return count * PLAIN_DTYPES[kind].itemsize
-    return count // BLOCK_TYPES[kind].elements * BLOCK_TYPES[kind].nbytes
 
 
 def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.readers.int8_rows import LAYOUTS, Floats, Int8s
+from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
-from pronk.checkpoint.writers.tensor_stream import TensorStream, require_finite
+from pronk.checkpoint.writers.numbers import require_finite
 from pronk.errors import BadRequest
 from pronk.formats import Format
 from pronk.formats.quantize import INT8_THRESHOLD, quantize
@@ -81,14 +82,10 @@ def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str,
 
 def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
     """Scales and codes of a matrix, some rows at a time: those that it has, where it has them."""
-    blocks = stream.read_blocks(name, *LAYOUTS)
-    if blocks is not None:
-        yield int8_rows.split(blocks)
-        return
-    array = stream.read(name)
-    step = max(1, _PIECE // array.shape[1])
-    for first in range(0, len(array), step):
-        piece = array[first : first + step]
+    for piece in stream.rows(name, tuple(LAYOUTS), most=_PIECE):
+        if piece.dtype == np.uint8:
+            yield int8_rows.split(piece)
+            continue
         require_finite(name, piece, "int8")
         quantized = quantize(piece, "int8")
         yield quantized.scale.astype(np.float32, copy=False), quantized.q.view(np.int8)

@@ -17,8 +17,8 @@ from pronk.checkpoint.readers.llama2c import (
     Header,
     slots,
 )
-from pronk.checkpoint.readers.names import rotary_heads, to_interleaved
-from pronk.checkpoint.writers.tensor_stream import TensorStream, pieces, require_finite, write_array, write_numbers
+from pronk.checkpoint.tensor_stream import TensorStream
+from pronk.checkpoint.writers.numbers import require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.config.rope import cos_sin, inverse_frequencies
 from pronk.errors import Unsupported, short
@@ -80,21 +80,19 @@ def write(file: BinaryIO, stream: TensorStream, version: int, group_size: int) -
         if slot.name is None:
             _write_angles(file, config)
             continue
-        array = stream.read(slot.name)
-        if heads := rotary_heads(slot.name, config):
-            array = to_interleaved(array, heads)
-        if not slot.quantized:
-            write_numbers(file, slot.name, array, "F32")
-            continue
         scales = []
-        for piece in pieces(array, group_size):
+        for piece in stream.rows(slot.name, interleaved=True):
+            if not slot.quantized:
+                write_numbers(file, slot.name, piece, "F32")
+                continue
             require_finite(slot.name, piece, "int8")
             groups = piece.astype(np.float32, copy=False).reshape(-1, group_size)
             scale = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
             quants = np.divide(groups, scale, out=np.zeros_like(groups), where=scale != 0)
             write_array(file, np.rint(quants).astype(np.int8))
             scales.append(scale)
-        write_array(file, np.concatenate(scales))
+        if scales:
+            write_array(file, np.concatenate(scales))
 
 
 def _write_angles(file: BinaryIO, config: ModelConfig) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from pronk.checkpoint.containers import safetensors
+from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES
 from pronk.checkpoint.writers import int8 as write_int8
-from pronk.checkpoint.writers.tensor_stream import TensorStream, write_array, write_numbers
+from pronk.checkpoint.writers.numbers import write_array, write_numbers
 from pronk.config import ModelConfig
 from pronk.tokenizer.vocabulary import TokenizerSource
 
@@ -124,7 +125,8 @@ def _write_shard(
         for name in names:
             file.seek(begins[name])
             if types[name] in PLAIN_DTYPES:
-                write_numbers(file, name, stream.read(name), types[name])
+                for piece in stream.rows(name):
+                    write_numbers(file, name, piece, types[name])
                 continue
             scales = []
             for scale, codes in write_int8.rows(stream, name):

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pronk import formats
+from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.checkpoint.writers import gguf as write_gguf
 from pronk.checkpoint.writers import gguf_types
 from pronk.checkpoint.writers import int8 as write_int8
 from pronk.checkpoint.writers import llama2c as write_llama2c
 from pronk.checkpoint.writers import safetensors as write_safetensors
-from pronk.checkpoint.writers.tensor_stream import TensorStream
 from pronk.errors import BadRequest, PronkError
 from pronk.formats import FORMATS
 from pronk.system import replacing
