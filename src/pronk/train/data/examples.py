@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.tokenizer import chat
 from pronk.train.data.containers import BadRecord
+from pronk.train.data.turns import Rendered
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
@@ -102,15 +103,13 @@ class Encoder:
     def conversation(self, messages: Sequence[Mapping[str, Any]], first: int = 0) -> Example:
         """Learned: what the template makes of the assistant's messages, from number `first` on, and ends of turns."""
         self._chat = self._chat or chat.choose(self.tokenizer)
-        ids = self._rendered(messages)
+        rendered = Rendered(self._chat, messages)
+        ids = self.tokenizer.encode(rendered.text, bos=False)
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or number < first:
                 continue
-            begin = _common(self._rendered(messages[:number], prompt=True), ids)
-            end = _common(self._rendered(messages[: number + 1]), ids)
-            if end <= begin:
-                raise BadRecord(f"the chat template leaves nothing of message {number}, the assistant's, to be learned")
+            begin, end = (self._tokens(rendered.text[:at], ids) for at in rendered.answer(number))
             spans.append((begin, self._end_of_turn(ids, begin, end)))
         return _example(ids, spans)
 
@@ -136,9 +135,9 @@ class Encoder:
         self.cut += any(len(fitted) < len(example) for fitted, example in zip(fitting, examples, strict=True))
         return fitting
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> list[int]:
-        assert self._chat
-        return self.tokenizer.encode(self._chat.render(messages, add_generation_prompt=prompt), bos=False)
+    def _tokens(self, beginning: str, ids: Sequence[int]) -> int:
+        """How many of `ids` the beginning of their text is."""
+        return _common(self.tokenizer.encode(beginning, bos=False), ids)
 
     def _end_of_turn(self, ids: Sequence[int], begin: int, end: int) -> int:
         """Templates put a line's end behind the token at which generation stops: nobody will be asked for it."""
