@@ -123,6 +123,21 @@ def test_held_out_data_of_its_own(model: Path, data: Path, tmp_path: Path) -> No
     assert (len(ready.train), len(ready.held_out)) == (20, 1)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_exact_copies_are_never_on_both_sides(model: Path, data: Path, tmp_path: Path, own: bool) -> None:
+    """Half of what was held out had been learned by heart."""
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join(lines * 3))
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([*lines[:4], lines[0]]))
+    ready = make(settings(model, data, eval_share=0.25, eval_data=str(other) if own else None), tmp_path / "run").data
+    assert ready.duplicates == 45 if own else 40
+    texts = [{tuple(example.ids.tolist()) for example in part} for part in (ready.train, ready.held_out)]
+    assert not texts[0] & texts[1]
+    assert (len(ready.train), len(ready.names)) == ((48, 48) if own else (45, 45))
+    assert len(ready.held_out) == (5 if own else 15)
+
+
 def test_what_is_left_out_is_told_of_both(model: Path, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "a", "completion": "b", "id": 1}\n{"prompt": "a"}\n')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from tiny_folder import save_tiny_chat_model
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadRequest
 from pronk.tokenizer import Tokenizer
+from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder
+from pronk.train.data.records import parse
+from pronk.train.objectives.sft import SFT
 
 # Templates in the ways of published ones, with their answers marked. What is marked is what the model is to write.
 SAID = "{% generation %}{{ m.content }}</s>{% endgeneration %}"
@@ -83,7 +88,7 @@ def hugging_face(folder: Path) -> Any:
 
 def learned(codec: Tokenizer, template: str, messages: Any) -> tuple[list[int], list[bool]]:
     codec.chat_template = template
-    found = Encoder(codec, 1 << 20).conversation(messages)
+    found = Encoder(codec, 1 << 20).conversation({"messages": messages})
     return found.ids.tolist(), found.loss_mask.tolist()
 
 
@@ -98,7 +103,14 @@ def test_the_mask_is_what_templates_mark(name: str, codec: Tokenizer, hugging_fa
     )
     opened = name == "a prompt that begins to think"  # and the marks do not say so
     assume(not (opened and any(message["content"].lstrip().startswith("<think>\n") for message in messages)))
-    ids, mask = learned(codec, TEMPLATES[name], messages)
+    try:
+        ids, mask = learned(codec, TEMPLATES[name], messages)
+    except BadRecord as error:  # rightly: what is dropped stands nowhere
+        found = re.fullmatch("the chat template leaves nothing of message (.*), of 'system'", str(error))
+        assert found
+        said = codec.encode(messages[int(found[1])]["content"].strip(), bos=False)
+        assert str(said)[1:-1] not in str(expected["input_ids"])
+        return
     assert ids == expected["input_ids"]
     assert mask[1:] == [bool(bit) for bit in expected["assistant_masks"]][1:]
 
@@ -117,7 +129,7 @@ def test_the_default_model_s_own_template(smollm2: Path) -> None:
     source = checkpoint.open(smollm2).tokenizer
     assert source
     codec = tokenizers.load(source)
-    found = Encoder(codec, 1000).conversation(GREETED)
+    found = Encoder(codec, 1000).conversation({"messages": GREETED})
     said = "".join(codec.token_text(int(token)) for token in found.ids[found.loss_mask])
     assert said == "Hello.<|im_end|>Yes?<|im_end|>"
 
@@ -134,3 +146,64 @@ def test_what_the_prompt_opens_is_not_asked_of_the_model(codec: Tokenizer) -> No
     talk = [GREETED[1], {"role": "assistant", "content": "<think>\nwell</think>Yes"}]
     ids, mask = learned(codec, TEMPLATES["a prompt that begins to think"], talk)
     assert codec.decode([token for token, bit in zip(ids, mask, strict=True) if bit]) == "well</think>Yes"
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CALLED = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "4", "name": "add"},
+    {"role": "assistant", "content": "Four"},
+]
+OF_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<s>{{ m.role }}:"
+    "{% if m.role == 'tool' %}[{{ m.content }}]</s>"
+    "{% elif m.role == 'assistant' %}{% generation %}{% if m.tool_calls is defined %}{{ m.tool_calls | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}</s>{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+
+
+def test_calls_of_tools_are_learned_as_answers_are(codec: Tokenizer, hugging_face: Any) -> None:
+    """tools and tool_calls were dropped in silence."""
+    tools = [CALL["function"]]
+    expected = hugging_face.apply_chat_template(
+        CALLED, tools=tools, chat_template=OF_TOOLS, return_dict=True, return_assistant_tokens_mask=True
+    )
+    codec.chat_template = OF_TOOLS
+    encoder = Encoder(codec, 1 << 20)
+    (found,) = SFT().encode(parse({"messages": CALLED, "tools": json.dumps(tools)}, ""), encoder)
+    assert found.ids.tolist() == expected["input_ids"]
+    assert found.loss_mask.tolist() == [bool(bit) for bit in expected["assistant_masks"]]
+    assert encoder.unused == {"name of messages": 1}
+
+
+def test_what_the_template_does_not_write_is_counted_or_refused(codec: Tokenizer) -> None:
+    codec.chat_template = TEMPLATES["plain"]
+    encoder = Encoder(codec, 1 << 20)
+    talk = [{**GREETED[1], "name": "Ann"}, {**GREETED[2], "tool_calls": [CALL]}]
+    for _ in range(2):
+        SFT().encode(parse({"messages": talk, "tools": [CALL], "id": 7}, ""), encoder)
+    assert encoder.unused == {"name of messages": 2, "tool_calls of messages": 2, "tools": 2}
+    with pytest.raises(BadRecord, match="leaves nothing of message 1, the assistant's"):
+        SFT().encode(parse({"messages": CALLED[:2]}, ""), encoder)
+    with pytest.raises(BadRecord, match="message 0 is of 'usr', a role that the chat template does not name"):
+        SFT().encode(parse({"messages": [{**GREETED[1], "role": "usr"}, GREETED[2]]}, ""), encoder)
+
+
+def test_what_has_no_weight_is_not_learned(codec: Tokenizer) -> None:
+    """OpenAI's "weight": 0 was ignored, and what the user had left out was learned."""
+    codec.chat_template = TEMPLATES["plain"]
+    talk = [GREETED[1], {**GREETED[2], "weight": 0}, GREETED[1], {**GREETED[0], "weight": 1}]
+    (found,) = SFT().encode(parse({"messages": talk}, ""), encoder := Encoder(codec, 1 << 20))
+    assert codec.decode(found.ids[found.loss_mask].tolist()) == "Hello."
+    assert not encoder.unused
+    plain = [{key: it for key, it in message.items() if key != "weight"} for message in talk]
+    assert found.ids.tolist() == learned(codec, TEMPLATES["plain"], plain)[0]
+
+
+def test_trl_s_prompt_and_completion_of_messages(codec: Tokenizer) -> None:
+    """Of what stands in the prompt nothing is learned, the assistant's own words neither."""
+    codec.chat_template = TEMPLATES["default system prompt"]
+    (found,) = SFT().encode(parse({"prompt": GREETED[:2], "completion": GREETED[2:]}, ""), Encoder(codec, 1 << 20))
+    assert codec.decode(found.ids[found.loss_mask].tolist()) == "Yes?"

@@ -45,6 +45,10 @@ def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...
     return names
 
 
+def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 data = options.together(
     click.option("--data", required=True, type=options.NAME, metavar="FILE",
                  help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name)."),
@@ -54,6 +58,8 @@ data = options.together(
     click.option("--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
                  help="What becomes of longer ones."),
     click.option("--skip-bad-records", is_flag=True, help="Leave out, and count, records that are wrong."),
+    click.option("--fields", metavar="KEY=NAME,...", callback=_fields, default="",
+                 help="What keys of records are to be called: answer=output; id= leaves one out."),
     click.option("--chat-template", type=options.NAME, metavar="FILE|NAME", help="Instead of the model's own."),
     click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out data of its own."),
     click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,

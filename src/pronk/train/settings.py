@@ -9,6 +9,7 @@ from typing import Any
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
 from pronk.train import codes
+from pronk.train.data import forms
 from pronk.train.data.batches import Batches
 from pronk.train.loop import Precision
 from pronk.train.objectives.objective import Objective
@@ -43,6 +44,7 @@ class Settings:
     max_length: int | None = None
     too_long: str = "error"
     skip_bad: bool = False
+    fields: tuple[str, ...] = ()  # what keys of records are to be called, "theirs=ours" (data.forms.fields)
     chat_template: str | None = None
     objective: Objective = field(default_factory=SFT)
     eval_every: int | None = None  # steps; None: once an epoch
@@ -55,6 +57,7 @@ class Settings:
             raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
         if not 0 <= self.warmup <= 1:
             raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
+        forms.fields(self.fields)
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ class Data:
     skipped: list[str] = field(default_factory=list)  # bad records, of both
     cut: int = 0
     too_long: int = 0  # skipped
-    unused: dict[str, int] = field(default_factory=dict)  # keys of records that nobody reads
+    duplicates: int = 0  # exact copies of another, none of which is on both sides
+    unused: dict[str, int] = field(default_factory=dict)  # keys that nobody reads: in how many records
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
@@ -44,22 +46,37 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
         ctx_size=ctx_size,
     )
     sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
-    found = [records.read(source, objective.kinds, skip_bad=settings.skip_bad) for source in sources]
+    reading: dict[str, Any] = {"skip_bad": settings.skip_bad, "fields": settings.fields}
+    found = [records.read(source, objective.kinds, **reading) for source in sources]
     read = [encoded(objective, encoder, one, skip_bad=settings.skip_bad, progress=progress) for one in found]
     (examples, names), held_out = read[0], read[-1][0]
+    same = [_content(example) for example in examples]
     if settings.eval_data is None:
-        count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
-        chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
-        held_out = [example for i, example in enumerate(examples) if i in chosen]
-        names = [name for i, name in enumerate(names) if i not in chosen]
-        examples = [example for i, example in enumerate(examples) if i not in chosen]
-        if not examples:
-            raise BadFile(
-                settings.data, f"has {count} examples, and all would be held out; give a smaller --eval-share"
-            )
-    skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
-    unused = sum((one.unused for one in found), Counter[str]())
-    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
+        distinct = list(dict.fromkeys(same))
+        count = round(settings.eval_share * len(distinct)) if len(distinct) >= _LEAST_HELD_OUT else 0
+        order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(distinct))
+        chosen = {distinct[i] for i in order[:count].tolist()}
+        held_out = [example for example, content in zip(examples, same, strict=True) if content in chosen]
+        duplicates = len(same) - len(distinct)
+    else:
+        chosen = {_content(example) for example in held_out}
+        duplicates = len(same) + len(held_out) - len({*same, *chosen})
+    kept = [content not in chosen for content in same]
+    if not any(kept):
+        problem = f"has {len(same)} examples, and all would be held out; give a smaller --eval-share, or other data"
+        raise BadFile(settings.data, problem)
+    examples, names = list(compress(examples, kept)), list(compress(names, kept))
+    skipped = [f"{one.source}: {where}: {problem}" for one in found for where, problem in one.skipped]
+    unused = sum((one.unused for one in found), encoder.unused)
+    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, duplicates, dict(unused))
+
+
+def _content(example: Any) -> bytes:
+    """The same of exact copies, and of nothing else."""
+    found = hashlib.sha256()
+    for text in example.answers.values():
+        found.update(b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes())
+    return found.digest()
 
 
 def encoded(
@@ -71,19 +88,21 @@ def encoded(
     """
     examples: list[Any] = []
     names: list[str] = []
+    bad: list[tuple[str, str]] = []
     for number, record in enumerate(found.items, 1):
         try:
             parts = objective.encode(record, encoder)
         except (BadRecord, BadRequest) as error:
-            if not skip_bad or isinstance(error, Overlong):
-                raise found.problem(record, str(error)) from None
-            found.skipped.append(f"{record.where}: {error}")
+            skips = skip_bad and not isinstance(error, Overlong)
+            (found.skipped if skips else bad).append((record.where, str(error)))
             continue
         examples += parts
         where = f"{found.source}: {record.where}"
         names += [where] if len(parts) == 1 else [f"{where}, part {part + 1}" for part in range(len(parts))]
         if progress:
             progress("", number, len(found.items))
+    if bad:
+        raise found.refused(bad)
     if not examples and not encoder.skipped:
         raise records.nothing_good(found)
     if not examples:

@@ -7,11 +7,12 @@ says something else, and around it the prompt before it and the end behind it ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, short
 from pronk.tokenizer.chat import ChatTemplate
 from pronk.train.data.containers import BadRecord
 
@@ -44,6 +45,27 @@ class Rendered:
         before = min(said, self.place(number - 1)[1]) if number else 0
         alone = self._render([*self.messages[:number], self._marked(number)]).rpartition(self._mark)[2]
         return self._begin(number, before, said, end), end + _shared(alone, self.text[end:])
+
+    def check(self, number: int) -> None:
+        """Raises BadRecord where the template leaves nothing of a message that says something."""
+        content = self.messages[number].get("content")
+        if content and not (isinstance(content, str) and (not content.strip() or content.strip() in self.text)):
+            begin, end = self.place(number)
+            if begin == end:
+                who = self.messages[number]["role"]
+                raise BadRecord(f"the chat template leaves nothing of message {number}, of {short(who)}")
+
+    def unread(self) -> Iterator[str]:
+        """What the template does not write: of variables, and of the messages' keys."""
+        for name in self.variables:
+            fewer = {key: value for key, value in self.variables.items() if key != name}
+            if self.template.render(self.messages, add_generation_prompt=False, **fewer) == self.text:
+                yield name
+        for name in sorted({key for message in self.messages for key in message} - {"role", "content"}):
+            without = [{key: value for key, value in one.items() if key != name} for one in self.messages]
+            with suppress(BadRequest):  # it is missed
+                if self._render(without) == self.text:
+                    yield f"{name} of messages"
 
     def place(self, number: int) -> tuple[int, int]:
         """From where to where the text is another if the message says something else."""
