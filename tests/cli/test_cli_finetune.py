@@ -235,7 +235,8 @@ def test_fields_give_keys_their_names(finetune: Run, tmp_path: Path) -> None:
     assert "id" not in result.stderr
     wrong = finetune("--fields", "query=asked", data=path)
     assert (wrong.exit_code, "KEY=NAME, the name one of answer, chosen, " in wrong.stderr) == (2, True)
-    assert "no record has the key 'querry'" in finetune("--fields", "querry=prompt", data=path).stderr
+    mistyped = finetune("--fields", "query=prompt,reply=completion,idd=", data=path)
+    assert "no record has the key 'idd', which --fields renames" in mistyped.stderr
 
 
 def test_a_step_that_reads_more_than_there_is_is_said(finetune: Run, tmp_path: Path) -> None:

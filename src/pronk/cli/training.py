@@ -181,6 +181,9 @@ def _note_losses(data: Data) -> None:
     for what, count in (("examples cut at their end", data.cut), ("examples left out as too long", data.too_long)):
         if count:
             console.note(f"{what}: {count}")
+    if any(there != seen for there, seen in data.mixture.values()):
+        told = (f"{seen} of {one_line(name, 60)}, which has {there}" for name, (there, seen) in data.mixture.items())
+        console.note(f"an epoch has {len(data.train)} examples: {'; '.join(told)}")
     if data.duplicates:
         console.note(f"examples that are exact copies of another: {data.duplicates} (none of them on both sides)")
     if data.unused:

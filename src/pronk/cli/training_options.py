@@ -50,8 +50,9 @@ def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
 
 
 data = options.together(
-    click.option("--data", required=True, type=options.NAME, metavar="FILE",
-                 help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name)."),
+    click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
+                 help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name). Repeatable; FILE=0.5 "
+                      "sees half of its examples an epoch, FILE=2 each twice."),
     click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
                  help="Where the adapter (with --full: the model), metrics and checkpoints go."),
     click.option("--max-length", type=_N, metavar="N", help="Tokens of the longest example.  [default: the context]"),
@@ -158,6 +159,7 @@ def settings(
         names = tuple(name.strip() for name in targets.split(","))
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
     settle_computing(given, how["device"])
+    given["data"] = given["data"][0] if len(given["data"]) == 1 else given["data"]
     given["skip_bad"] = given.pop("skip_bad_records")
     given["lr"] = given["lr"] or (usual.full if full else usual.lora)
     kind = objective()

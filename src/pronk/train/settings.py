@@ -22,7 +22,7 @@ _RANK = _MICRO_BATCHES = 1 << 20
 @dataclass(frozen=True)
 class Settings:
     model: str
-    data: str
+    data: str | tuple[str, ...]  # a file, a dataset, or several; each perhaps with a weight, "FILE=0.5"
     eval_data: str | None = None
     eval_share: float = 0.1  # of the data, held out where there is no eval_data
     lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
@@ -58,6 +58,8 @@ class Settings:
         if not 0 <= self.warmup <= 1:
             raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
         forms.fields(self.fields)
+        if not self.sources:
+            raise BadRequest("there is no data to train on; name some")
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
@@ -78,6 +80,10 @@ class Settings:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if not self.epochs > 0:
             raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.data,) if isinstance(self.data, str) else self.data
 
     def batches(self, examples: Sequence[Any]) -> Batches:
         lengths = [len(example) for example in examples]

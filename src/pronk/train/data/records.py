@@ -36,6 +36,7 @@ class Records:
     items: list[Record] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)  # of bad ones where, and what is wrong
     unused: Counter[str] = field(default_factory=Counter)  # keys that no record of its form has: in how many
+    met: set[str] = field(default_factory=set)  # keys that were renamed
 
     def problem(self, record: Record, problem: str) -> BadFile:
         return BadFile(self.source, problem, field=record.where)
@@ -60,24 +61,27 @@ def read(
 ) -> Records:
     """Of these kinds. `fields`: what keys are to be called ("answer=output"), or which are left out ("id=").
 
-    Raises BadFile, ModelNotFound, PronkError where a library is missing, and BadRequest for a field that none has.
+    Raises BadFile, ModelNotFound, and PronkError where a library is missing.
     """
     records, names = Records(str(source)), forms.fields(fields)
-    met: set[str] = set()
     for where, raw in containers.read(source):
-        met.update(names.keys() & (raw.keys() if isinstance(raw, Mapping) else ()))
+        records.met.update(names.keys() & (raw.keys() if isinstance(raw, Mapping) else ()))
         try:
             records.items.append(record := parse(forms.renamed(raw, names), where, kinds))
             records.unused.update(record.unread)
         except BadRecord as error:
             records.skipped.append((where, str(error)))
-    if absent := names.keys() - met:
-        raise BadRequest(f"{source}: no record has the key {short(min(absent))}, which --fields renames")
     if records.skipped and not skip_bad:
         raise records.refused(records.skipped)
     if not records.items:
         raise nothing_good(records) if records.skipped else BadFile(source, "it holds no records")
     return records
+
+
+def check_fields(fields: Iterable[str], read: Sequence[Records]) -> None:
+    """Raises BadRequest for one that no record has."""
+    if absent := forms.fields(fields).keys() - {key for records in read for key in records.met}:
+        raise BadRequest(f"{read[0].source}: no record has the key {short(min(absent))}, which --fields renames")
 
 
 def nothing_good(records: Records) -> BadFile:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pronk.checkpoint.tensors import Progress
-from pronk.errors import BadFile, BadRequest
+from pronk.errors import BadFile, BadRequest, short
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
 from pronk.train.data.containers import BadRecord
@@ -20,6 +20,7 @@ from pronk.train.data.records import Records
 from pronk.train.objectives.objective import Objective
 from pronk.train.settings import Settings
 
+_MOST_WEIGHT = 1000
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 
@@ -33,6 +34,7 @@ class Data:
     too_long: int = 0  # skipped
     duplicates: int = 0  # exact copies of another, none of which is on both sides
     unused: dict[str, int] = field(default_factory=dict)  # keys that nobody reads: in how many records
+    mixture: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each source, examples and those of an epoch
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
@@ -45,30 +47,62 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
         too_long=settings.too_long,  # type: ignore[arg-type]
         ctx_size=ctx_size,
     )
-    sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
+    sources = [weighed(one) for one in settings.sources]
+    named = [name for name, _ in sources] + ([settings.eval_data] if settings.eval_data is not None else [])
     reading: dict[str, Any] = {"skip_bad": settings.skip_bad, "fields": settings.fields}
-    found = [records.read(source, objective.kinds, **reading) for source in sources]
+    found = [records.read(source, objective.kinds, **reading) for source in named]
+    records.check_fields(settings.fields, found)
     read = [encoded(objective, encoder, one, skip_bad=settings.skip_bad, progress=progress) for one in found]
-    (examples, names), held_out = read[0], read[-1][0]
+    of_data = read[: len(sources)]
+    examples, names = ([one for part in of_data for one in part[at]] for at in (0, 1))
+    origins = [number for number, (part, _) in enumerate(of_data) for _ in part]
+    held_out = read[-1][0]
     same = [_content(example) for example in examples]
+    draw = np.random.Generator(np.random.PCG64([settings.seed]))
     if settings.eval_data is None:
         distinct = list(dict.fromkeys(same))
         count = round(settings.eval_share * len(distinct)) if len(distinct) >= _LEAST_HELD_OUT else 0
-        order = np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(distinct))
-        chosen = {distinct[i] for i in order[:count].tolist()}
+        chosen = {distinct[i] for i in draw.permutation(len(distinct))[:count].tolist()}
         held_out = [example for example, content in zip(examples, same, strict=True) if content in chosen]
         duplicates = len(same) - len(distinct)
     else:
         chosen = {_content(example) for example in held_out}
         duplicates = len(same) + len(held_out) - len({*same, *chosen})
-    kept = [content not in chosen for content in same]
-    if not any(kept):
+    kept = [index for index, content in enumerate(same) if content not in chosen]
+    if not kept:
         problem = f"has {len(same)} examples, and all would be held out; give a smaller --eval-share, or other data"
-        raise BadFile(settings.data, problem)
-    examples, names = list(compress(examples, kept)), list(compress(names, kept))
+        raise BadFile(sources[0][0], problem)
+    seen: list[int] = []
+    mixture = {}
+    for number, (name, weight) in enumerate(sources):
+        own = [index for index in kept if origins[index] == number]
+        more = draw.permutation(len(own))[: round(len(own) * (weight % 1))].tolist() if weight % 1 else []
+        times = own * int(weight) + [own[i] for i in sorted(more)]
+        mixture[name] = (len(own), len(times))
+        seen += times
+    if not seen:
+        raise BadFile(sources[0][0], "has no example left of so small a weight")
+    train, names = [examples[index] for index in seen], [names[index] for index in seen]
     skipped = [f"{one.source}: {where}: {problem}" for one in found for where, problem in one.skipped]
     unused = sum((one.unused for one in found), encoder.unused)
-    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, duplicates, dict(unused))
+    return Data(train, held_out, names, skipped, encoder.cut, encoder.skipped, duplicates, dict(unused), mixture)
+
+
+def weighed(source: str) -> tuple[str, float]:
+    """ "FILE=2": its name, and how often each of its examples is seen in an epoch; once where that is not said.
+
+    Raises BadRequest.
+    """
+    name, equals, text = source.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        return source, 1.0
+    if not equals or Path(source).expanduser().exists():
+        return source, 1.0
+    if not (name and 0 < weight <= _MOST_WEIGHT):
+        raise BadRequest(f"{source}: the weight must be over 0 and at most {_MOST_WEIGHT}, not {short(text)}")
+    return name, weight
 
 
 def _content(example: Any) -> bytes:
