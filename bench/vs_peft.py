@@ -131,7 +131,8 @@ def encoded(path: Path) -> dict[str, Any]:
     source = checkpoint.open(models.huggingface(MODEL)).tokenizer
     assert source
     encoder = Encoder(tokenizer.load(source), 8192)
-    examples = [one for record in records.read(str(path)).items for one in SFT().encode(record, encoder)]
+    alpaca = SFT(instructions="alpaca")
+    examples = [one for record in records.read(str(path)).items for one in alpaca.encode(record, encoder)]
     return {"ids": [one.ids.tolist() for one in examples], "learned": [one.loss_mask.tolist() for one in examples]}
 
 

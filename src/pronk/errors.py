@@ -50,11 +50,17 @@ class BadFile(PronkError):
     """
 
     def __init__(
-        self, path: str | PathLike[str], problem: str, *, field: str | None = None, offset: int | None = None
+        self,
+        path: str | PathLike[str],
+        problem: str,
+        *,
+        field: str | None = None,
+        offset: int | None = None,
+        most: int = 600,  # characters of the problem
     ) -> None:
         self.path, self.problem, self.field, self.offset = str(path), problem, field, offset
         where = "".join((f": {field}" if field else "", f" at byte {offset}" if offset is not None else ""))
-        what = one_line(problem.replace("\n", " "), 600)
+        what = one_line(problem.replace("\n", " "), most)
         super().__init__(f"{one_line(self.path, 500)}{one_line(where, 200)}: {what}")
 
 

@@ -210,15 +210,39 @@ def test_what_is_left_out_is_counted(finetune: Run, tmp_path: Path) -> None:
     assert result.stderr.splitlines()[:4] == [
         f"bad records left out: 1; the first: {path}: line 3: has no answer: completion is empty",
         "examples cut at their end: 1",
-        "keys of records that nobody reads: ['source']",
+        "keys that nobody reads, and of how many records: source (1)",
         "nothing is held out: whether it learns more than the data by heart will not be known",
     ]
+
+
+def test_show_batch_says_what_was_cut_and_skipped_as_the_run_does(finetune: Run, tmp_path: Path) -> None:
+    raw = ['{"prompt": "a", "completion": ""}', '{"prompt": "a", "completion": "' + "long " * 60 + '"}', GOOD, GOOD]
+    path = records(tmp_path, *raw)
+    options = ["--skip-bad-records", "--too-long", "skip", "--max-steps", "1"]
+    shown, trained = (finetune(*options, *more, data=path).stderr.splitlines() for more in (["--show-batch"], []))
+    assert shown == trained[: len(shown)]
+    assert [line.split(":")[0] for line in shown[:3]] == [
+        "bad records left out", "examples left out as too long", "examples that are exact copies of another",
+    ]  # fmt: skip
+
+
+def test_fields_give_keys_their_names(finetune: Run, tmp_path: Path) -> None:
+    path = records(tmp_path, '{"query": "2+2=", "reply": "4", "id": 7}')
+    refused = finetune("--show-batch", data=path)
+    assert (refused.exit_code, "--fields" in refused.stderr) == (1, True)
+    result = finetune("--fields", "query=prompt, reply=completion,id=", "--show-batch", data=path)
+    assert "2+2=⟦4</s>⟧" in result.stdout
+    assert "id" not in result.stderr
+    wrong = finetune("--fields", "query=asked", data=path)
+    assert (wrong.exit_code, "KEY=NAME, the name one of answer, chosen, " in wrong.stderr) == (2, True)
+    mistyped = finetune("--fields", "query=prompt,reply=completion,idd=", data=path)
+    assert "no record has the key 'idd', which --fields renames" in mistyped.stderr
 
 
 def test_a_step_that_reads_more_than_there_is_is_said(finetune: Run, tmp_path: Path) -> None:
     """Else a huge --accumulate would go round and round the data without a sign."""
     result = finetune("--accumulate", "5", "--batch-size", "1", "--max-steps", "1", data=records(tmp_path, GOOD, GOOD))
-    assert result.stderr.splitlines()[1].startswith("each step reads all the data 2.5 times: ")
+    assert result.stderr.splitlines()[2].startswith("each step reads all the data 2.5 times: ")
     assert "each step reads" not in finetune("--accumulate", "18", "--max-steps", "1", "--show-batch").stderr
     too_many = finetune("--accumulate", str((1 << 20) + 1))
     assert (too_many.exit_code, too_many.stderr.splitlines()[0]) == (

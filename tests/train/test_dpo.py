@@ -354,7 +354,7 @@ def test_another_beta_is_another_run(folder: Path, data: Path, tmp_path: Path) -
 
 def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        BadFile, match=r"line 1: chosen\+rejected is what pronk dpo .*; here it is messages; prompt\+com"
+        BadFile, match=r"line 1: chosen\+rejected is what pronk dpo .*; here it is messages .*; prompt\+com"
     ):
         run_of(settings(folder, data, objective=SFT()), tmp_path / "run")
     other = tmp_path / "other.jsonl"

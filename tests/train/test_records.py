@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pronk.errors import BadFile, ModelNotFound, PronkError
-from pronk.train.data import records
+from pronk.train.data import containers, records
 
 ALPACA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "alpaca" / "alpaca_data_200.json"
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -77,7 +77,7 @@ def test_alpaca() -> None:
     ("raw", "problem"),
     [
         (7, "must be an object, not 7"),
-        ({"question": "?", "answer": "!"}, r"has the keys \['answer', 'question'\], which make no record"),
+        ({"query": "?", "reply": "!"}, r"has the keys \['query', 'reply'\], which make no record"),
         ({"prompt": "?", "completion": " "}, "has no answer: completion is empty"),
         ({"instruction": "Go", "output": ""}, "has no answer: output is empty"),
         ({"instruction": "Go", "output": 3}, "output must be text, not 3"),
@@ -104,7 +104,7 @@ def test_a_bad_record_names_its_line_or_is_counted(tmp_path: Path, raw: object, 
     skipping = records.read(path, skip_bad=True)
     assert len(skipping.items) == 1
     assert len(skipping.skipped) == 1
-    assert skipping.skipped[0].startswith("line 2: ")
+    assert skipping.skipped[0][0] == "line 2"
 
 
 @pytest.mark.parametrize(
@@ -208,3 +208,112 @@ def test_a_record_of_a_kind_that_is_not_wanted_names_what_is(tmp_path: Path) -> 
 def test_what_is_neither_file_nor_dataset(name: str) -> None:
     with pytest.raises(ModelNotFound, match="no such file, and no dataset's name either"):
         records.read(name)
+
+
+def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
+    """Whoever mends one a run has as many runs as mistakes."""
+    good = ONE_OF_EACH["text"]
+    several = write_lines(tmp_path / "several", good, {"text": 1}, good, {"text": None}, {"text": " "})
+    with pytest.raises(BadFile) as caught:
+        records.read(several)
+    told = "3 bad records: line 2: text must be text, not 1; line 4: text is null; line 5: has no answer: text is empty"
+    assert str(caught.value) == f"{several}: {told}"
+    many = write_lines(tmp_path / "many", *({"text": number} for number in range(25)))
+    with pytest.raises(BadFile) as caught:
+        records.read(many)
+    assert str(caught.value).count("must be text") == 10
+    assert str(caught.value).endswith("line 10: text must be text, not 9; and 15 more")
+    alike = write_lines(tmp_path / "alike", good, *[{"text": None}] * 30)
+    with pytest.raises(BadFile, match=r"line 2: text is null; it is the same with all 30 bad records, to line 31$"):
+        records.read(alike)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ({"messages": TALK, "prompt": "a", "completion": "b"}, r"could be messages and prompt\+completion; say which"),
+        ({"prompt": "a", "completion": "b", "response": "c"}, r"prompt\+completion and prompt\+response"),
+        ({"prompt": "a", "completion": "b", "text": "ab"}, "--fields completion="),
+    ],
+)
+def test_a_record_that_fits_two_kinds_is_refused(tmp_path: Path, raw: dict[str, Any], problem: str) -> None:
+    """The first that fitted was taken, and the rest dropped."""
+    path = write_lines(tmp_path / "data", raw)
+    with pytest.raises(BadFile, match=problem):
+        records.read(path)
+    (only,) = records.read(path, fields=[f"{next(reversed(raw))}="]).items  # the way out, with the last key
+    assert only.kind == ("messages" if "messages" in raw else "completion")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": 0.5}, {"weight": True}, {"weight": "0"}, {"weight": -1},
+    ],
+)  # fmt: skip
+def test_weights_are_0_or_1(tmp_path: Path, change: dict[str, Any]) -> None:
+    for number, weight in ((0, 1), (1, change["weight"])):
+        talk = [{**message, "weight": weight} if n == number else message for n, message in enumerate(TALK)]
+        with pytest.raises(BadFile, match=f"the weight of message {number} must be 0"):
+            records.read(write_lines(tmp_path / "data", {"messages": talk}))
+    silent = [TALK[0], {**TALK[1], "weight": 0}]
+    with pytest.raises(BadFile, match="all messages of the assistant have the weight 0"):
+        records.read(write_lines(tmp_path / "data", {"messages": silent}))
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"question": "2+2?", "answer": "4"}, {"instruction": "2+2?", "output": "4"}),
+        ({"prompt": "2+2?", "response": "4"}, {"instruction": "2+2?", "output": "4"}),
+        ({"instruction": "2+2?", "response": "4", "input": ""}, {"instruction": "2+2?", "output": "4", "input": ""}),
+        (
+            {"system": "Add.", "question": "2+2?", "answer": "4"},
+            {"instruction": "2+2?", "output": "4", "system": "Add."},
+        ),
+    ],
+)
+def test_questions_and_answers_by_other_names(raw: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = records.parse(raw, "")
+    assert (found.kind, dict(found.values), found.unread) == ("instruction", expected, ())
+
+
+def test_preferences_as_hh_rlhf_and_orca_have_them() -> None:
+    """{"chosen", "rejected"} of two texts had "no prompt", and Orca's question and system were dropped."""
+    asked, answers = {"role": "user", "content": "2+2?"}, [{"role": "assistant", "content": one} for one in ("4", "5")]
+    first = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    told = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: 2+2?\n\nAssistant: "
+    hh = records.parse({"chosen": told + "4", "rejected": told + "5"}, "")
+    assert hh.values == {"prompt": [*first, asked], "chosen": answers[:1], "rejected": answers[1:]}
+    orca = {"system": "Add.", "question": "2+2?", "chosen": "4", "rejected": "5"}
+    system = {"role": "system", "content": "Add."}
+    for raw, prompt in ((orca, [system, asked]), ({**orca, "system": ""}, [asked])):
+        found = records.parse(raw, "")
+        assert found.values == {"prompt": prompt, "chosen": answers[:1], "rejected": answers[1:]}
+    with pytest.raises(containers.BadRecord, match="has no prompt"):
+        records.parse({"chosen": "Human: a", "rejected": "Human: b"}, "")
+
+
+def test_trl_s_prompt_and_completion_of_messages_are_a_conversation() -> None:
+    found = records.parse({"prompt": TALK[:1], "completion": TALK[1:]}, "")
+    assert (found.kind, found.values) == ("messages", {"messages": TALK, "first": 1})
+    for raw in ({"prompt": TALK[:1], "completion": "Hello"}, {"prompt": "Hi", "completion": TALK[1:]}):
+        with pytest.raises(containers.BadRecord, match="must be"):
+            records.parse(raw, "")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{\n "text": "a"\n}\n', r"is one JSON object \(with the keys \['text'\]\), not a record a line"),
+        ('{"data": [{"text": "a"}]}', "if records are what 'data' lists, give a file of that list alone"),
+        ('{\n"data": [{"text": "a"}]\n}', "if records are what 'data' lists, give a file of that list alone"),
+        ('["text", "a"]\n["text", "b"]\n', r"has a list on each line, as \['text', 'a'\]; a record is an object"),
+        ('[["a"], ["b"]]', r"record 1: must be an object, not \['a'\]; it is the same|2 bad records"),
+    ],
+)
+def test_what_is_no_list_of_records_is_told_what_it_is(tmp_path: Path, content: str, problem: str) -> None:
+    """They were "not JSON"."""
+    (tmp_path / "data").write_text(content)
+    with pytest.raises(BadFile, match=problem):
+        records.read(tmp_path / "data")

@@ -123,6 +123,44 @@ def test_held_out_data_of_its_own(model: Path, data: Path, tmp_path: Path) -> No
     assert (len(ready.train), len(ready.held_out)) == (20, 1)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_exact_copies_are_never_on_both_sides(model: Path, data: Path, tmp_path: Path, own: bool) -> None:
+    """Half of what was held out had been learned by heart."""
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join(lines * 3))
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([*lines[:4], lines[0]]))
+    ready = make(settings(model, data, eval_share=0.25, eval_data=str(other) if own else None), tmp_path / "run").data
+    assert ready.duplicates == 45 if own else 40
+    texts = [{tuple(example.ids.tolist()) for example in part} for part in (ready.train, ready.held_out)]
+    assert not texts[0] & texts[1]
+    assert (len(ready.train), len(ready.names)) == ((48, 48) if own else (45, 45))
+    assert len(ready.held_out) == (5 if own else 15)
+
+
+def test_several_files_each_with_a_weight(model: Path, data: Path, tmp_path: Path) -> None:
+    other = write_sums(tmp_path / "other.jsonl", lambda a, b: {"completion": f" {a + b}, I think."})
+    asked = settings(model, data, eval_share=0.2)
+    both = (f"{data}=2", f"{other}=0.25")
+    ready = make(replace(asked, data=both), tmp_path / "run").data
+    assert len(ready.held_out) == 8
+    (there, seen), (of_other, half) = ready.mixture.values()
+    assert (there + of_other, seen, half) == (32, 2 * there, round(of_other / 4))
+    counts = [sum(name.startswith(f"{path}: ") for name in ready.names) for path in (data, other)]
+    assert counts == [seen, half]
+    assert len(ready.train) == seen + half
+    texts = [{tuple(example.ids.tolist()) for example in part} for part in (ready.train, ready.held_out)]
+    assert not texts[0] & texts[1]
+    assert len(texts[0]) == there + half  # each of one file, and as many different ones of the other
+    again = make(replace(asked, data=both), tmp_path / "run").data
+    assert again.names == ready.names
+    for weight in ("0", "-1", "nan", "1e9"):
+        with pytest.raises(BadRequest, match="the weight must be over 0 and at most 1000"):
+            make(replace(asked, data=(f"{data}={weight}", str(other))), tmp_path / "run")
+    odd = data.rename(tmp_path / "lr=2")
+    assert len(make(replace(asked, data=str(odd)), tmp_path / "run").data.train) == 16  # a file of that name is meant
+
+
 def test_what_is_left_out_is_told_of_both(model: Path, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "a", "completion": "b", "id": 1}\n{"prompt": "a"}\n')

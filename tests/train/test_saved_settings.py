@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,27 @@ def test_other_kinds_of_runs_of_0_1_go_on(kind: str) -> None:
                 compare(ASKED[kind], 0, OF_0_1[kind] | {key: value * 2 + 1})
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_what_instructions_went_through_in_a_run_of_0_1(version: int) -> None:
+    """It was a switch, off unless asked for: Alpaca's templates, and nothing where there were no instructions."""
+    old = dict(OF_0_1["full"])
+    if version == 1:
+        old = saved_settings._of_0_1(old)
+    key = "chat_instructions" if version == 0 else "objective.chat_instructions"
+    fits = {False: ("auto", "alpaca"), True: ("chat",)}
+    for was, now in product(fits, ("auto", "alpaca", "chat")):
+        asked = replace(ASKED["full"], objective=SFT(train_on_prompt=True, instructions=now))
+        if now in fits[was]:
+            compare(asked, version, old | {key: was})
+        else:
+            with pytest.raises(BadRequest, match=rf"made with objective\.instructions='.*', and now it is '{now}'"):
+                compare(asked, version, old | {key: was})
+    digest = saved_settings.DIGEST + "examples"
+    before = {"version": version, "settings": old | {digest: "a"}}
+    with pytest.raises(BadRequest, match=r"made with other examples; .*: --instructions alpaca"):
+        check(before, HERE, flat(ASKED["full"]) | {digest: "b"}, defaults(ASKED["full"]))
+
+
 def test_a_setting_that_came_later_is_what_it_was_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field more in LoraConfig made every earlier run impossible to resume."""
 
@@ -126,14 +148,14 @@ def test_every_setting_since_0_1_is_on_record() -> None:
     """Or a changed default would be taken for what older runs did: put {key: its default} into saved_settings.ADDED."""
     known = set(saved_settings.ADDED)
     for kind in ASKED:
-        known |= set(saved_settings._of_0_1(OF_0_1[kind])) | set(saved_settings._of_0_1(OF_0_1["dpo"]))
+        known |= set(saved_settings._of_1(saved_settings._of_0_1(OF_0_1[kind]), {}))
     assert not {key for asked in ASKED.values() for key in flat(asked)} - known
 
 
 def test_what_a_newer_pronk_saved_is_refused_by_its_version_and_keys() -> None:
     newer = flat(ASKED["full"]) | {"objective.margin": 0.5}
-    with pytest.raises(BadRequest, match=r"of version 2 \(objective\.margin among them\), and this pronk knows"):
-        compare(ASKED["full"], 2, newer)
+    with pytest.raises(BadRequest, match=r"of version 3 \(objective\.margin among them\), and this pronk knows"):
+        compare(ASKED["full"], 3, newer)
     with pytest.raises(BadRequest, match=r"was made with objective\.margin, which this pronk does not know"):
         compare(ASKED["full"], saved_settings.VERSION, newer)
 

@@ -66,6 +66,12 @@ def test_all_of_a_plain_text_is_learned(codec: Tokenizer) -> None:
     assert texts(codec, encode(codec, {"text": "Once."})) == ("Once.</s>", "nce.</s>")
 
 
+@pytest.mark.parametrize("raw", [{"text": "Once.</s>"}, {"prompt": "2+2=", "completion": "4</s>"}])
+def test_a_text_that_ends_already_gets_no_second_end(codec: Tokenizer, raw: Any) -> None:
+    assert texts(codec, encode(codec, raw))[0].count("</s>") == 1
+    assert texts(codec, encode(codec, {"text": "Once</s>."}))[0] == "Once</s>.</s>"  # the inverse
+
+
 def test_of_a_conversation_what_the_assistant_says(codec: Tokenizer) -> None:
     whole, learned = texts(codec, encode(codec, {"messages": TALK}))
     assert whole == "<s>user:Hi</s><s>assistant:Yes?</s><s>user:Bye</s><s>assistant:So long</s>"
@@ -85,7 +91,7 @@ def test_what_a_template_puts_behind_the_end_of_a_turn_is_not_learned(codec: Tok
 def test_the_default_model_is_asked_as_it_is_when_it_chats(codec: Tokenizer) -> None:
     """The learned part begins exactly where generation would begin."""
     encoder = Encoder(codec, 1000)
-    example = encoder.conversation(TALK[:2])
+    example = encoder.conversation({"messages": TALK[:2]})
     assert encoder._chat
     prompt = codec.encode(encoder._chat.render(TALK[:1]), bos=False)
     assert example.ids[: len(prompt)].tolist() == prompt
@@ -98,14 +104,28 @@ def test_alpaca_has_two_templates(codec: Tokenizer) -> None:
     with_input = alpaca_prompt({"instruction": "Add {both}.", "input": "2, 2"})
     assert without.endswith("### Instruction:\nSing.\n\n### Response:")
     assert "### Instruction:\nAdd {both}.\n\n### Input:\n2, 2\n\n### Response:" in with_input
-    example = encode(codec, {"instruction": "Sing.", "output": "La"})
+    example = encode(codec, {"instruction": "Sing.", "output": "La"}, SFT(instructions="alpaca"))
     assert texts(codec, example) == (without + "La</s>", "La</s>")
 
 
-def test_instructions_may_go_through_the_chat_template(codec: Tokenizer) -> None:
+def test_instructions_go_through_the_chat_template_where_there_is_one(
+    codec: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alpaca's, which a chat model has never seen, was the default, and its answers nothing."""
     raw = {"instruction": "Add.", "input": "2, 2", "output": "4"}
-    example = encode(codec, raw, SFT(chat_instructions=True))
-    assert texts(codec, example) == ("<s>user:Add.\n\n2, 2</s><s>assistant:4</s>", "4</s>")
+    expected = ("<s>user:Add.\n\n2, 2</s><s>assistant:4</s>", "4</s>")
+    assert texts(codec, encode(codec, raw)) == texts(codec, encode(codec, raw, SFT(instructions="chat"))) == expected
+    asked = {"system": "Be brief.", "question": "2+2?", "answer": "4"}
+    assert texts(codec, encode(codec, asked))[0] == "<s>system:Be brief.</s><s>user:2+2?</s><s>assistant:4</s>"
+    monkeypatch.setattr(codec, "chat_template", None)
+    assert texts(codec, encode(codec, raw))[0] == alpaca_prompt(raw) + "4</s>"
+    encoder = Encoder(codec, 1000)
+    SFT().encode(parse(asked, ""), encoder)
+    assert encoder.unused == {"system": 1}
+    with pytest.raises(Unsupported, match="--chat-template"):
+        encode(codec, raw, SFT(instructions="chat"))
+    with pytest.raises(BadRequest, match="instructions must be one of auto, chat, alpaca"):
+        SFT(instructions="llama")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("talks", [False, True])

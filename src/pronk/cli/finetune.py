@@ -15,8 +15,8 @@ RATES = training_options.Rates(lora=2e-4, full=2e-5)  # TRL's for all weights; f
 
 _own = options.together(
     click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
-    click.option("--chat-instructions", is_flag=True,
-                 help="Put instruction records through the chat template instead of Alpaca's."),
+    click.option("--instructions", type=click.Choice(["auto", "chat", "alpaca"]), default="auto", show_default=True,
+                 help="What instruction records go through: the chat template (auto: where there is one) or Alpaca's."),
 )  # fmt: skip
 
 
@@ -34,7 +34,8 @@ Examples:
   pronk finetune smollm2:135m --data mine.jsonl --out mine --resume
   pronk generate -m smollm2:135m --adapter mine "..."
 
-A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"} or {"text"}.
+A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"question",
+"answer"} or {"text"}; what has other names is read with --fields.
 Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
 )
 @training_options.of_records(_own, RATES)

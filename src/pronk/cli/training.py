@@ -16,7 +16,7 @@ import click
 
 from pronk.cli import console, progress, training_masks, training_plan, training_progress, training_report
 from pronk.cli.saving import open_source, tokenizer_for
-from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory, short
+from pronk.errors import NotEnoughMemory, NoTokenizer, PronkError, one_line, out_of_memory
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pronk.train.trainer import Trainer
 
 SAMPLE_TOKENS = 64
+_KEYS = 10  # that are named
 
 
 def perform(
@@ -60,6 +61,7 @@ def perform(
             if plan:
                 training_plan.show(checkpoint, data, settings, group.device or device, as_json=as_json)
             else:
+                _note_losses(data)
                 training_masks.show(data, settings, codec)
             return
         group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
@@ -179,8 +181,15 @@ def _note_losses(data: Data) -> None:
     for what, count in (("examples cut at their end", data.cut), ("examples left out as too long", data.too_long)):
         if count:
             console.note(f"{what}: {count}")
+    if any(there != seen for there, seen in data.mixture.values()):
+        told = (f"{seen} of {one_line(name, 60)}, which has {there}" for name, (there, seen) in data.mixture.items())
+        console.note(f"an epoch has {len(data.train)} examples: {'; '.join(told)}")
+    if data.duplicates:
+        console.note(f"examples that are exact copies of another: {data.duplicates} (none of them on both sides)")
     if data.unused:
-        console.note(f"keys of records that nobody reads: {short(sorted(data.unused))}")
+        keys = ", ".join(f"{one_line(key, 60)} ({count})" for key, count in sorted(data.unused.items())[:_KEYS])
+        more = f" and {len(data.unused) - _KEYS} more" if len(data.unused) > _KEYS else ""
+        console.note(f"keys that nobody reads, and of how many records: {keys}{more}")
     if not data.held_out:
         console.note("nothing is held out: whether it learns more than the data by heart will not be known")
 

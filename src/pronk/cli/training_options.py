@@ -45,15 +45,22 @@ def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...
     return names
 
 
+def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 data = options.together(
-    click.option("--data", required=True, type=options.NAME, metavar="FILE",
-                 help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name)."),
+    click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
+                 help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name). Repeatable; FILE=0.5 "
+                      "sees half of its examples an epoch, FILE=2 each twice."),
     click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
                  help="Where the adapter (with --full: the model), metrics and checkpoints go."),
     click.option("--max-length", type=_N, metavar="N", help="Tokens of the longest example.  [default: the context]"),
     click.option("--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
                  help="What becomes of longer ones."),
     click.option("--skip-bad-records", is_flag=True, help="Leave out, and count, records that are wrong."),
+    click.option("--fields", metavar="KEY=NAME,...", callback=_fields, default="",
+                 help="What keys of records are to be called: answer=output; id= leaves one out."),
     click.option("--chat-template", type=options.NAME, metavar="FILE|NAME", help="Instead of the model's own."),
     click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out data of its own."),
     click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
@@ -152,6 +159,7 @@ def settings(
         names = tuple(name.strip() for name in targets.split(","))
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
     settle_computing(given, how["device"])
+    given["data"] = given["data"][0] if len(given["data"]) == 1 else given["data"]
     given["skip_bad"] = given.pop("skip_bad_records")
     given["lr"] = given["lr"] or (usual.full if full else usual.lora)
     kind = objective()

@@ -131,7 +131,8 @@ def prepare(
 
     Raises BadFile, ModelNotFound, and PronkError where memory does not suffice.
     """
-    texts = documents.read(settings.data, separator)
+    (source,) = settings.sources
+    texts = documents.read(source, separator)
     if settings.eval_data is not None:
         held_out = documents.read(settings.eval_data, separator)
     else:
@@ -139,18 +140,18 @@ def prepare(
         texts, held_out = documents.held_out(texts, share)
         if settings.eval_share and not (texts and held_out):
             problem = "too short to hold some of it out; give more text, or --eval-share 0"
-            raise BadFile(settings.data, problem)
+            raise BadFile(source, problem)
     try:
         codec = vocabulary.train(texts, tokenizer) if isinstance(tokenizer, int) else tokenizer
         config = replace(shape.config(codec.vocab_size), bos_token_id=codec.bos_id, eos_token_ids=codec.eos_ids)
         encoder = Encoder(codec, shape.ctx_size)
     except BadRequest as error:
-        raise BadFile(settings.data, str(error)) from None
-    train, names = _sequences(texts, settings, encoder, settings.data, progress)
-    held, _ = _sequences(held_out, settings, encoder, settings.eval_data or settings.data) if held_out else ([], [])
+        raise BadFile(source, str(error)) from None
+    train, names = _sequences(texts, settings, encoder, source, progress)
+    held, _ = _sequences(held_out, settings, encoder, settings.eval_data or source) if held_out else ([], [])
     if (learned := tokens(train)) < shape.ctx_size:
         problem = f"{learned} tokens to train on are not one sequence of {shape.ctx_size}; a smaller --ctx is"
-        raise BadFile(settings.data, f"too short: {problem}")
+        raise BadFile(source, f"too short: {problem}")
     data = Data(train, held, names)
     if settings.eval_every is None:
         steps = settings.max_steps or settings.epochs * len(settings.batches(train).epoch(0)) / settings.accumulate

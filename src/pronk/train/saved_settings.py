@@ -16,11 +16,11 @@ from typing import Any
 from pronk.errors import BadFile, BadRequest, short
 from pronk.train.settings import Settings
 
-VERSION = 1  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
+VERSION = 2  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
 
 # What settings that came after 0.1 were by default when they came: {"lora.use_dora": False}. Whatever their default
 # becomes, of runs that do not have them this stays true.
-ADDED: Mapping[str, Any] = {}
+ADDED: Mapping[str, Any] = {"fields": []}
 
 DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
 NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
@@ -45,6 +45,8 @@ def check(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any],
         raise BadFile(checkpoint, f"must be a whole number, not {short(version)}", field="version")
     if version == 0:
         before = _of_0_1(before)
+    if version < 2:
+        before = _of_1(before, settings)
     if problem := _difference(version, before, settings, usual):
         raise BadRequest(f"{checkpoint} {problem}, or begin in another folder")
 
@@ -61,6 +63,8 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
             continue
         if key.startswith(DIGEST):
             what = key.removeprefix(DIGEST)
+            if version < 2 and now.get(_INSTRUCTIONS) == "auto" and what == "examples":
+                return "was made with other examples; if it began with instruction records: --instructions alpaca"
             return f"was made with other {what}: what their name stands for has changed since; bring it back"
         return f"was made with {key}={short(old)}, and now it is {short(new)}; resume with the same"
     return f"was made with {unknown}, which this pronk does not know; {way_out}" if unknown else ""
@@ -82,6 +86,19 @@ def _each(settings: Any, begin: str = "", *, usual: bool = False) -> Iterator[tu
             yield key, value
         elif field.default is not MISSING:
             yield key, field.default
+
+
+_INSTRUCTIONS = "objective.instructions"
+
+
+def _of_1(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of version 1 had `chat_instructions`, true or false. False was the default, of runs without
+    instructions too, so that it goes on as "auto" and as "alpaca": that the examples are the same their digest says."""
+    found = dict(before)
+    if (chat := found.pop("objective.chat_instructions", None)) is not None:
+        usual = now.get(_INSTRUCTIONS) if now.get(_INSTRUCTIONS) in ("auto", "alpaca") else "alpaca"
+        found[_INSTRUCTIONS] = usual if chat is False else "chat"
+    return found
 
 
 def _of_0_1(before: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
 from pronk.train import codes
+from pronk.train.data import forms
 from pronk.train.data.batches import Batches
 from pronk.train.loop import Precision
 from pronk.train.objectives.objective import Objective
@@ -21,7 +22,7 @@ _RANK = _MICRO_BATCHES = 1 << 20
 @dataclass(frozen=True)
 class Settings:
     model: str
-    data: str
+    data: str | tuple[str, ...]  # a file, a dataset, or several; each perhaps with a weight, "FILE=0.5"
     eval_data: str | None = None
     eval_share: float = 0.1  # of the data, held out where there is no eval_data
     lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
@@ -43,6 +44,7 @@ class Settings:
     max_length: int | None = None
     too_long: str = "error"
     skip_bad: bool = False
+    fields: tuple[str, ...] = ()  # what keys of records are to be called, "theirs=ours" (data.forms.fields)
     chat_template: str | None = None
     objective: Objective = field(default_factory=SFT)
     eval_every: int | None = None  # steps; None: once an epoch
@@ -55,6 +57,9 @@ class Settings:
             raise BadRequest(f"the share that is held out must be from 0 to less than 1, not {self.eval_share!r}")
         if not 0 <= self.warmup <= 1:
             raise BadRequest(f"the warm-up is a share of all steps, from 0 to 1, not {self.warmup!r}")
+        forms.fields(self.fields)
+        if not self.sources:
+            raise BadRequest("there is no data to train on; name some")
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
@@ -75,6 +80,10 @@ class Settings:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if not self.epochs > 0:
             raise BadRequest(f"epochs must be more than 0, not {self.epochs!r}")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.data,) if isinstance(self.data, str) else self.data
 
     def batches(self, examples: Sequence[Any]) -> Batches:
         lengths = [len(example) for example in examples]

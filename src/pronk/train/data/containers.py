@@ -10,8 +10,8 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -89,6 +89,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     with _text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
+                if line.strip() == "{" and (problem := _is_one_object(path)):
+                    raise BadFile(path, problem)
                 try:
                     record = json.loads(line, object_pairs_hook=_members)
                     if problem := half_character(record, line):
@@ -96,6 +98,20 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                 except (ValueError, RecursionError) as error:
                     record = BadRecord(f"is not JSON ({error}); each line must be a record of its own")
                 yield f"line {number}", record
+
+
+def _is_one_object(path: Path) -> str | None:
+    """What to say of a file in which one object goes over several lines; None where it is none."""
+    with _text(path) as file, suppress(ValueError, RecursionError):
+        found = json.load(file)
+        return f"is one JSON object (with the keys {short(list(found))}), not a record a line{listed(found)}"
+    return None
+
+
+def listed(found: Mapping[str, Any]) -> str:
+    """The way out where records are what one key of an object holds."""
+    lists = [key for key, value in found.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    return f"; if records are what {short(lists[0])} lists, give a file of that list alone" if lists else ""
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRecord:
@@ -115,6 +131,9 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         if half_character(records, text):
             records = [BadRecord(f"holds {why}") if (why := half_character(each)) else each for each in records]
     except (ValueError, RecursionError) as error:
+        with suppress(ValueError, RecursionError):
+            first = json.loads(text.partition("\n")[0])
+            raise BadFile(path, f"has a list on each line, as {short(first)}; a record is an object") from None
         raise BadFile(path, f"is not JSON: {error}") from None
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
 

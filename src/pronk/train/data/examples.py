@@ -6,19 +6,26 @@ of it is what it shares with the prompt encoded alone, which is what the model s
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.errors import BadRequest, NoTokenizer
+from pronk.errors import BadRequest, NoTokenizer, Unsupported, short
 from pronk.tokenizer import chat
 from pronk.train.data.containers import BadRecord
+from pronk.train.data.messages import learned
+from pronk.train.data.turns import Rendered
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
+
+_ROLES = ("system", "user", "assistant")
 
 TooLong = Literal["error", "cut", "skip"]
 
@@ -79,6 +86,7 @@ class Encoder:
     ctx_size: int | None = None
     cut: int = 0
     skipped: int = 0
+    unused: Counter[str] = field(default_factory=Counter)  # keys that a template does not write: of how many texts
     heard: Callable[[int], None] = lambda characters: None  # of long texts, when so many more have been encoded
 
     def __post_init__(self) -> None:
@@ -89,28 +97,42 @@ class Encoder:
         # One that was asked for is looked at even where no record needs it; a model may have none of its own.
         self._chat = chat.choose(self.tokenizer, self.template) if self.template is not None else None
 
+    @cached_property
+    def talks(self) -> bool:
+        """Whether there is a chat template."""
+        try:
+            self._chat = self._chat or chat.choose(self.tokenizer)
+        except Unsupported:
+            return False
+        return True
+
     def text(self, text: str) -> Example:
         """All of it is learned."""
-        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_ids[0]]
+        ids = self._ended(self.tokenizer.encode(text))
         return _example(ids, [(0, len(ids))])
 
     def answer(self, prompt: str, answer: str) -> Example:
         alone = self.tokenizer.encode(prompt)
-        ids = [*self.tokenizer.encode(prompt + answer), self.tokenizer.eos_ids[0]]
+        ids = self._ended(self.tokenizer.encode(prompt + answer))
         return _example(ids, [(_common(alone, ids), len(ids))])
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], first: int = 0) -> Example:
-        """Learned: what the template makes of the assistant's messages, from number `first` on, and ends of turns."""
+    def conversation(self, values: Mapping[str, Any]) -> Example:
+        """Of a record's "messages", "tools" and "first". Learned: what the template makes of the assistant's messages,
+        from number `first` on and unless their weight is 0, and ends of turns. What the template does not write is
+        refused where it is a message, and counted as unused where it is anything else."""
         self._chat = self._chat or chat.choose(self.tokenizer)
-        ids = self._rendered(messages)
+        messages = [{key: it for key, it in raw.items() if key != "weight"} for raw in values["messages"]]
+        _check_roles(messages, self._chat)
+        given = {"tools": values["tools"]} if "tools" in values else {}
+        rendered = Rendered(self._chat, messages, given)
+        self.unused.update(rendered.unread())
+        ids = self.tokenizer.encode(rendered.text, bos=False)
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant" or number < first:
+        for number, message in enumerate(values["messages"]):
+            if number < values.get("first", 0) or not learned(message):
+                rendered.check(number)
                 continue
-            begin = _common(self._rendered(messages[:number], prompt=True), ids)
-            end = _common(self._rendered(messages[: number + 1]), ids)
-            if end <= begin:
-                raise BadRecord(f"the chat template leaves nothing of message {number}, the assistant's, to be learned")
+            begin, end = (self._tokens(rendered.text[:at], ids) for at in rendered.answer(number))
             spans.append((begin, self._end_of_turn(ids, begin, end)))
         return _example(ids, spans)
 
@@ -120,7 +142,8 @@ class Encoder:
         if isinstance(prompt, str):
             both = [self.answer(prompt, answer) for answer in answers]
         else:
-            both = [self.conversation([*prompt, *answer], first=len(prompt)) for answer in answers]
+            talks = [{**values, "messages": [*prompt, *answer], "first": len(prompt)} for answer in answers]
+            both = [self.conversation(talk) for talk in talks]
         if _alike(both):
             raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
         fitted = self.fitted(*both)
@@ -136,9 +159,13 @@ class Encoder:
         self.cut += any(len(fitted) < len(example) for fitted, example in zip(fitting, examples, strict=True))
         return fitting
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> list[int]:
-        assert self._chat
-        return self.tokenizer.encode(self._chat.render(messages, add_generation_prompt=prompt), bos=False)
+    def _ended(self, ids: list[int]) -> list[int]:
+        """With a token that ends a text behind it, unless one is there."""
+        return ids if ids and ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.eos_ids[0]]
+
+    def _tokens(self, beginning: str, ids: Sequence[int]) -> int:
+        """How many of `ids` the beginning of their text is."""
+        return _common(self.tokenizer.encode(beginning, bos=False), ids)
 
     def _end_of_turn(self, ids: Sequence[int], begin: int, end: int) -> int:
         """Templates put a line's end behind the token at which generation stops: nobody will be asked for it."""
@@ -167,6 +194,14 @@ def _example(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Example:
         loss_mask[begin:end] = True
     loss_mask[:1] = False  # nothing foretells it
     return Example(np.array(ids, np.int32), loss_mask)
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: chat.ChatTemplate) -> None:
+    """A template that writes any role would have made one of a slip of the pen, too."""
+    for number, message in enumerate(messages):
+        role = message["role"]
+        if role not in _ROLES and not re.search(rf"""['"]{re.escape(role)}['"]""", template.source):
+            raise BadRecord(f"message {number} is of {short(role)}, a role that the chat template does not name")
 
 
 def _alike(examples: Sequence[Example]) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pronk.checkpoint.tensors import Progress
-from pronk.errors import BadFile, BadRequest
+from pronk.errors import BadFile, BadRequest, short
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
 from pronk.train.data.containers import BadRecord
@@ -19,6 +20,7 @@ from pronk.train.data.records import Records
 from pronk.train.objectives.objective import Objective
 from pronk.train.settings import Settings
 
+_MOST_WEIGHT = 1000
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 
@@ -30,7 +32,9 @@ class Data:
     skipped: list[str] = field(default_factory=list)  # bad records, of both
     cut: int = 0
     too_long: int = 0  # skipped
-    unused: dict[str, int] = field(default_factory=dict)  # keys of records that nobody reads
+    duplicates: int = 0  # exact copies of another, none of which is on both sides
+    unused: dict[str, int] = field(default_factory=dict)  # keys that nobody reads: in how many records
+    mixture: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each source, examples and those of an epoch
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
@@ -43,23 +47,70 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
         too_long=settings.too_long,  # type: ignore[arg-type]
         ctx_size=ctx_size,
     )
-    sources = [settings.data] if settings.eval_data is None else [settings.data, settings.eval_data]
-    found = [records.read(source, objective.kinds, skip_bad=settings.skip_bad) for source in sources]
+    sources = [weighed(one) for one in settings.sources]
+    named = [name for name, _ in sources] + ([settings.eval_data] if settings.eval_data is not None else [])
+    reading: dict[str, Any] = {"skip_bad": settings.skip_bad, "fields": settings.fields}
+    found = [records.read(source, objective.kinds, **reading) for source in named]
+    records.check_fields(settings.fields, found)
     read = [encoded(objective, encoder, one, skip_bad=settings.skip_bad, progress=progress) for one in found]
-    (examples, names), held_out = read[0], read[-1][0]
+    of_data = read[: len(sources)]
+    examples, names = ([one for part in of_data for one in part[at]] for at in (0, 1))
+    origins = [number for number, (part, _) in enumerate(of_data) for _ in part]
+    held_out = read[-1][0]
+    same = [_content(example) for example in examples]
+    draw = np.random.Generator(np.random.PCG64([settings.seed]))
     if settings.eval_data is None:
-        count = round(settings.eval_share * len(examples)) if len(examples) >= _LEAST_HELD_OUT else 0
-        chosen = set(np.random.Generator(np.random.PCG64([settings.seed])).permutation(len(examples))[:count].tolist())
-        held_out = [example for i, example in enumerate(examples) if i in chosen]
-        names = [name for i, name in enumerate(names) if i not in chosen]
-        examples = [example for i, example in enumerate(examples) if i not in chosen]
-        if not examples:
-            raise BadFile(
-                settings.data, f"has {count} examples, and all would be held out; give a smaller --eval-share"
-            )
-    skipped = [f"{one.source}: {line}" for one in found for line in one.skipped]
-    unused = sum((one.unused for one in found), Counter[str]())
-    return Data(examples, held_out, names, skipped, encoder.cut, encoder.skipped, dict(unused))
+        distinct = list(dict.fromkeys(same))
+        count = round(settings.eval_share * len(distinct)) if len(distinct) >= _LEAST_HELD_OUT else 0
+        chosen = {distinct[i] for i in draw.permutation(len(distinct))[:count].tolist()}
+        held_out = [example for example, content in zip(examples, same, strict=True) if content in chosen]
+        duplicates = len(same) - len(distinct)
+    else:
+        chosen = {_content(example) for example in held_out}
+        duplicates = len(same) + len(held_out) - len({*same, *chosen})
+    kept = [index for index, content in enumerate(same) if content not in chosen]
+    if not kept:
+        problem = f"has {len(same)} examples, and all would be held out; give a smaller --eval-share, or other data"
+        raise BadFile(sources[0][0], problem)
+    seen: list[int] = []
+    mixture = {}
+    for number, (name, weight) in enumerate(sources):
+        own = [index for index in kept if origins[index] == number]
+        more = draw.permutation(len(own))[: round(len(own) * (weight % 1))].tolist() if weight % 1 else []
+        times = own * int(weight) + [own[i] for i in sorted(more)]
+        mixture[name] = (len(own), len(times))
+        seen += times
+    if not seen:
+        raise BadFile(sources[0][0], "has no example left of so small a weight")
+    train, names = [examples[index] for index in seen], [names[index] for index in seen]
+    skipped = [f"{one.source}: {where}: {problem}" for one in found for where, problem in one.skipped]
+    unused = sum((one.unused for one in found), encoder.unused)
+    return Data(train, held_out, names, skipped, encoder.cut, encoder.skipped, duplicates, dict(unused), mixture)
+
+
+def weighed(source: str) -> tuple[str, float]:
+    """ "FILE=2": its name, and how often each of its examples is seen in an epoch; once where that is not said.
+
+    Raises BadRequest.
+    """
+    name, equals, text = source.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        return source, 1.0
+    if not equals or Path(source).expanduser().exists():
+        return source, 1.0
+    if not (name and 0 < weight <= _MOST_WEIGHT):
+        raise BadRequest(f"{source}: the weight must be over 0 and at most {_MOST_WEIGHT}, not {short(text)}")
+    return name, weight
+
+
+def _content(example: Any) -> bytes:
+    """The same of exact copies, and of nothing else."""
+    found = hashlib.sha256()
+    for text in example.answers.values():
+        found.update(b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes())
+    return found.digest()
 
 
 def encoded(
@@ -71,19 +122,21 @@ def encoded(
     """
     examples: list[Any] = []
     names: list[str] = []
+    bad: list[tuple[str, str]] = []
     for number, record in enumerate(found.items, 1):
         try:
             parts = objective.encode(record, encoder)
         except (BadRecord, BadRequest) as error:
-            if not skip_bad or isinstance(error, Overlong):
-                raise found.problem(record, str(error)) from None
-            found.skipped.append(f"{record.where}: {error}")
+            skips = skip_bad and not isinstance(error, Overlong)
+            (found.skipped if skips else bad).append((record.where, str(error)))
             continue
         examples += parts
         where = f"{found.source}: {record.where}"
         names += [where] if len(parts) == 1 else [f"{where}, part {part + 1}" for part in range(len(parts))]
         if progress:
             progress("", number, len(found.items))
+    if bad:
+        raise found.refused(bad)
     if not examples and not encoder.skipped:
         raise records.nothing_good(found)
     if not examples:

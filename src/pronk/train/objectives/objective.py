@@ -17,7 +17,8 @@ from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train.data.batches import MicroBatch
 from pronk.train.data.examples import Encoder, Example
-from pronk.train.data.records import Kind, Record
+from pronk.train.data.forms import Kind
+from pronk.train.data.records import Record
 from pronk.train.distributed import Group
 from pronk.train.objectives.loss import cross_entropy
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
+from pronk.errors import BadRequest
 from pronk.train.data.examples import Encoder, Example
 from pronk.train.data.records import Record
 from pronk.train.objectives.objective import NextToken
+
+Instructions = Literal["auto", "chat", "alpaca"]
 
 # Stanford Alpaca's two, to the letter: github.com/tatsu-lab/stanford_alpaca, train.py.
 ALPACA = (
@@ -26,28 +30,35 @@ ALPACA_WITH_INPUT = (
 
 @dataclass(frozen=True)
 class SFT(NextToken):
-    """`train_on_prompt`: prompts are learned as well. `chat_instructions`: instruction records go through the chat
-    template instead of Alpaca's."""
+    """`train_on_prompt`: prompts are learned as well. `instructions`: what instruction records go through, the "chat"
+    template or "alpaca"'s; "auto" is the former where the model has one."""
 
     name = "sft"
     kinds = ("messages", "completion", "instruction", "text")
 
     train_on_prompt: bool = False
-    chat_instructions: bool = False
+    instructions: Instructions = "auto"
+
+    def __post_init__(self) -> None:
+        if self.instructions not in get_args(Instructions):
+            raise BadRequest(f"instructions must be one of {', '.join(get_args(Instructions))}")
 
     def encode(self, record: Record, encoder: Encoder) -> list[Example]:
         values = record.values
         if record.kind == "text":
             example = encoder.text(values["text"])
         elif record.kind == "messages":
-            example = encoder.conversation(values["messages"])
+            example = encoder.conversation(values)
         elif record.kind == "completion":
+            encoder.unused.update(key for key in ("tools",) if key in values)  # a text is no chat template's
             example = encoder.answer(values["prompt"], values["completion"])
-        elif self.chat_instructions:
+        elif self.instructions == "chat" or (self.instructions == "auto" and encoder.talks):
             asked = "\n\n".join(part for part in (values["instruction"], values.get("input", "")) if part.strip())
-            turns = {"user": asked, "assistant": values["output"]}
-            example = encoder.conversation([{"role": role, "content": said} for role, said in turns.items()])
+            turns = {"system": values.get("system", ""), "user": asked, "assistant": values["output"]}
+            talk = [{"role": role, "content": said} for role, said in turns.items() if said]
+            example = encoder.conversation({"messages": talk})
         else:
+            encoder.unused.update(key for key in ("system",) if values.get(key))  # Alpaca's templates have no place
             example = encoder.answer(alpaca_prompt(values), values["output"])
         if self.train_on_prompt:
             example = replace(example, loss_mask=np.arange(len(example)) > 0)

@@ -1,0 +1,195 @@
+"""Forms: the ways in which people write the records that training knows, told apart by their keys, and made one.
+
+The keys are those of TRL, of Stanford's Alpaca, and of the data sets that are called question and answer, prompt and
+response, instruction and response; preferences also as in HH-RLHF (texts in which Human and Assistant speak) and in
+Orca's pairs. What has other names is given these by `renamed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pronk.errors import BadRequest, short
+from pronk.train.data import messages
+from pronk.train.data.containers import BadRecord, listed
+
+Kind = Literal["preference", "messages", "completion", "instruction", "text"]
+
+
+class Form(NamedTuple):
+    kind: Kind
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(["+".join(self.needed), *(f"(+{key})" for key in self.optional)])
+
+
+FORMS = (
+    Form("preference", ("chosen", "rejected"), ("prompt", "tools")),
+    Form("preference", ("question", "chosen", "rejected"), ("system",)),
+    Form("messages", ("messages",), ("tools",)),
+    Form("completion", ("prompt", "completion"), ("tools",)),
+    Form("instruction", ("instruction", "output"), ("input", "system")),
+    Form("instruction", ("instruction", "response"), ("input", "system")),
+    Form("instruction", ("question", "answer"), ("system",)),
+    Form("instruction", ("prompt", "response"), ("system",)),
+    Form("text", ("text",)),
+)
+KINDS: tuple[Kind, ...] = tuple(dict.fromkeys(form.kind for form in FORMS))
+_KEYS = frozenset(key for form in FORMS for key in (*form.needed, *form.optional))
+_ANSWERS = ("chosen", "rejected")
+
+
+def ways(kinds: Iterable[Kind]) -> str:
+    wanted = set(kinds)
+    return "; ".join(str(form) for form in FORMS if form.kind in wanted)
+
+
+def fields(pairs: Iterable[str]) -> dict[str, str]:
+    """Of "theirs=ours": what a key is to be called; "" for one to be left out. Raises BadRequest."""
+    found = {}
+    for pair in pairs:
+        theirs, equals, ours = pair.partition("=")
+        if not (theirs and equals) or (ours and ours not in _KEYS):
+            known = ", ".join(sorted(_KEYS))
+            raise BadRequest(f"fields must be KEY=NAME, the name one of {known}, or none; not {short(pair)}")
+        if theirs in found:
+            raise BadRequest(f"fields name {short(theirs)} more than once")
+        found[theirs] = ours
+    return found
+
+
+def renamed(raw: object, names: Mapping[str, str]) -> object:
+    """Raises BadRecord where two keys would become one."""
+    if not (names and isinstance(raw, Mapping)):
+        return raw
+    found: dict[Any, Any] = {}
+    for key, value in raw.items():
+        if not (name := names.get(key, key)):
+            continue
+        if name in found:
+            raise BadRecord(f"has {short(name)} twice when its fields are renamed; leave one out (--fields {name}=)")
+        found[name] = value
+    return found
+
+
+def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
+    """The one that fits; of another kind than `kinds` where none of these does. Raises BadRecord."""
+    fitting = [form for form in FORMS if set(form.needed) <= raw.keys()]
+    fitting = [form for form in fitting if not any(set(form.needed) < set(other.needed) for other in fitting)]
+    fitting = [form for form in fitting if all(raw[key] is not None for key in form.needed)] or fitting
+    fitting = [form for form in fitting if form.kind in kinds] or fitting
+    if any(form.kind == "instruction" for form in fitting):  # Alpaca as it is on the hub has all of it in "text", too
+        fitting = [form for form in fitting if form.kind != "text"]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        both = " and ".join("+".join(form.needed) for form in fitting)
+        raise BadRecord(f"could be {both}; say which by leaving a key out: --fields {fitting[0].needed[-1]}=")
+    has = f"has the keys {short(sorted(map(str, raw)))}, which make no record"
+    raise BadRecord(f"{has}; these do: {ways(kinds)} (--fields answer=output gives a key its name){listed(raw)}")
+
+
+def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """Those of its kind, checked: {"messages", "first", "tools"}, {"prompt", "completion"}, {"instruction", "input",
+    "output", "system"}, {"prompt", "chosen", "rejected", "tools"} (texts or messages), {"text"}. `first` is the number
+    of the message from which on answers are learned. Raises BadRecord."""
+    values = {key: raw[key] for key in (*form.needed, *form.optional) if raw.get(key) is not None}
+    for key in form.needed:
+        if key not in values:
+            raise BadRecord(f"{key} is null")
+    if "tools" in values:
+        values["tools"] = _tools(values["tools"])
+    if form.kind == "messages":
+        return _talk({**values, "messages": messages.checked("messages", values["messages"])})
+    if form.kind == "completion" and isinstance(values["prompt"], list):
+        parts = [messages.checked(key, values.pop(key)) for key in form.needed]
+        return _talk({**values, "messages": parts[0] + parts[1], "first": len(parts[0])})
+    if form.kind == "preference":
+        return _preference(_orca(values) if "question" in form.needed else values)
+    for key in (key for key in values if key != "tools"):
+        _check_text(key, values[key])
+    if not values[form.needed[-1]].strip():
+        raise BadRecord(f"has no answer: {form.needed[-1]} is empty")
+    if form.kind == "instruction":
+        names = dict(zip(form.needed, ("instruction", "output"), strict=True))
+        return {names.get(key, key): value for key, value in values.items()}
+    return values
+
+
+def _check_text(key: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise BadRecord(f"{key} must be text, not {short(value)}")
+
+
+def _tools(value: object) -> list[Any]:
+    """Columns of a table hold such lists as JSON."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise BadRecord(f"tools must be a list of functions, not {short(value)}")
+    return found
+
+
+def _talk(values: dict[str, Any]) -> dict[str, Any]:
+    answers = [message for message in values["messages"][values.get("first", 0) :] if message["role"] == "assistant"]
+    if not answers:
+        raise BadRecord("has no answer: none of the messages is the assistant's")
+    if not any(map(messages.learned, answers)):
+        raise BadRecord("has no answer: all messages of the assistant have the weight 0")
+    return values
+
+
+def _orca(values: dict[str, Any]) -> dict[str, Any]:
+    """{"system", "question", "chosen", "rejected"}: texts, of a conversation."""
+    for key, value in values.items():
+        _check_text(key, value)
+    asked = {"system": values.get("system", ""), "user": values["question"]}
+    found: dict[str, Any] = {"prompt": [{"role": role, "content": said} for role, said in asked.items() if said]}
+    return found | {key: [{"role": "assistant", "content": values[key]}] for key in _ANSWERS}
+
+
+def _preference(values: dict[str, Any]) -> dict[str, Any]:
+    if "prompt" not in values:
+        told = {key: messages.of_text(values[key]) for key in _ANSWERS if isinstance(values[key], str)}
+        values |= {key: talk for key, talk in told.items() if talk}
+    for key in ("prompt", *_ANSWERS):
+        if key in values and not isinstance(values[key], str):
+            values[key] = messages.checked(key, values[key])
+    values = _with_prompt(values)
+    for key in _ANSWERS:
+        if isinstance(values[key], str) is not isinstance(values["prompt"], str):
+            raise BadRecord(f"prompt, chosen and rejected must be all texts or all messages; {key} is not as prompt is")
+        if isinstance(values[key], str) and not values[key].strip():
+            raise BadRecord(f"has no answer: {key} is empty")
+        if not isinstance(values[key], str) and not any(map(messages.learned, values[key])):
+            raise BadRecord(f"has no answer: none of the messages of {key} is the assistant's")
+    if values["chosen"] == values["rejected"]:
+        raise BadRecord("chosen and rejected are the same: nothing is preferred")
+    return values
+
+
+def _with_prompt(values: dict[str, Any]) -> dict[str, Any]:
+    """Of two conversations the prompt is what both begin with, as in TRL; it may stand beside them as text, too."""
+    conversations = [values[key] for key in _ANSWERS]
+    if any(isinstance(value, str) for value in conversations):
+        if "prompt" not in values:
+            raise BadRecord("has no prompt, and chosen and rejected are not conversations that begin with one")
+        return values
+    chosen, rejected = conversations
+    shared = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    begun = chosen[:shared]
+    if "prompt" in values and values["prompt"] not in [message.get("content") for message in begun]:
+        return values
+    if chosen == rejected:
+        raise BadRecord("chosen and rejected are the same: nothing is preferred")
+    if shared is None:
+        raise BadRecord(f"has no answer: {'chosen' if len(chosen) < len(rejected) else 'rejected'} is only a beginning")
+    if not begun:
+        raise BadRecord("has no prompt: chosen and rejected begin with different messages")
+    return {**values, "prompt": begun, "chosen": chosen[shared:], "rejected": rejected[shared:]}
