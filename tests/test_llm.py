@@ -162,6 +162,14 @@ def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
             llm.generate(prompt, truncate="middle")  # type: ignore[arg-type]
 
 
+def test_a_cache_that_is_neither_on_nor_off_is_refused_by_name(llm: LLM) -> None:
+    """It was a KeyError, since it chose between two sessions."""
+    for cache in (None, "no", 5):
+        for call in (llm.generate, llm.stream):
+            with pytest.raises(BadRequest, match="cache must be True or False"):
+                call("fits", cache=cache)  # type: ignore[arg-type]
+
+
 def test_a_cut_needs_no_beginning_of_text() -> None:
     bare = make(None, bos_token_id=None)
     ids = list(range(10, 110))

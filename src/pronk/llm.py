@@ -132,9 +132,9 @@ class LLM:
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
-        params = SamplingParams.of(params, sampling)
+        params, session = SamplingParams.of(params, sampling), self._session(cache)
         ids, cut = self._prompt_ids(prompt, params, truncate)
-        chunks = self._sessions[cache].stream([ids], params, progress=progress)
+        chunks = session.stream([ids], params, progress=progress)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
@@ -203,6 +203,11 @@ class LLM:
 
     # -- from prompts to chunks --
 
+    def _session(self, cache: bool) -> Session:
+        if cache not in (True, False):
+            raise BadRequest(f"cache must be True or False, not {cache!r}")
+        return self._sessions[cache]
+
     def _collect(
         self,
         prompts: Sequence[Prompt],
@@ -211,7 +216,7 @@ class LLM:
         cache: bool,
         progress: Progress | None,
     ) -> list[Generation]:
-        encoded = []
+        encoded, session = [], self._session(cache)
         for number, prompt in enumerate(prompts, 1):
             try:
                 encoded.append(self._prompt_ids(prompt, params, truncate))
@@ -221,7 +226,7 @@ class LLM:
                 which = f"prompt {number} of {len(prompts)}"
                 raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in self._sessions[cache].stream([ids for ids, _ in encoded], params, whole=True, progress=progress):
+        for chunk in session.stream([ids for ids, _ in encoded], params, whole=True, progress=progress):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 

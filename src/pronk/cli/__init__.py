@@ -153,6 +153,8 @@ def group() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # which nohup has ignored
+        signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
     if not sys.warnoptions:  # python -W and PYTHONWARNINGS still decide
         warnings.simplefilter("ignore")
     if sys.stdin is None:  # closed, as for daemons
