@@ -341,3 +341,22 @@ def test_a_signal_handler_may_encode_what_the_call_it_interrupts_encodes(tmp_pat
     tokenizer._library = Interrupted()  # type: ignore[assignment]
     assert tokenizer.encode(text) == wanted[True]
     assert inner == [wanted[False]]
+
+
+def test_a_text_asked_as_a_question(llm: LLM) -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    llm.tokenizer.chat_template, before = template, llm.tokenizer.chat_template
+    try:
+        how: Any = {"max_new_tokens": 3, "ignore_eos": True}
+        asked = llm.tokenizer.encode("system:Be brief.user:Hi", bos=False)
+        expected = one(llm.generate(asked, **how)).tokens
+        assert one(llm.generate("Hi", chat=True, system="Be brief.", **how)).tokens == expected
+        several = llm.generate(["Hi", "Hi"], chat=True, system="Be brief.", **how)
+        assert isinstance(several, list)
+        assert [each.tokens for each in several] == [expected, expected]
+        with pytest.raises(BadRequest, match="a system prompt is for chat=True"):
+            llm.generate("Hi", system="Be brief.")
+        with pytest.raises(BadRequest, match="chat=True is for texts"):
+            llm.generate([1, 2], chat=True)
+    finally:
+        llm.tokenizer.chat_template = before

@@ -110,14 +110,19 @@ class LLM:
         truncate: Truncate | None = None,
         cache: bool = True,
         progress: Progress | None = None,
+        chat: bool = False,
+        system: str | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """One Generation; or a list, prompt by prompt, for several prompts or several samples of one.
+
+        With `chat` each text is asked as a question, through the chat template, after the `system` prompt if any.
 
         An empty list is a prompt of no tokens, and begins like an empty text. `progress` is called with what is being
         done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)
+        prompts = [self._asked(prompt, chat, system) for prompt in prompts]
         generations = self._collect(prompts, SamplingParams.of(params, sampling), truncate, cache, progress)
         return generations if several or len(generations) > 1 else generations[0]
 
@@ -129,11 +134,13 @@ class LLM:
         truncate: Truncate | None = None,
         cache: bool = True,
         progress: Progress | None = None,
+        chat: bool = False,
+        system: str | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
-        ids, cut = self._prompt_ids(prompt, params, truncate)
+        ids, cut = self._prompt_ids(self._asked(prompt, chat, system), params, truncate)
         chunks = session.stream([ids], params, progress=progress)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
@@ -231,6 +238,17 @@ class LLM:
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 
     # -- from text to prompts --
+
+    def _asked(self, prompt: Prompt, chat: bool, system: str | None) -> Prompt:
+        """As the chat template asks it, where it is to."""
+        if not chat:
+            if system is not None:
+                raise BadRequest("a system prompt is for chat=True, or for chat(messages)")
+            return prompt
+        if not isinstance(prompt, str):
+            raise BadRequest("chat=True is for texts; token ids are taken as they are")
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        return self.chat_prompt([*opening, {"role": "user", "content": prompt}])
 
     def _prompt_ids(self, prompt: Prompt, params: SamplingParams, truncate: Truncate | None) -> tuple[list[int], int]:
         """Token ids that fit, and how many were cut to make them fit."""

@@ -19,6 +19,7 @@ from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
 from pronk.spellings import named as names_ours
 from pronk.system import expanded
+from pronk.tokenizer.source import chat_template
 from pronk.tokenizer.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def load(
 
     `tokenizer`: a tokenizer file or folder, or a known one's name (`llama2`), instead of the checkpoint's own.
     `adapter`: a folder with a LoRA adapter in PEFT's format, which is added to the weights as they stream in, in
-    float32: weights that it concerns are f32 unless `quantize` says otherwise. `ctx_size`: the most tokens a sequence
-    may have, prompt included (default: what the model was trained for). `prefix_cache`: how many tokens of earlier
-    texts stay in the KV cache, so that a text which begins like one of them starts sooner (default: one context's; 0:
-    none). `max_batch_tokens`: how many tokens a forward pass computes at most. Long prompts are read in pieces of it,
-    beside which texts under way go on: fewer are a shorter wait for their next token, and read prompts more slowly.
+    float32: weights that it concerns are f32 unless `quantize` says otherwise; a chat template that it brings takes the
+    place of the model's. `ctx_size`: the most tokens a sequence may have, prompt included (default: what the model was
+    trained for). `prefix_cache`: how many tokens of earlier texts stay in the KV cache, so that a text which begins
+    like one of them starts sooner (default: one context's; 0: none). `max_batch_tokens`: how many tokens a forward pass
+    computes at most. Long prompts are read in pieces of it, beside which texts under way go on: fewer are a shorter
+    wait for their next token, and read prompts more slowly.
     With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
@@ -105,6 +107,8 @@ def load(
     codec = tokenizer_of(opened, tokenizer)
     if adapter is not None:
         opened = adapters.applied(opened, expanded(adapter))
+        if codec and (template := chat_template(expanded(adapter))) is not None:
+            codec.chat_template = template  # what it was trained through
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     own = engines.options_for(chosen, options)

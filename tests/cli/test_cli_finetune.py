@@ -79,6 +79,48 @@ def test_the_report_as_text_with_a_curve(finetune: Run, tmp_path: Path) -> None:
     contained((tmp_path / "out" / "loss.svg").read_text("utf-8"))
 
 
+@pytest.mark.parametrize("instructions", ["chat", "alpaca"])
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_trained_through_a_template_is_asked_through_it(
+    finetune: Run, run: Run, model: str, tmp_path: Path, instructions: str, full: bool
+) -> None:
+    """The last step of the documentation, generate --adapter, gave bare text to what had never seen any."""
+    import pronk
+    from pronk.train.objectives.sft import alpaca_prompt
+
+    path = records(tmp_path, '{"instruction": "Sing.", "output": "La"}')
+    more = ["--max-steps", "1", "--samples", "0", "--instructions", instructions]
+    if full:
+        result = run("finetune", model, "--data", path, "--out", str(tmp_path / "out"), "--full", *more)
+        loading = {"model": str(tmp_path / "out" / "model")}
+    else:
+        result = finetune(*more, data=path)
+        loading = {"model": model, "adapter": str(tmp_path / "out")}
+    assert result.exit_code == 0, result.stderr
+    llm = pronk.load(**loading)  # type: ignore[arg-type]
+    asked = llm.tokenizer.encode(
+        alpaca_prompt({"instruction": "Sing."}) if instructions == "alpaca" else "<s>user:Sing.</s><s>assistant:",
+        bos=False,
+    )
+    assert llm.chat_prompt([{"role": "user", "content": "Sing."}]) == asked
+    expected = "".join(chunk.text for chunk in llm.stream(asked, max_new_tokens=5))
+    assert "".join(chunk.text for chunk in llm.stream("Sing.", chat=True, max_new_tokens=5)) == expected
+    options = [word for name, value in loading.items() for word in (f"--{name}", value)]
+    said = run("generate", *options, "-n", "5", "--chat", "Sing.")
+    assert said.stdout == expected + "\n"
+    bare = run("generate", *options, "-n", "5", "Sing.")
+    note = "was trained through a chat template, and is given bare text; --chat asks through it"
+    assert (note in bare.stderr) is not full
+    assert note not in said.stderr
+
+
+def test_an_adapter_of_bare_texts_brings_no_template(finetune: Run, run: Run, model: str, tmp_path: Path) -> None:
+    assert finetune("--max-steps", "1", "--samples", "0").exit_code == 0
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
+    bare = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "1", "Sing.")
+    assert "template" not in bare.stderr
+
+
 def test_all_weights(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
     options = "--full --max-steps 2 --samples 1 --json --lr 0.001".split()
     result = run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *options)

@@ -331,3 +331,9 @@ def test_a_model_in_the_place_of_a_prompt_is_noticed(
     assert result.exit_code == 2
     assert "a model goes with -m" in result.stderr
     assert not loaded
+
+
+@pytest.mark.parametrize("given", [["--system", "Be brief.", "Hi"], ["--chat", "--prompt-ids", "1,2"]])
+def test_what_chat_is_not_for_is_wrong_usage(run: Run, given: list[str]) -> None:
+    result = run("generate", *given)
+    assert (result.exit_code, "--chat" in result.stderr) == (2, True)

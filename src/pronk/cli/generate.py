@@ -35,6 +35,7 @@ Examples:
   pronk generate -n 50 --temp 0.8 --top-p 0.95 -s 1 "Once upon a time"
   pronk generate -f prompt.txt --stop $'\\n\\n' --json
   echo "Dear Sir or Madam," | pronk generate -m ./my-model --quantize bf16
+  pronk generate --chat --system "Be brief." "What is a llama?"
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
@@ -52,6 +53,8 @@ terminal, control characters in the text are shown as signs; files and pipes get
               help="The prompt, as PROMPT. Repeatable.")  # fmt: skip
 @click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Read the prompt from FILE; - is standard input.")
 @click.option("--each-line", is_flag=True, help="Each line of the file that is not blank is a prompt.")
+@click.option("--chat", is_flag=True, help="Ask each prompt as a question, through the chat template.")
+@click.option("--system", metavar="TEXT", help="With --chat: the system prompt.")
 @click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
 @options.model_option
 @options.adapter_option
@@ -94,17 +97,27 @@ def command(
     echo: bool,
     as_json: bool,
     jsonl: bool,
+    chat: bool,
+    system: str | None,
     **rest: Any,
 ) -> None:
     """Continue texts; one streams to stdout, statistics go to stderr."""
     if echo and (as_json or jsonl):
         option = "--json" if as_json else "--jsonl"
         raise click.UsageError(f"--echo and {option} exclude each other; the JSON object holds the prompt")
+    if system is not None and not chat:
+        raise click.UsageError("--system is for --chat")
+    if chat and prompt_ids is not None:
+        raise click.UsageError("--chat is for texts; --prompt-ids are taken as they are")
     texts = _prompts(prompts, prompt_options, file, each_line, prompt_ids)
     if as_json and (len(texts) > 1 or jsonl):
         raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
+    if not chat and prompt_ids is None:
+        _note_bare(rest["adapter"])
     llm, params = options.prepare(model, rest)
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
+    if chat:
+        how |= {"chat": True, "system": system}
     shown = ["" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text) for text in texts]
     if not (as_json or jsonl) and params.num_beams == params.samples == len(texts) == 1:
         _stream(texts[0], shown[0], how, llm)
@@ -126,6 +139,14 @@ def command(
         last = several[-1]
         console.note(_statistics(last.stats, last.truncated_tokens) + "; " + options.describe(params, last.seed))
     _note_cut(llm, several)
+
+
+def _note_bare(adapter: str | None) -> None:
+    from pronk.system import expanded
+    from pronk.tokenizer.source import chat_template
+
+    if adapter and chat_template(expanded(adapter)) is not None:
+        console.note(f"{adapter} was trained through a chat template, and is given bare text; --chat asks through it")
 
 
 _OF_MODELS = (".gguf", ".safetensors", ".bin", ".pth", ".pt")

@@ -40,6 +40,22 @@ _LLAMA3 = """\
 {%- endif -%}
 """
 
+# Stanford Alpaca's, of a question without an input: what an adapter brings that was trained through it. {bos} is the
+# template's own word for the token that begins a text, where the tokenizer adds one.
+ALPACA = """\
+{bos}{%- for message in messages -%}
+    {%- if message['role'] == 'user' -%}
+        {{- 'Below is an instruction that describes a task. ' -}}
+        {{- 'Write a response that appropriately completes the request.\\n\\n' -}}
+        {{- '### Instruction:\\n' ~ message['content'] ~ '\\n\\n### Response:' -}}
+    {%- elif message['role'] == 'assistant' -%}
+        {{- message['content'] ~ eos_token -}}
+    {%- else -%}
+        {{- raise_exception("Alpaca's template has no place for " ~ message['role']) -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
 BUILTIN = {"llama2": _LLAMA2, "llama3": _LLAMA3}
 
 # Llama 2 and Code Llama. A base model of Mistral's has as many, and takes the same form.

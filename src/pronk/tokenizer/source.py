@@ -26,6 +26,9 @@ def of_file(path: Path) -> TokenizerSource | None:
     return TokenizerSource(kind, path, settings, _chat_template(path.parent, settings))
 
 
+TEMPLATE = "chat_template.jinja"
+
+
 def present(path: Path) -> bool:
     """Whether a file stands there. Raises BadFile for what only has its name: a pipe, a folder, a link to nothing."""
     if path.is_file():
@@ -35,9 +38,15 @@ def present(path: Path) -> bool:
     return False
 
 
+def chat_template(folder: Path) -> str | None:
+    """That which a folder brings, with or without a tokenizer, as adapters do. Raises BadFile."""
+    config = folder / "tokenizer_config.json"
+    return _chat_template(folder, strict_json.read(config) if present(config) else {})
+
+
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """A file of its own comes before tokenizer_config.json's entry: transformers writes and reads them so."""
-    file = folder / "chat_template.jinja"
+    file = folder / TEMPLATE
     if present(file):
         if file.stat().st_size > _MAX_TEMPLATE:
             raise BadFile(file, f"more than {_MAX_TEMPLATE} bytes")

@@ -12,13 +12,22 @@ from torch import nn
 from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, read_config
 from pronk.checkpoint.containers import safetensors
 from pronk.system import replacing
+from pronk.tokenizer.source import TEMPLATE
 from pronk.train import lora
 from pronk.train.distributed import Whole
 
 
-def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: Whole = lambda weight: weight) -> None:
+def save(
+    model: nn.Module,
+    config: LoraConfig,
+    base: str,
+    folder: Path,
+    whole: Whole = lambda weight: weight,
+    template: str | None = None,
+) -> None:
     """Into `folder`, which exists; over an adapter that may be there each file is whole, the old or the new, after a
-    power cut too. `base`: the name of the model that it is an adapter of."""
+    power cut too. `base`: the name of the model that it is an adapter of; `template`: the chat template that it was
+    trained through, if any."""
     tensors = {}
     for name, layer in lora.layers(model):
         for part in ("lora_A", "lora_B"):
@@ -37,6 +46,9 @@ def save(model: nn.Module, config: LoraConfig, base: str, folder: Path, whole: W
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    if template is not None:
+        with replacing(folder / TEMPLATE) as fresh:
+            fresh.write_bytes(template.encode())
     for path in (folder / WEIGHTS, folder / CONFIG):
         with replacing(path) as fresh:
             if path.name == WEIGHTS:

@@ -22,6 +22,8 @@ from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
+from pronk.system import replacing
+from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
@@ -169,9 +171,12 @@ class Trainer:
                 tokenizer_files=self._tokenizer_files,
                 overwrite=(self.folder / MODEL).exists(),
             )
+            if self.data.template is not None:
+                with replacing(self.folder / MODEL / TEMPLATE) as fresh:
+                    fresh.write_bytes(self.data.template.encode())
             return
         try:
-            adapter.save(self.model, self.settings.lora, self.settings.model, self.folder, whole)
+            adapter.save(self.model, self.settings.lora, self.settings.model, self.folder, whole, self.data.template)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
 

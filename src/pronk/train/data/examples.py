@@ -87,6 +87,7 @@ class Encoder:
     cut: int = 0
     skipped: int = 0
     unused: Counter[str] = field(default_factory=Counter)  # keys that a template does not write: of how many texts
+    through: str | None = None  # the chat template that a record went through: what the result is to be asked through
     heard: Callable[[int], None] = lambda characters: None  # of long texts, when so many more have been encoded
 
     def __post_init__(self) -> None:
@@ -116,6 +117,12 @@ class Encoder:
         ids = self._ended(self.tokenizer.encode(prompt + answer))
         return _example(ids, [(_common(alone, ids), len(ids))])
 
+    def instruction(self, prompt: str, answer: str) -> Example:
+        """The same, of Alpaca's prompts."""
+        begins = self.tokenizer.bos_id is not None and self.tokenizer.encode("a")[0] == self.tokenizer.bos_id
+        self.through = self.through or chat.ALPACA.replace("{bos}", "{{- bos_token -}}" if begins else "")
+        return self.answer(prompt, answer)
+
     def conversation(self, values: Mapping[str, Any]) -> Example:
         """Of a record's "messages", "tools" and "first". Learned: what the template makes of the assistant's messages,
         from number `first` on and unless their weight is 0, and ends of turns. What the template does not write is
@@ -125,6 +132,7 @@ class Encoder:
         _check_roles(messages, self._chat)
         given = {"tools": values["tools"]} if "tools" in values else {}
         rendered = Rendered(self._chat, messages, given)
+        self.through = self._chat.source
         self.unused.update(rendered.unread())
         ids = self.tokenizer.encode(rendered.text, bos=False)
         spans = []

@@ -35,6 +35,7 @@ class Data:
     duplicates: int = 0  # exact copies of another, none of which is on both sides
     unused: dict[str, int] = field(default_factory=dict)  # keys that nobody reads: in how many records
     mixture: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each source, examples and those of an epoch
+    template: str | None = None  # through which the examples went
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
@@ -85,7 +86,8 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
     train, names = [examples[index] for index in seen], [names[index] for index in seen]
     skipped = [f"{one.source}: {where}: {problem}" for one in found for where, problem in one.skipped]
     unused = sum((one.unused for one in found), encoder.unused)
-    return Data(train, held_out, names, skipped, encoder.cut, encoder.skipped, duplicates, dict(unused), mixture)
+    left_out = skipped, encoder.cut, encoder.skipped
+    return Data(train, held_out, names, *left_out, duplicates, dict(unused), mixture, encoder.through)
 
 
 def weighed(source: str) -> tuple[str, float]:

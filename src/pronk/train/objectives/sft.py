@@ -59,7 +59,7 @@ class SFT(NextToken):
             example = encoder.conversation({"messages": talk})
         else:
             encoder.unused.update(key for key in ("system",) if values.get(key))  # Alpaca's templates have no place
-            example = encoder.answer(alpaca_prompt(values), values["output"])
+            example = encoder.instruction(alpaca_prompt(values), values["output"])
         if self.train_on_prompt:
             example = replace(example, loss_mask=np.arange(len(example)) > 0)
         return encoder.fitted(example)
