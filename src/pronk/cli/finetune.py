@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 RATES = training_options.Rates(lora=2e-4, full=2e-5)  # TRL's for all weights; for LoRA the usual ten times that
 
 _own = options.together(
-    click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
+    click.option("--train-on-prompt", is_flag=True, help="Compute the loss on prompt tokens too."),
     click.option("--chat-instructions", is_flag=True,
-                 help="Put instruction records through the chat template instead of Alpaca's."),
+                 help="Write instruction records with the chat template, not with Alpaca's."),
+    heading="Data",
 )  # fmt: skip
 
 
@@ -35,10 +36,15 @@ Examples:
   pronk generate -m smollm2:135m --adapter mine "..."
 
 A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"} or {"text"}.
-Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
+Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
+was never stopped. Training needs torch."""
 )
 @training_options.of_records(_own, RATES)
 def command(model: str, **given: Any) -> None:
-    """Adapt MODEL to data of one's own."""
+    """Fine-tune a model on your data, with LoRA or in full.
+
+    LoRA trains two low-rank matrices beside each linear layer of MODEL and writes them as an adapter; MODEL's own
+    weights stay as they are.
+    """
     settings, how = training_options.settings(model, given, RATES, _objective)
     training.perform(settings, **how)
