@@ -21,11 +21,17 @@ from click.testing import Result
 from fake_llm import FakeLLM
 
 from pronk import __version__
-from pronk.cli import VERBS, generate, options, progress
+from pronk.cli import VERBS, generate, group, options, progress
 from pronk.cli.failures import Misuse
 
 Run = Callable[..., Result]
 Start = Callable[[list[str]], subprocess.Popen[str]]
+
+
+def _command(verb: str) -> click.Command:
+    found = group.get_command(click.Context(group), verb)
+    assert found
+    return found
 
 
 @pytest.fixture
@@ -79,6 +85,35 @@ def test_every_verb_has_help_with_examples(run: Run, verb: str) -> None:
     assert result.exit_code == 0
     assert f"Examples:\n  pronk {verb}" in re.sub(r"^  ", "", result.stdout, flags=re.M)
     assert run(verb, "-h").stdout == result.stdout
+
+
+def test_the_summary_of_every_verb_fits_a_line_of_80_columns(run: Run) -> None:
+    """They were cut with "...": click keeps what fits into the width that it finds."""
+    shown = run("--help").stdout
+    for verb in VERBS:
+        said = _command(verb).get_short_help_str(100)
+        assert f"\n  {verb:<16}  {said}\n" in shown
+        assert not said.endswith("...")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_explained_in_whole_clauses(run: Run, verb: str) -> None:
+    """With its defaults and bounds in one pair of brackets, as click sets its own, not in two."""
+    for option in _command(verb).params:
+        if isinstance(option, click.Option):
+            assert option.help, f"{verb} {option.opts} has no help"
+            assert option.help.removesuffix("]").split("  [")[0][-1] in ".)", f"{verb} {option.opts}: {option.help}"
+    assert not re.search(r"\]\s+\[(default|required|\d|x)", run(verb, "--help").stdout)
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "finetune", "dpo", "pretrain", "compare"])
+def test_many_options_stand_under_headings(run: Run, verb: str) -> None:
+    shown = run(verb, "--help").stdout
+    assert len(re.findall(r"^\S.*:$", shown, flags=re.M)) >= 4
+    left = shown.split("\nOptions:\n")[1].split("\n\n")[0]
+    assert left.strip().startswith("-h, --help")  # alone: what is declared has a heading
+    for option in _command(verb).params:
+        assert isinstance(option, click.Argument) or re.search(rf"^ .*{option.opts[-1]}\b", shown, flags=re.M)
 
 
 def test_version(run: Run) -> None:

@@ -24,27 +24,17 @@ from pronk.cli import console, llama2c
 from pronk.cli.failures import Failure, Misuse
 from pronk.errors import PronkError, os_problem, out_of_memory, short
 
-# Verb -> its module in this package, in the order of --help.
-VERBS = {
-    "generate": "generate",
-    "chat": "chat",
-    "inspect": "inspect",
-    "verify": "verify",
-    "perplexity": "perplexity",
-    "divergence": "divergence",
-    "outliers": "outliers",
-    "compare": "compare",
-    "compare-training": "compare_training",
-    "report": "report",
-    "pretrain": "pretrain",
-    "finetune": "finetune",
-    "dpo": "dpo",
-    "merge": "merge",
-    "convert": "convert",
-    "quantize": "quantize",
-    "pull": "pull",
-    "list": "list_models",
-}
+# Heading of --help -> its verbs, in order.
+GROUPS = {
+    "Run": ("generate", "chat"),
+    "Inspect and measure": (
+        "inspect", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
+    ),
+    "Train": ("pretrain", "finetune", "dpo"),
+    "Files": ("merge", "convert", "quantize", "pull", "list"),
+}  # fmt: skip
+# Verb -> its module in this package.
+VERBS = {verb: {"list": "list_models"}.get(verb, verb.replace("-", "_")) for verbs in GROUPS.values() for verb in verbs}
 DEFAULT_VERB = "generate"
 
 
@@ -59,6 +49,14 @@ class Verbs(click.Group):
             return None
         command: click.Command = import_module(f"pronk.cli.{VERBS[cmd_name]}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, VERBS))
+        for heading, verbs in GROUPS.items():
+            commands = {verb: self.get_command(ctx, verb) for verb in verbs}
+            rows = [(verb.ljust(width), one.get_short_help_str(100)) for verb, one in commands.items() if one]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         called_for_help = not args  # which some versions of click raise
@@ -139,14 +137,15 @@ Examples:
   pronk inspect model.gguf
   pronk convert model.gguf model-hf --to safetensors --dtype bf16
 
-MODEL is a name (smollm2:135m), a Hugging Face repository (owner/name), a file or a directory.""",
+MODEL is a name (smollm2:135m; `pronk list` has the others), a Hugging Face repository (owner/name), a file or
+a folder.""",
 )
 @click.version_option(__version__, package_name="pronk", message="%(prog)s %(version)s")
 def group() -> None:
-    """Run LLaMA models from any checkpoint format.
+    """Run, measure and train LLaMA models from any checkpoint format.
 
     `pronk "A PROMPT OF SEVERAL WORDS"` is short for `pronk generate`. `pronk model.bin 0.8 256 "Once"`, in llama2.c's
-    order or with its options, generates as llama2.c does.
+    order or with its options, generates as llama2.c does. `pronk VERB --help` lists the options of a verb.
     """
 
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 HELP = """\
 /system [TEXT]  set the system prompt; without TEXT, remove it
 /reset          forget the conversation, keep the system prompt
-/save FILE      write the conversation as JSON, which -f FILE goes on from
-/help           this
-/exit           end, as Ctrl-D does
-//TEXT          say /TEXT to the model
-Ctrl-C stops an answer; what there is of it stays."""
+/save FILE      save the conversation as JSON; pronk chat -f FILE continues it
+/help           list these commands
+/exit           end the chat, as Ctrl-D does
+//TEXT          send /TEXT to the model
+Ctrl-C stops an answer; the part already written stays in the conversation."""
 
 
 @options.verb(
@@ -45,9 +45,13 @@ In the conversation:
     + "\n".join(f"  {line}" for line in HELP.splitlines())
 )
 @options.model_option
-@click.option("--system", metavar="TEXT", help="System prompt.")
-@click.option("--chat-template", metavar="FILE|NAME", help="Jinja file, or llama2 or llama3; not the model's own.")
-@click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Go on from a saved conversation.")
+@options.together(
+    click.option("--system", metavar="TEXT", help="Set the system prompt."),
+    click.option("--chat-template", metavar="FILE|NAME",
+                 help="Use this chat template, not the model's: a Jinja file, llama2 or llama3."),
+    click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Continue the conversation saved in FILE."),
+    heading="Conversation",
+)  # fmt: skip
 @options.adapter_option
 @options.loading_options
 @options.sampling_options
@@ -61,9 +65,9 @@ def command(
     truncate: str | None,
     **rest: Any,
 ) -> None:
-    """Talk with a chat model.
+    """Chat with a model in the terminal.
 
-    On a terminal with line editing and history; otherwise each line of standard input is a turn.
+    On a terminal it offers line editing and history; from a pipe, each line of standard input is one turn.
     """
     from pronk.tokenizer import chat, renderer
 

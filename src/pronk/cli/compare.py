@@ -8,28 +8,32 @@ import click
 
 from pronk.cli import comparing, console, options
 
-_options = options.together(
+_compared = options.together(
     click.option("--to", multiple=True, type=options.NAME, metavar="SCHEME",
-                  help="Compare with the model in this. Repeatable.  [default: llm-int8, q8 and q4]"),
+                  help="Measure the model in this format, such as f16, int8, llm-int8, q8 or q4. Repeatable.  "
+                 "[default: llm-int8, q8 and q4; torch engine: llm-int8 and int8]"),
     click.option("--against", type=options.NAME, metavar="TYPE",
-                  help="The original.  [default: bf16, or f16 where the file is in f16]"),
-    comparing.out_option,
-    click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure latency N times.  [default: 5]"),
+                  help="Measure this format as the baseline.  [default: bf16, or f16 where the file is in f16]"),
+    click.option("--techniques", is_flag=True,
+                 help="Measure techniques with each off and on: KV cache, flash attention, quantization, prefix reuse "
+                 "and more. Formats are then measured only where --to or --tasks asks for them."),
+    heading="What is compared",
+)  # fmt: skip
+_measured = options.together(
+    click.option("--rounds", type=click.IntRange(min=1), metavar="N",
+                 help="Measure latency N times, and report the median.  [default: 5]"),
     click.option("--prefill", callback=options.several(options.count, "lengths", "64,512"), metavar="N,N",
-                  help="Tokens of the prompts.  [default: 32,128,512]"),
+                  help="Measure prefill on prompts of these lengths, in tokens.  [default: 32,128,512]"),
     click.option("--decode-tokens", type=click.IntRange(min=1), metavar="N",
-                  help="Decode N tokens after each prompt.  [default: 64]"),
+                  help="Measure decoding on N tokens after each prompt.  [default: 64]"),
     click.option("--windows", type=click.IntRange(min=1), metavar="N",
-                  help="Measure quality on N windows of 512 tokens, spread over the text.  [default: up to 16]"),
-    click.option("-f", "--text", type=options.NAME, metavar="FILE",
-                  help="Text to measure quality on.  [default: prose that comes with pronk]"),
+                  help="Measure quality on N windows of 512 tokens, spread evenly over the text.  [default: up to 16]"),
+    options.file_option("Measure quality on the text in FILE (UTF-8).  [default: prose that comes with pronk]"),
     click.option("--tasks", callback=options.several(options.name, "tasks", "pronk_endings,mine.yaml"),
                   metavar="NAME,FILE",
-                  help="Score all of them on tasks of lm-evaluation-harness, too. With pronk come pronk_last_word, "
-                       "pronk_endings and pronk_instructions."),
-    click.option("--techniques", is_flag=True,
-                  help="Measure switches, on and off: KV cache, flash attention, quantization, prefix reuse and more."),
-    comparing.again_options,
+                 help="Also score every format on these tasks of lm-evaluation-harness; pronk_last_word, pronk_endings "
+                 "and pronk_instructions come with pronk."),
+    heading="How it is measured",
 )  # fmt: skip
 
 
@@ -38,22 +42,27 @@ _options = options.together(
 Examples:
   pronk compare smollm2:135m --to llm-int8 --to q8 --to q4 --out report
   pronk compare ./Llama-2-7b --to llm-int8 --against f16 --rounds 3
-  pronk compare --resume --out report            go on after Ctrl-C
-  pronk compare --techniques                     each switch on and off, of the default model
+  pronk compare --resume --out report            continue after Ctrl-C
+  pronk compare --techniques                     each technique off and on, on the default model
 
-Writes REPORT.md, report.html and report.json to FOLDER, and prints the first table. The report says on
-what machine, model, text and lengths it was measured: run it where nothing else runs. For techniques of
-training there is pronk compare-training."""
+It writes REPORT.md, report.html and report.json to FOLDER, and prints the first table. Run it while
+nothing else runs: other programs distort the times. The default model takes some minutes, larger ones
+hours; the progress bar estimates the time left. pronk compare-training measures techniques of training."""
 )
 @click.argument("model", type=options.NAME, required=False)
-@_options
+@_compared
+@_measured
 @options.variant_options
-@options.json_option
-def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any) -> None:
-    """Measure a model and smaller variants of it: latency, memory and quality, with a report."""
+@options.together(comparing.out_option, comparing.again_options, options.json_option, heading=options.OUTPUT)
+def command(out: str, resume: bool, overwrite: bool, as_json: bool, file: str | None, **asked: Any) -> None:
+    """Compare formats of a model: speed, memory and quality.
+
+    It measures MODEL in the baseline format and in smaller ones, and writes a report.
+    """
     from pronk.measure import compare, report
     from pronk.measure.comparison import Request
 
+    asked["text"] = file
     folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     fields = {name: asked.pop(name) or None for name in list(asked) if name in Request.__dataclass_fields__}
     asked["ctx_size"] = asked["ctx_size"] or None

@@ -14,26 +14,33 @@ from pronk.cli import comparing, console, options
 Examples:
   pronk compare-training smollm2:135m
   pronk compare-training ./my-model --data chats.jsonl --tokens 512 --rank 8
-  pronk compare-training --resume --out report    go on after Ctrl-C
+  pronk compare-training --resume --out report    continue after Ctrl-C
 
-Writes TRAINING.md, training.svg and training.json to FOLDER, and prints their tables. It needs torch."""
+It writes TRAINING.md, training.svg and training.json to FOLDER, and prints their tables. It needs torch.
+Run it while nothing else runs: other programs distort the times."""
 )
 @click.argument("model", type=options.NAME, required=False)
 @options.together(
     comparing.out_option,
     click.option("--data", type=options.NAME, metavar="FILE",
-                 help="Records to train on, as for finetune.  [default: prose that comes with pronk]"),
+                 help="Train on the records in FILE, as pronk finetune does.  [default: prose that comes with pronk]"),
     click.option("--tokens", type=click.IntRange(min=8), metavar="N",
-                 help="Cut examples to N tokens.  [default: 256]"),
-    click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Measure each N times.  [default: 3]"),
-    click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Rank of the LoRA layers.  [default: 16]"),
+                 help="Cut examples to at most N tokens.  [default: 256]"),
+    click.option("--rounds", type=click.IntRange(min=1), metavar="N",
+                 help="Measure each setting N times, and report the median.  [default: 3]"),
+    click.option("--rank", type=click.IntRange(min=1), metavar="N",
+                 help="Train LoRA matrices of rank N.  [default: 16]"),
     comparing.again_options,
     options.device_option,
     options.threads_option,
     options.json_option,
 )  # fmt: skip
 def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any) -> None:
-    """Measure training: all weights or LoRA, f32 or bf16, activations kept or recomputed, accumulated."""
+    """Compare techniques of training: speed and memory.
+
+    It measures full fine-tuning and LoRA in f32 and bf16, each with and without gradient checkpointing and gradient
+    accumulation.
+    """
     from pronk.measure import training, training_report
     from pronk.measure.training_grid import Request
     from pronk.torch_engine import import_torch

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 out_option = click.option(
     "-o", "--out", type=options.NAME, default="report", show_default=True, metavar="FOLDER",
-    help="Where the report goes.",
+    help="Write the report to FOLDER.",
 )  # fmt: skip
 again_options = options.together(
-    click.option("--resume", is_flag=True, help="Go on with the report in FOLDER: nothing is measured twice."),
+    click.option("--resume", is_flag=True, help="Continue the report in FOLDER; nothing is measured twice."),
     click.option("--overwrite", is_flag=True, help="Replace the report in FOLDER."),
 )
 

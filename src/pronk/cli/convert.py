@@ -32,37 +32,49 @@ Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
   pronk convert ./Llama-2-7b llama2-7b.gguf --to gguf --dtype q8_0
   pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32
-  pronk convert smollm2:135m twin --to safetensors --rotate 0     the same function of other weights
+  pronk convert smollm2:135m twin --to safetensors --rotate 0     the same function with other weights
 
-The receipt: both models, in f32, read one text; the largest difference of their logits is printed.
+At the end pronk reads one text with SRC and with DST, both in f32, and prints the largest difference of
+their logits.
 
-With --rotate the residual stream is turned by a random orthogonal matrix that SEED chooses, after the
-norms' weights have gone into the matrices behind them. Weights that lay on a grid of few bits lie on
-none then, so that what a format costs can be measured. The head is untied. In f32 the logits differ
-by rounding alone, and the receipt holds them against how far they move when every token embedding is
-off by one unit in its last place."""
+With --rotate, the norms' weights are folded into the matrices behind them, and the residual stream is
+multiplied by a random orthogonal matrix drawn from SEED; lm_head is untied from the embeddings. Weights
+that were already quantized then no longer fit the format exactly, so that what the format costs can be
+measured. In f32 the logits differ by rounding alone: pronk compares their difference with the one that
+an error of one ulp in every token embedding causes."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
-@click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="Format of DST.")
+@click.option(
+    "--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="Write DST in this file format."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["f32", "bf16", "f16", "q8_0", "int8"]),
-    help="Type to store.  [default: SRC's own; f32 where that is quantized, or unknown to the format]",
+    help="Store the weights in this data type.  [default: SRC's own; f32 if that is quantized or the file format lacks "
+    "it]",
 )
-@click.option("--version", type=click.IntRange(0, 2), metavar="0|1|2", help="llama2c: version of the format.")
 @click.option(
-    "--group-size", type=click.IntRange(min=1), metavar="N", help="llama2c 2: weights a scale.  [default: 64]"
+    "--version",
+    type=click.IntRange(0, 2),
+    metavar="0|1|2",
+    help="llama2c: write this version of the format; 2 is int8.  [default: 0, with --dtype int8 2]",
+)
+@click.option(
+    "--group-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="llama2c version 2: share a scale among N weights.  [default: 64]",
 )
 @click.option(
     "--rotate",
     type=click.IntRange(min=0),
     metavar="SEED",
-    help="Write a twin: the same function, of weights that a random rotation has mixed.",
+    help="Write an equivalent model with randomly rotated weights, for measuring quantization fairly.",
 )
 @options.tokenizer_option
 @options.revision_option
-@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.  [default: refuse to]")
 @options.json_option
 def command(
     src: str,
@@ -77,7 +89,10 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write SRC to DST in another format; end with a receipt."""
+    """Convert a checkpoint to another file format.
+
+    It writes SRC to DST, and measures how far the logits differ.
+    """
     from pronk.checkpoint import rotation
     from pronk.checkpoint.writers import write
 

@@ -24,16 +24,19 @@ Examples:
   pronk divergence ./my-model my-model-q8.gguf --text chapter.txt
   pronk divergence model.gguf --quantize q4 --reference auto  against the file's own types
 
-A is the reference, in f32 unless --reference says otherwise; the options of loading are B's. Without B,
-B is A with these options. The noise floor is how far a model lies from itself when its sums come in
-another order: smaller differences mean nothing."""
+A is the reference, with its weights in f32 unless --reference says otherwise. The options under "Model
+and engine" are B's. Without B, A is compared with itself under these options; at least one is needed.
+
+The noise floor is the divergence of a model from itself when its embeddings are off by one unit in the
+last place: smaller differences mean nothing. Each window is read four times, twice by each model, so 20
+windows are the default."""
 )
 @click.argument("a", type=options.NAME)
 @click.argument("b", type=options.NAME, required=False)
 @measuring.text_options(windows=20)
 @measuring.per_window_option
 @click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,
-              help="What A's weights are made; auto: as its file has them.")  # fmt: skip
+              help="Convert A's weights to this format; auto keeps its file's formats.")  # fmt: skip
 @options.loading_options
 @options.json_option
 def command(
@@ -47,7 +50,11 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Measure how far B's predictions lie from A's."""
+    """Measure the KL divergence of model B from model A.
+
+    It also reports how often both find the same token likeliest (top-1 agreement), and how much of the divergence is
+    rounding noise.
+    """
     from pronk.checkpoint import grid
     from pronk.measure.divergence import with_floors
     from pronk.measure.machine import provenance

@@ -15,11 +15,12 @@ RATES = training_options.Rates(lora=5e-5, full=1e-6)  # TRL's for all weights; d
 
 _own = options.together(
     click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
-                 help="The larger, the closer to MODEL it stays."),
+                 help="Set the strength of the pull towards MODEL (KL): the larger, the less it changes."),
     click.option("--loss", "--loss-type", "loss_type", type=click.Choice(["sigmoid", "hinge", "ipo"]),
-                 default="sigmoid", show_default=True, help="sigmoid is DPO's."),
+                 default="sigmoid", show_default=True, help="Use this preference loss; sigmoid is standard DPO."),
     click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
-                 metavar="P", help="sigmoid: how probable it is that a record has its answers the wrong way round."),
+                 metavar="P", help="sigmoid: assume that this fraction of the records has its answers swapped."),
+    heading="Objective",
 )  # fmt: skip
 
 
@@ -39,10 +40,14 @@ Examples:
 
 A record is {"prompt", "chosen", "rejected"}, texts or lists of messages; or {"chosen", "rejected"}, whole
 conversations that begin with the same messages.
-Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
+Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
+was never stopped. Training needs torch."""
 )
 @training_options.of_records(_own, RATES)
 def command(model: str, **given: Any) -> None:
-    """Teach MODEL which answers are liked better."""
+    """Train a model on preference pairs with DPO.
+
+    Direct preference optimization teaches MODEL which of two answers people prefer, by LoRA or in all weights.
+    """
     settings, how = training_options.settings(model, given, RATES, _objective)
     training.perform(settings, **how)

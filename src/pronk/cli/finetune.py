@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 RATES = training_options.Rates(lora=2e-4, full=2e-5)  # TRL's for all weights; for LoRA the usual ten times that
 
 _own = options.together(
-    click.option("--train-on-prompt", is_flag=True, help="Learn prompts as well, not only answers."),
+    click.option("--train-on-prompt", is_flag=True, help="Compute the loss on prompt tokens too."),
     click.option("--instructions", type=click.Choice(["auto", "chat", "alpaca"]), default="auto", show_default=True,
-                 help="What instruction records go through: the chat template (auto: where there is one) or Alpaca's."),
+                 help="Write instruction records with the chat template, or as Alpaca does; auto: with the template "
+                 "where the model has one."),
+    heading="Data",
 )  # fmt: skip
 
 
@@ -35,11 +37,16 @@ Examples:
   pronk generate -m smollm2:135m --adapter mine "..."
 
 A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"question",
-"answer"} or {"text"}; what has other names is read with --fields.
-Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
+"answer"} or {"text"}; --fields reads records whose keys have other names.
+Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
+was never stopped. Training needs torch."""
 )
 @training_options.of_records(_own, RATES)
 def command(model: str, **given: Any) -> None:
-    """Adapt MODEL to data of one's own."""
+    """Fine-tune a model on your data, with LoRA or in full.
+
+    LoRA trains two low-rank matrices beside each linear layer of MODEL and writes them as an adapter; MODEL's own
+    weights stay as they are.
+    """
     settings, how = training_options.settings(model, given, RATES, _objective)
     training.perform(settings, **how)

@@ -40,51 +40,59 @@ Examples:
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
 
-The prompt is PROMPT, -p, a file, or standard input where that is not a terminal; less one newline at
-its end. Without a prompt, or with an empty one, the text begins at the beginning-of-text token. A model
-without a tokenizer takes and gives token ids.
+The prompt comes from PROMPT, -p, a file, or standard input where that is not a terminal; one trailing
+newline is removed from a file's and from standard input's. Without a prompt, or with an empty one, the
+text begins at the beginning-of-text token. A model without a tokenizer takes and prints token ids.
 
-Several prompts go through the model side by side. Several texts are printed in the order of their
-prompts when all are done; --jsonl keeps them apart, as --json does the samples of one prompt. On a
-terminal, control characters in the text are shown as signs; files and pipes get them as they are."""
+Several prompts are computed in one batch, and their texts printed in the prompts' order when all are
+done; --jsonl prints an object for each prompt, --json one for all samples of one prompt. On a terminal,
+control characters in the text are shown as visible symbols; files and pipes get them unchanged."""
 )
 @click.argument("prompts", metavar="[PROMPT]...", nargs=-1)
-@click.option("-p", "--prompt", "prompt_options", multiple=True, metavar="TEXT",
-              help="The prompt, as PROMPT. Repeatable.")  # fmt: skip
-@click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Read the prompt from FILE; - is standard input.")
-@click.option("--each-line", is_flag=True, help="Each line of the file that is not blank is a prompt.")
-@click.option("--chat", is_flag=True, help="Ask each prompt as a question, through the chat template.")
-@click.option("--system", metavar="TEXT", help="With --chat: the system prompt.")
-@click.option("--prompt-ids", metavar="IDS", callback=_token_ids, help="The prompt as token ids: 1,403,407.")
+@options.together(
+    click.option("-p", "--prompt", "prompt_options", multiple=True, metavar="TEXT",
+                 help="Generate from this prompt, as from the argument PROMPT. Repeatable."),
+    options.file_option("Read the prompt from FILE (UTF-8); - reads standard input."),
+    click.option("--each-line", is_flag=True,
+                 help="Take each line of the file, blank ones left out, as a prompt of its own."),
+    click.option("--chat", is_flag=True, help="Put each prompt through the chat template, as a user's question."),
+    click.option("--system", metavar="TEXT", help="With --chat: use this system prompt."),
+    click.option("--prompt-ids", metavar="IDS", callback=_token_ids,
+                 help="Generate from a prompt of token ids, as in 1,403,407."),
+    heading="Prompt",
+)  # fmt: skip
 @options.model_option
 @options.adapter_option
 @options.loading_options
 @options.sampling_options
-@click.option("--num-samples", "n", type=int, default=1, show_default=True, help="Independent samples of the prompt.")
-@click.option("--num-beams", type=int, default=1, show_default=True, help="Beam search, this wide; 1: none.")
-@click.option("--length-penalty", type=float, default=1.0, show_default=True,
-              help="Beam search: scores are divided by length to this power.")  # fmt: skip
-@click.option(
-    "--early-stopping",
-    type=click.Choice(["false", "true", "never"]),
-    default="false",
-    show_default=True,
-    callback=lambda ctx, param, value: {"false": False, "true": True}.get(value, value),
-    help="Beam search: stop once num-beams sequences are finished; never: once no better one can come.",
-)
-@click.option(
-    "--num-return-sequences",
-    type=int,
-    default=1,
-    show_default=True,
-    help="How many of the beams, or else samples, to give.",
-)
-@click.option("--logprobs", type=int, metavar="N",
-              help="Log-probability of each token and of the N likeliest; to stderr, or into the JSON.")  # fmt: skip
+@options.together(
+    click.option("--num-samples", "n", type=int, default=1, show_default=True, metavar="N",
+                 help="Draw N independent samples for each prompt."),
+    heading=options.DECODING,
+)  # fmt: skip
 @options.generation_options
-@click.option("--echo", is_flag=True, help="Print the prompt before the text.")
-@options.json_option
-@click.option("--jsonl", is_flag=True, help="Print one JSON object a line, for each prompt.")
+@options.together(
+    click.option("--num-beams", type=int, default=1, show_default=True, metavar="N",
+                 help="Search with N beams; 1: no beam search."),
+    click.option("--length-penalty", type=float, default=1.0, show_default=True, metavar="X",
+                 help="Divide a beam's summed log-probabilities by its length to the power of X."),
+    click.option("--early-stopping", type=click.Choice(["false", "true", "never"]), default="false", show_default=True,
+                 callback=lambda ctx, param, value: {"false": False, "true": True}.get(value, value),
+                 help="Once N beams are finished: stop (true), stop if no running beam scores better at its present "
+                 "length (false), or stop if none can at any length (never)."),
+    click.option("--num-return-sequences", type=int, default=1, show_default=True, metavar="N",
+                 help="Return the N best beams, at most --num-beams; without beam search the same as --num-samples."),
+    heading="Beam search",
+)  # fmt: skip
+@options.together(
+    click.option("--logprobs", type=int, metavar="N",
+                 help="Report the log-probability of each token and of the N likeliest tokens in its place, on stderr "
+                 "or in the JSON.  [default: off]"),
+    click.option("--echo", is_flag=True, help="Print the prompt before the text."),
+    options.json_option,
+    click.option("--jsonl", is_flag=True, help="Print one JSON object per line for each prompt."),
+    heading=options.OUTPUT,
+)  # fmt: skip
 def command(
     prompts: tuple[str, ...],
     prompt_options: tuple[str, ...],
@@ -101,7 +109,10 @@ def command(
     system: str | None,
     **rest: Any,
 ) -> None:
-    """Continue texts; one streams to stdout, statistics go to stderr."""
+    """Generate text from prompts.
+
+    The text of one prompt streams to stdout; statistics go to stderr.
+    """
     if echo and (as_json or jsonl):
         option = "--json" if as_json else "--jsonl"
         raise click.UsageError(f"--echo and {option} exclude each other; the JSON object holds the prompt")

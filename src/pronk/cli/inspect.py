@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   pronk inspect smollm2:135m
-  pronk inspect ./Llama-2-7b            the plan: how many shards, how much memory loading takes
+  pronk inspect ./Llama-2-7b            how many shards it has, how much memory loading takes
   pronk inspect model.gguf --json | jq .config"""
 )
 @options.model_argument
 @options.revision_option
 @options.json_option
 def command(model: str, revision: str | None, as_json: bool) -> None:
-    """Show format, config, tokenizer, load plan and every tensor."""
+    """Show format, config, tokenizer, memory need and tensors.
+
+    It reads no weights but a few rows, which tell whether they were quantized before.
+    """
     from pronk import checkpoint
     from pronk.checkpoint.hub import resolve as hub
 
@@ -124,14 +127,14 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
         (
             "CPU engine",
-            f"{console.size(cpu.weights)} in {cpu.dtype}, and {cpu.kv_a_token / 1e3:.1f} kB of {cpu.kv_dtype} keys and "
-            "values a token"
+            f"{console.size(cpu.weights)} in {cpu.dtype}, and a KV cache of {cpu.kv_a_token / 1e3:.1f} kB per token in "
+            f"{cpu.kv_dtype}"
             if cpu
             else "not installed",
         ),
         (
             "torch engine",
-            f"{console.size(plan.loaded)} in f32, at most {console.size(plan.peak)} on the way; half in 16 bits",
+            f"{console.size(plan.loaded)} in f32, peak {console.size(plan.peak)} while loading; in 16 bits half of it",
         ),
     ]
     config = [(key, json.dumps(value)) for key, value in _config(opened).items()]

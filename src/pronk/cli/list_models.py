@@ -13,7 +13,7 @@ Examples:
 )
 @options.json_option
 def command(as_json: bool) -> None:
-    """List the models on this machine, and those that `pull` knows by name."""
+    """List local models, and those that pull knows by name."""
     from pronk.checkpoint.hub import resolve as hub
 
     models = hub.cached()

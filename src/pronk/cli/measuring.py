@@ -21,14 +21,14 @@ def text_options(windows: int) -> Callable[[options.F], options.F]:
     return options.together(
         options.text_option,
         click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, metavar="N",
-                     help="Tokens of a window."),
+                     help="Cut the text into windows of N tokens, each read by itself."),
         click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",
-                     help="Read N windows, spread over the text; 0: all of it."),
+                     help="Measure on N windows, spread evenly over the text; 0: all of them."),
     )  # fmt: skip
 
 
 per_window_option = click.option(
-    "--per-window", type=options.NAME, metavar="FILE.csv", help="Write the figures of each window there, too."
+    "--per-window", type=options.NAME, metavar="FILE.csv", help="Also write the figures of each window to this table."
 )
 
 

@@ -29,9 +29,10 @@ Examples:
   pronk merge smollm2:135m mine smollm2-mine.gguf --dtype q8          a GGUF file
   pronk merge smollm2:135m mine smollm2-mine.gguf --dtype q4 --max-kld 0.05
 
-DST is a GGUF file where its name ends in .gguf, and else a folder as Hugging Face lays it out.
+DST becomes a GGUF file if its name ends in .gguf, else a Hugging Face folder.
 
-The receipt: how far DST's predictions lie from those of BASE with the adapter applied in f32, on the text."""
+At the end pronk measures, on the text, how far DST's predictions lie from those of BASE with the adapter
+applied in f32: the mean KL divergence, in nats, and how often both find the same token likeliest."""
 )
 @click.argument("base", type=options.NAME)
 @click.argument("adapter", type=options.NAME)
@@ -41,18 +42,18 @@ The receipt: how far DST's predictions lie from those of BASE with the adapter a
     type=click.Choice(formats.names(engine="cpu")),
     default="f32",
     show_default=True,
-    help="What to make the weights; folders hold no q8 and q4, GGUF files no int8.",
+    help="Store the weights in this format; folders cannot hold q8 and q4, GGUF files not int8.",
 )
 @click.option(
     "--max-kld",
     type=options.Number(min=0),
     metavar="X",
-    help="Write nothing if the mean KL divergence, in nats, is more.",
+    help="Do not write DST if the mean KL divergence exceeds X nats.  [default: no limit]",
 )
 @options.text_option
 @options.tokenizer_option
 @options.revision_option
-@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.  [default: refuse to]")
 @options.json_option
 def command(
     base: str,
@@ -66,7 +67,10 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write BASE with ADAPTER in its weights to DST; end with a receipt."""
+    """Merge a LoRA adapter into its base model.
+
+    It adds the adapter to BASE's weights, saves the result to DST, and measures what rounding changed.
+    """
     from pronk.checkpoint.adapter import applied
     from pronk.checkpoint.writers import write
     from pronk.cli.measuring import read_text

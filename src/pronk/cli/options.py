@@ -48,6 +48,18 @@ class Verb(click.Command):
                 raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None
             raise
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Under the headings that `together` gave, in the order in which each is first met."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                names, words = record
+                row = names, words.replace("]  [", "; ")  # a default in words, and what click adds to it
+                sections.setdefault(getattr(parameter, "heading", "Options"), []).append(row)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
     def _way_out(self, name: str, ctx: click.Context) -> str | None:
         """To what another program's option is here."""
         if SAME.get(name.lstrip("-").replace("-", "_"), name) in ("model", "--model", "-m"):
@@ -127,80 +139,104 @@ def name(text: str) -> str:
     return text
 
 
-def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+def together(*options: Callable[[F], F], heading: str | None = None) -> Callable[[F], F]:
+    """`heading`: what --help shows those under that have none yet."""
+
     def decorate(function: F) -> F:
+        there = len(getattr(function, "__click_params__", ()))
         for option in reversed(options):
             function = option(function)
+        if heading:
+            for parameter in vars(function)["__click_params__"][there:]:
+                vars(parameter).setdefault("heading", heading)
         return function
 
     return decorate
 
 
+LOADED, DECODING, OUTPUT = "Model and engine", "Decoding", "Output"  # headings
+
 model_argument = click.argument("model", type=NAME)
-model_option = click.option(
-    "-m",
-    "--model",
-    type=NAME,
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="MODEL",
-    help="Name, repository, file or directory.",
-)
-revision_option = click.option(
-    "--revision", type=NAME, metavar="REV", help="Branch, tag or commit of a Hugging Face repository."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-text_option = click.option(
-    "-f", "--text", "file", type=NAME, metavar="FILE",
-    help="Text to measure on; - is standard input.  [default: prose that comes with pronk]",
+model_option = together(
+    click.option("-m", "--model", type=NAME, default=DEFAULT_MODEL, show_default=True, metavar="MODEL",
+                 help="Load this model: a name, a Hugging Face repository (owner/name), a file or a folder."),
+    heading=LOADED,
 )  # fmt: skip
-tokenizer_option = click.option(
-    "-z",
-    "--tokenizer",
-    type=NAME,
-    metavar="FILE",
-    help="Tokenizer to use instead: a file or directory, llama2 or tok512.",
+revision_option = click.option(
+    "--revision", type=NAME, metavar="REV",
+    help="Take this branch, tag or commit of a Hugging Face repository.  [default: main]",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def file_option(text: str) -> Callable[[F], F]:
+    """A text file that a verb reads. `text`: the help."""
+    return click.option("-f", "--file", "--text", "file", type=NAME, metavar="FILE", help=text)
+
+
+text_option = file_option(
+    "Measure on the text in FILE (UTF-8); - reads standard input.  [default: prose that comes with pronk]"
 )
+tokenizer_option = click.option(
+    "-z", "--tokenizer", type=NAME, metavar="FILE",
+    help="Use this tokenizer, not the model's: a file, a folder, or one of those built in (llama2, tok512).",
+)  # fmt: skip
 
 engine_option = click.option(
     "--engine",
     type=click.Choice(engines.NAMES),
-    help="pronk's own kernels, or torch.  [default: torch where there is a GPU]",
+    help="Run the model with pronk's own kernels (cpu) or with PyTorch (torch).  [default: torch if it finds a GPU, "
+    "else cpu; an option that one engine alone has chooses that one]",
 )
-device_option = click.option("--device", type=NAME, metavar="NAME", help="Torch engine: cpu, cuda or cuda:N.")
+device_option = click.option(
+    "--device", type=NAME, metavar="NAME",
+    help="Torch engine: run on cpu, cuda or cuda:N.  [default: cuda if torch finds a GPU, else cpu]",
+)  # fmt: skip
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.  [default: one a core]"
-)
+    "--threads", type=click.IntRange(1, 1024), metavar="N",
+    help="Use N CPU threads.  [default: one per physical core; torch engine: torch's own]",
+)  # fmt: skip
 
-adapter_option = click.option(
-    "--adapter", type=NAME, metavar="FOLDER", help="A LoRA adapter in PEFT's format, as of pronk finetune."
-)
+adapter_option = together(
+    click.option("--adapter", type=NAME, metavar="FOLDER",
+                 help="Apply the LoRA adapter in FOLDER (PEFT's format, which pronk finetune and dpo write)."),
+    heading=LOADED,
+)  # fmt: skip
 
 
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
     "--quantize", type=click.Choice(engines.FORMATS), metavar="FORMAT",
-    help=f"Make weights {', '.join(engines.FORMATS[1:])}.  [default: auto, as the file has them]",
+    help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
+    "formats. q8 takes 8.5 bits per weight, q4 5; absmax, absmax-row and zeropoint are for study.  [default: auto; "
+    "torch engine: f32, on a GPU bf16 or f16]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
-                 help="llm-int8: compute activations over X in 32 bits.  [default: 6.0]"),
+                 help="llm-int8: compute activations whose magnitude is above X in f32, as outliers.  "
+                 "[default: 6.0, or what the checkpoint says]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
-                 help="llm-int8: and of each token at least the N largest.  [default: 6]"),
+                 help="llm-int8: compute at least the N largest activations of each token in f32.  [default: 6]"),
     click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
-                 help="CPU engine: keys and values.  [default: auto, by the weights]"),
+                 help="CPU engine: store the KV cache in this data type; int8 takes about half the memory of 16 bits.  "
+                 "[default: auto: f32 with f32 and f16 weights, else bf16]"),
     device_option,
     click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
-                 help="Torch engine: compute in this beside weights in 8 bits."),
-    click.option("--attn", type=click.Choice(["flash", "math"]), help="Torch engine: attention."),
+                 help="Torch engine with 8-bit weights: use this data type for activations and all other weights.  "
+                 "[default: f32; on a GPU bf16 or f16]"),
+    click.option("--attn", type=click.Choice(["flash", "math"]),
+                 help="Torch engine: compute attention with the fused kernel (flash), or written out step by step "
+                 "(math), which is slower and takes more memory.  [default: flash]"),
     threads_option,
     click.option(
-        "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, metavar="N",
-        help="Most tokens a text may have; 0: what the model was made for.  [default: 0]",
+        "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+        help="Limit a text to N tokens, prompt and output together; 0: the model's own context length.",
     ),
 )  # fmt: skip
-loading_options = together(_whose, _quantize_option, _how)
-variant_options = together(_whose, _how)  # of a verb that loads a model in several formats, which it names itself
+loading_options = together(_whose, _quantize_option, _how, heading=LOADED)
+variant_options = together(
+    _whose, _how, heading=LOADED
+)  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
     "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size",
 )  # fmt: skip
@@ -208,36 +244,47 @@ LOADING = (
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
 sampling_options = together(
     click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
-                 metavar="N", help="Stop after N tokens."),
-    click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0: all."),
-    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest up to this mass."),
-    click.option("--min-p", type=float, default=0.0, show_default=True,
-                 help="Drop tokens under this share of the likeliest one's probability."),
-    click.option("--repetition-penalty", "--repeat-penalty", type=float, default=1.0, show_default=True,
-                 help="Divide the logits of tokens seen before."),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True,
-                 help="Subtract from the logits of tokens generated before."),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True,
-                 help="The same, once for each time."),
+                 metavar="N", help="Generate at most N tokens."),
+    click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, metavar="X",
+                 help="Divide the logits by X before sampling; 0: greedy decoding, which draws nothing and refuses "
+                 "--top-k, --top-p and --min-p."),
+    click.option("--top-k", type=int, default=0, show_default=True, metavar="K",
+                 help="Keep the K likeliest tokens; 0: all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, metavar="P",
+                 help="Nucleus sampling: keep the fewest likeliest tokens whose probabilities sum to P; 1.0: all."),
+    click.option("--min-p", type=float, default=0.0, show_default=True, metavar="P",
+                 help="Drop tokens less likely than P times the likeliest one; 0: none."),
+    click.option("--repetition-penalty", "--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X",
+                 help="For tokens that stand in the prompt or the output, divide positive logits by X and multiply "
+                 "negative ones by it; 1.0: off."),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X",
+                 help="Subtract X from the logit of every token generated before; 0: off."),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X",
+                 help="Subtract X from a token's logit for each time it was generated; 0: off."),
     click.option("--logit-bias", multiple=True, callback=_biases, metavar="ID=BIAS",
                  help="Add BIAS to the logit of token ID. Repeatable."),
     click.option("-s", "--seed", type=int, metavar="N",
-                 help="Same seed, same text; greedy decoding needs none.  [default: a random one]"),
+                 help="Seed the random numbers: the same seed gives the same text.  [default: a random seed, which is "
+                 "reported]"),
     click.option("--rng", type=click.Choice(["philox", "xorshift", "numpy"]), default="philox", show_default=True,
-                 help="Random numbers: pronk's own, llama2.c's or NumPy's legacy generator's."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. Repeatable."),
+                 help="Draw random numbers as pronk (philox), llama2.c (xorshift) or NumPy's legacy generator does."),
+    click.option("--stop", multiple=True, metavar="TEXT",
+                 help="Stop when TEXT is generated; TEXT is not printed. Repeatable."),
     click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, metavar="ID",
-                 help="Stop at token ID. Repeatable."),
-    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
+                 help="Stop when token ID is generated. Repeatable."),
+    click.option("--ignore-eos", is_flag=True, help="Continue past the end-of-text token."),
     click.option("--speculative", type=click.Choice(["ngram"]),
-                 help="Guess ahead from what the text has said before: the same tokens, in fewer steps."),
+                 help="Speculative decoding by n-gram lookup in the text so far: the same tokens in fewer passes.  "
+                 "[default: off]"),
+    heading=DECODING,
 )  # fmt: skip
 
 generation_options = together(
-    click.option("--no-cache", is_flag=True, help="Recompute the whole text for each token: slow, and the same text."),
+    click.option("--no-cache", is_flag=True,
+                 help="Generate without the KV cache: recompute the whole text for each token. Slow; the same text."),
     click.option("--truncate", type=click.Choice(["left", "right"]),
-                 help="Cut a prompt that does not fit, on this side, instead of refusing it."),
+                 help="Drop tokens from this end of a prompt that is too long.  [default: refuse the prompt]"),
+    heading=DECODING,
 )  # fmt: skip
 
 

@@ -53,33 +53,33 @@ Examples:
   pronk outliers smollm2:135m --sweep --plot sweep.svg        speed and quality over thresholds
   pronk outliers smollm2:135m --sweep=0,4,6,inf --json
 
-An outlier is an activation whose magnitude is over the threshold: LLM.int8() (arXiv 2208.07339) computes it
-apart. An outlier feature, in the paper's words, is a dimension of the hidden state with outliers in at least
-25% of the layers and at 6% of all positions."""
+An outlier is an activation whose magnitude is above the threshold: LLM.int8() (arXiv 2208.07339) computes
+it in f32. An outlier feature, in the paper's words, is a dimension of the hidden state with outliers in at
+least 25% of the layers and at 6% of all positions."""
 )
 @options.model_argument
 @measuring.text_options(windows=8)
 @options.together(
     click.option("--threshold", type=options.THRESHOLD, metavar="X",
-                 help="Magnitude that makes an outlier.  [default: 6.0]"),
+                 help="Count activations whose magnitude is above X.  [default: 6.0]"),
     click.option("--sweep", is_flag=False, flag_value=_THRESHOLDS, metavar="[X,Y,…]",
                  callback=options.several(_threshold, "thresholds", "--sweep=0,3,6,inf"),
-                 help="Instead: KLD from f32, top-1 and speed of llm-int8 at each threshold.  "
-                 f"[without a list: {_THRESHOLDS}]"),
+                 help="Measure llm-int8's KL divergence from f32, top-1 agreement and speed at each threshold instead. "
+                 f"A list goes behind =, as in --sweep=0,4,6.  [without a list: {_THRESHOLDS}]"),
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
-                 help="--sweep: time each threshold N times.  [default: 3]"),
+                 help="--sweep: time each threshold N times, and report the median.  [default: 3]"),
     click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
-                 help="Draw a heat map (layer x column), or the sweep: an .svg file."),
+                 help="Draw a heat map (layers by columns), or the sweep, to this .svg file."),
     click.option("--input", "fed", type=click.Choice(["hidden", *outlier_tables.INPUTS]),
-                 help="--plot: columns of what; hidden: the hidden state, before qkv and gate_up.  [default: hidden]"),
+                 help="--plot: draw this input of each layer; hidden: the hidden state before qkv and gate_up.  "
+                 "[default: hidden]"),
     click.option("--quantize", type=click.Choice([*FLOATS, "auto"]),
-                 help="What the weights are made; auto: as the file has them.  [default: f32]"),
+                 help="Convert the weights to this format; auto keeps the file's formats.  [default: f32]"),
 )  # fmt: skip
-@options.tokenizer_option
-@options.revision_option
-@options.engine_option
-@options.device_option
-@options.threads_option
+@options.together(
+    options.tokenizer_option, options.revision_option, options.engine_option, options.device_option,
+    options.threads_option, heading=options.LOADED,
+)  # fmt: skip
 @options.json_option
 def command(
     model: str,
@@ -95,7 +95,7 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Show which activations are outliers, or sweep LLM.int8()'s threshold."""
+    """Find activation outliers, or sweep LLM.int8's threshold."""
     from pronk import engines
 
     if sweep is not None:

@@ -19,15 +19,18 @@ Examples:
   pronk perplexity smollm2:135m --quantize int8 --json
   pronk perplexity ./before ./after                           and how they differ, window by window
 
-Without --stride, windows stand side by side and the second half of each counts, as in llama.cpp; with it,
-each is N tokens further on and what is new in it counts, as in Hugging Face's guide. The two give
-different numbers; compare within one. Several models read the text one after the other, and each is
-compared with the first on the same windows, whose error is far smaller than that of either figure."""
+Without --stride, the windows are disjoint and the second half of each is scored, as llama.cpp does. With
+it, the windows overlap and the new tokens of each are scored, as in Hugging Face's guide. The two give
+different numbers: compare only figures of the same kind. Several models are measured one after the
+other, and each is compared with the first window by window: this paired difference has a much smaller
+standard error than either perplexity."""
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=options.NAME)
 @measuring.text_options(windows=0)
 @measuring.per_window_option
-@click.option("--stride", type=click.IntRange(min=1), metavar="N", help="Tokens from one window to the next.")
+@click.option("--stride", type=click.IntRange(min=1), metavar="N",
+              help="Advance the window by N tokens each time (sliding windows).  "
+              "[default: disjoint windows]")  # fmt: skip
 @options.loading_options
 @options.json_option
 def command(
@@ -40,7 +43,10 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Measure how well models predict a text."""
+    """Measure the perplexity of models on a text.
+
+    Perplexity says how surprised a model is by a text: lower is better.
+    """
     from pronk.measure.machine import described, provenance
     from pronk.measure.perplexity import beside, perplexity
 

@@ -25,40 +25,46 @@ _LESS = (
 )
 
 _text = options.together(
-    click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
-                 help="Where model/, metrics and checkpoints go."),
     click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
-                 help="The line between two documents of TEXT."),
-    click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out text of its own."),
-    click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
-                 metavar="X", help="Else: the share of TEXT, at its end, that is held out; 256 kB at most."),
-    click.option("--vocab-size", type=_N, metavar="N", help="Tokens of the vocabulary.  [default: 512]"),
+                 help="Split TEXT into documents at each LINE like this."),
+    click.option("--vocab-size", type=_N, metavar="N",
+                 help="Train a tokenizer with a vocabulary of N tokens.  [default: 512]"),
     options.tokenizer_option,
+    heading="Data",
 )  # fmt: skip
 _shape = options.together(
     click.option("--hidden", "--hidden-size", "hidden", type=_N, default=128, show_default=True, metavar="N",
-                 help="Width of the model."),
-    click.option("--layers", "--num-hidden-layers", "layers", type=_N, default=4, show_default=True, metavar="N"),
+                 help="Give the model a hidden size of N."),
+    click.option("--layers", "--num-hidden-layers", "layers", type=_N, default=4, show_default=True, metavar="N",
+                 help="Give it N transformer blocks."),
     click.option("--heads", "--num-attention-heads", "heads", type=_N, default=4, show_default=True, metavar="N",
-                 help="Of attention, each hidden / heads wide."),
+                 help="Give it N attention heads, each --hidden / N wide."),
     click.option("--kv-heads", "--num-key-value-heads", "kv_heads", type=_N, metavar="N",
-                 help="Of keys and values.  [default: as many]"),
+                 help="Give it N key/value heads (grouped-query attention).  [default: as many as --heads]"),
     click.option("--ctx", "--max-position-embeddings", "ctx_size", type=_N, default=256, show_default=True,
-                 metavar="N", help="Tokens of a sequence, and the longest context."),
-    click.option("--lr", "--learning-rate", "lr", type=options.Number(min=0, min_open=True), metavar="X",
-                 help="Learning rate.  [default: by --hidden, 3e-3 for 128 and 4e-4 for 1024]"),
+                 metavar="N", help="Train on sequences of N tokens, which is also the model's context length."),
+    heading="Model",
 )  # fmt: skip
 
 # The options that all training verbs share mean something else here, or nothing.
 _OTHERWISE: dict[str, dict[str, Any]] = {
-    "epochs": {"default": 1.0, "help": "Passes over the text."},
+    "epochs": {"default": 1.0, "help": "Pass N times over the text."},
     "max_steps": {"opts": ["--max-steps", "--steps"]},
-    "batch_size": {"default": 4, "help": "Full sequences of a micro-batch, or as many tokens of shorter ones."},
+    "batch_size": {
+        "default": 4,
+        "help": "Put N sequences of --ctx tokens, or as many tokens of shorter ones, into a micro-batch.",
+    },
     "accumulate": {"default": 1},
     "warmup": {"default": 0.05},
     "weight_decay": {"default": 0.1},
-    "eval_every": {"help": "Steps between two looks at held-out text.  [default: a tenth of them]"},
-    "samples": {"help": "Beginnings of held-out text to go on from, at the end."},
+    "eval_data": {"help": "Evaluate on the held-out text in FILE."},
+    "eval_share": {
+        "help": "Without --eval-data, hold out this fraction of TEXT, at its end, at most 262,144 characters; 0: none."
+    },
+    "eval_every": {"help": "Evaluate on held-out text every N optimizer steps.  [default: a tenth of all steps]"},
+    "samples": {"help": "Continue N beginnings of held-out text at the end, and print them."},
+    "out": {"help": "Write the model (to FOLDER/model), metrics and checkpoints to FOLDER.  [required]"},
+    "seed": {"help": "Seed the initial weights, the order of sequences and the samples."},
 }
 _WITHOUT = ("pack", "bucket")
 
@@ -72,14 +78,13 @@ Examples:
   pronk convert tales/model tales.bin --to llama2c
 
 TEXT is UTF-8, or JSON lines, JSON, CSV or Parquet of {"text"} records (by the file's name), or a dataset on the hub.
-Ctrl-C and SIGTERM finish the step and save it; --resume then goes on as if nothing had happened."""
+Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
+was never stopped. Training needs torch."""
 )
 @click.argument("text", type=options.NAME)
 @_text
 @_shape
-@training_options.steps
-@training_options.course
-@options.json_option
+@training_options.shared("by --hidden: 3e-3 for 128, 4e-4 for 1024")
 def command(
     text: str,
     out: str | None,
@@ -94,7 +99,10 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Make a small LLaMA and its tokenizer of TEXT."""
+    """Train a small LLaMA and its tokenizer from scratch.
+
+    Both are trained on TEXT. The defaults make a model of about 0.9 million parameters.
+    """
     from pronk.torch_engine import import_torch
 
     import_torch()

@@ -12,13 +12,13 @@ Examples:
   pronk pull stories15M
   pronk pull owner/name --revision main
 
-Files go to the user's cache directory, or to $PRONK_HOME; a Hugging Face repository to that of
-huggingface_hub, which also obeys HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT."""
+A model that pronk knows by name goes to the user's cache folder, or to $PRONK_HOME. A Hugging Face
+repository goes to huggingface_hub's cache, for which HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT hold too."""
 )
 @options.model_argument
 @options.revision_option
 def command(model: str, revision: str | None) -> None:
-    """Download a model, and print where it is."""
+    """Download a model, and print its path."""
     from pronk.checkpoint.hub import resolve as hub
 
     console.write(f"{hub.pull(model, revision=revision)}\n")

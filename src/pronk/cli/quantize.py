@@ -40,32 +40,39 @@ Examples:
   pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
-precision as GGUF files (Q8_0, Q4_1): DST ends in .gguf. bf16 and f16 are either, by that ending.
---max-kld measures what 8 and 4 bits do to each part of the model, and gives each as few as the budget
-of KL divergence (in nats, from f32) allows.
+precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
+on that ending. --max-kld measures what 8 and 4 bits cost in each part of the model, one after the other,
+and gives each part as few bits as the budget allows.
 
-The receipt: how far DST's predictions lie from SRC's in f32 (in 16 bits where f32 does not fit into
-memory), on the text."""
+At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
+f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
+likeliest."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
-@click.option("--to", type=click.Choice(list(CONTAINERS)), help="What to make the weights.")
+@click.option(
+    "--to",
+    type=click.Choice(list(CONTAINERS)),
+    help="Store the weights in this format.  [required, unless --max-kld is given]",
+)
 @click.option(
     "--max-kld",
     type=options.Number(min=0, min_open=True),
     metavar="X",
-    help="Instead of --to: choose 16, 8 or 4 bits part by part, up to this mean KL divergence.",
+    help="Choose 16, 8 or 4 bits for each part of the model, within a budget of X nats of mean KL divergence from f32; "
+    "replaces --to.",
 )
 @click.option(
     "--int8-threshold",
     type=options.Number(min=0, min_open=True, infinite=True),
     metavar="X",
-    help="llm-int8: activations over X are to be computed in 32 bits.  [default: 6.0, or SRC's own]",
+    help="llm-int8: record in DST that activations whose magnitude is above X are computed in f32.  "
+    "[default: 6.0, or SRC's own]",
 )
 @options.text_option
 @options.tokenizer_option
 @options.revision_option
-@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.  [default: refuse to]")
 @options.json_option
 def command(
     src: str,
@@ -79,7 +86,10 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write SRC to DST in fewer bits; end with a receipt."""
+    """Quantize a checkpoint to fewer bits, and save it.
+
+    It writes SRC to DST, and measures how far the predictions differ.
+    """
     from pronk.checkpoint.writers import write
 
     if (to is None) == (max_kld is None):

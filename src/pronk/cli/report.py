@@ -12,13 +12,13 @@ from pronk.cli import console, options
 Examples:
   pronk report report/
 
-Reads FOLDER/report.json, which `pronk compare` wrote, and training.json of `pronk compare-training`; measures
-nothing. Writes REPORT.md, report.html and plots, or TRAINING.md and training.svg, beside it, and prints the tables that
-`pronk compare` prints."""
+It reads report.json, which `pronk compare` wrote to FOLDER, or training.json of `pronk compare-training`, and measures
+nothing. It writes REPORT.md and report.html, or TRAINING.md and training.svg, beside it, and prints the
+tables that the comparison printed."""
 )
 @click.argument("folder", type=options.NAME)
 def command(folder: str) -> None:
-    """Render the report of a comparison again."""
+    """Render a comparison's report again, without measuring."""
     from pronk.measure import report, training_report
     from pronk.system import expanded
 

@@ -29,14 +29,6 @@ class Rates(NamedTuple):
     full: float
 
 
-def lr(usual: Rates) -> Callable[[F], F]:
-    shown = [f"{number:.0e}".replace("e-0", "e-") for number in usual]
-    return click.option(
-        "--lr", "--learning-rate", "lr", type=_POSITIVE, metavar="X",
-        help=f"Learning rate.  [default: {shown[0]}; with --full {shown[1]}]",
-    )  # fmt: skip
-
-
 def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     if names:  # an import that takes a moment
         from pronk.train import logs
@@ -51,84 +43,129 @@ def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
 
 data = options.together(
     click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
-                 help="JSON lines, JSON, CSV or Parquet; or a dataset on the hub (owner/name). Repeatable; FILE=0.5 "
-                      "sees half of its examples an epoch, FILE=2 each twice."),
-    click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
-                 help="Where the adapter (with --full: the model), metrics and checkpoints go."),
-    click.option("--max-length", type=_N, metavar="N", help="Tokens of the longest example.  [default: the context]"),
+                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; or a dataset on the hub "
+                 "(owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, FILE=2 each twice."),
+    click.option("--max-length", type=_N, metavar="N",
+                 help="Allow examples of at most N tokens.  [default: the context length]"),
     click.option("--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
-                 help="What becomes of longer ones."),
-    click.option("--skip-bad-records", is_flag=True, help="Leave out, and count, records that are wrong."),
+                 help="Refuse examples that are longer, cut their end off, or leave them out."),
+    click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many."),
     click.option("--fields", metavar="KEY=NAME,...", callback=_fields, default="",
-                 help="What keys of records are to be called: answer=output; id= leaves one out."),
-    click.option("--chat-template", type=options.NAME, metavar="FILE|NAME", help="Instead of the model's own."),
-    click.option("--eval-data", type=options.NAME, metavar="FILE", help="Held-out data of its own."),
-    click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
-                 metavar="X", help="Else: the share of --data that is held out."),
-    click.option("--show-batch", is_flag=True, help="Print the first micro-batches, what is learned marked, and stop."),
-    click.option("--plan", is_flag=True, help="Print what memory it will take, and whether that is free, and stop."),
+                 help="Read the key KEY of records as NAME (answer=output); KEY= leaves it out."),
+    click.option("--chat-template", type=options.NAME, metavar="FILE|NAME",
+                 help="Use this chat template, not the model's: a Jinja file, llama2 or llama3."),
+    options.tokenizer_option,
+    heading="Data",
 )  # fmt: skip
 lora = options.together(
-    click.option("--full", is_flag=True, help="Train all weights instead of LoRA."),
-    click.option("--lora-rank", "--lora-r", type=_N, metavar="R", help="Rank of the two thin matrices.  [default: 16]"),
-    click.option("--lora-alpha", type=_POSITIVE, metavar="X", help="Their product counts X / R times.  [default: 32]"),
+    click.option("--full", is_flag=True,
+                 help="Train all weights, without LoRA; their gradients and AdamW's moments take three times "
+                 "the memory of the weights."),
+    click.option("--lora-rank", "--lora-r", type=_N, metavar="R",
+                 help="Train LoRA matrices of rank R.  [default: 16]"),
+    click.option("--lora-alpha", type=_POSITIVE, metavar="X",
+                 help="Scale the LoRA update by X / rank.  [default: 32]"),
     click.option("--lora-dropout", type=options.Number(0, 1, max_open=True), metavar="P",
-                 help="Of what they are given.  [default: 0]"),
+                 help="Drop inputs of the LoRA matrices with probability P.  [default: 0]"),
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
-                 help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
+                 help="Put LoRA beside these: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  "
+                 "[default: all-linear, which is all seven]"),
     click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
-                 help="Keep frozen weights in int8, llm-int8, q8, q4, or auto: as the file has them.  [default: f32]"),
+                 help=f"Keep the frozen weights in {', '.join(TRAINED)}, or auto: as the file has them.  [default: "
+                 "f32; 16 bits with --precision bf16 or f16]"),
+    heading="LoRA",
 )  # fmt: skip
-steps = options.together(
-    click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
-                 help="Passes over the data."),
-    click.option("--max-steps", type=_N, metavar="N", help="Stop after N steps instead."),
-    click.option("--batch-size", "--per-device-train-batch-size", type=_N, default=1, show_default=True, metavar="N",
-                 help="Examples of a micro-batch."),
-    click.option("--accumulate", "--gradient-accumulation-steps", type=_N, default=8, show_default=True, metavar="N",
-                 help="Micro-batches of a step."),
-    click.option("--pack", type=_N, metavar="TOKENS", help="Instead of --batch-size: as many examples as fit."),
-    click.option("--bucket", is_flag=True, help="Put examples of like length together."),
-    click.option("--warmup", "--warmup-ratio", type=options.Number(0, 1), default=0.03, show_default=True,
-                 metavar="X", help="The share of all steps in which it rises."),
-    click.option("--schedule", "--lr-scheduler", "--lr-scheduler-type", default="cosine", show_default=True,
-                 type=click.Choice(["cosine", "linear", "constant"]), help="How it falls."),
-    click.option("--weight-decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
-                 help="Of matrices."),
-    click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
-                 metavar="X", help="The longest gradient; 0: any."),
-    click.option("--optimizer", "--optim", default="adamw", show_default=True,
-                 type=click.Choice(["adamw", "adamw8bit", "sgd"]), help="adamw8bit keeps moments in 8 bits."),
-    click.option("--precision", type=click.Choice(FLOATS),
-                 help="What is computed in; weights stay f32.  [default: f32; on a GPU bf16]"),
-    click.option("--recompute", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
-                 help="Forget activations of every K-th block and compute them again: less memory."),
-    click.option("--gradient-checkpointing", is_flag=True, help="The same as --recompute 1."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N"),
-    options.threads_option,
-    click.option("--device", type=options.NAME, metavar="NAME", help="cpu, cuda or cuda:N.  [default: a GPU's]"),
-)  # fmt: skip
-course = options.together(
-    click.option("--eval-every", "--eval-steps", type=_N, metavar="N",
-                 help="Steps between two looks at held-out data.  [default: an epoch]"),
-    click.option("--patience", type=_N, metavar="N", help="Stop after N looks without a better one."),
-    click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
-                 help="Steps between two checkpoints."),
-    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out."),
-    click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-                 help="Held-out prompts to answer before and after."),
-    click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
-                 callback=_installed, metavar="LOG",
-                 help="Tell each step to tensorboard or wandb as well. Repeatable."),
+
+
+def shared(lr: str) -> Callable[[F], F]:
+    """What all training verbs have. `lr`: the learning rate where none is given, in words."""
+    steps = options.together(
+        click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
+                     help="Pass N times over the data."),
+        click.option("--max-steps", type=_N, metavar="N", help="Stop after N optimizer steps; overrides --epochs."),
+        click.option("--batch-size", "--per-device-train-batch-size", type=_N, default=1, show_default=True,
+                     metavar="N", help="Put N examples into a micro-batch."),
+        click.option("--accumulate", "--gradient-accumulation-steps", type=_N, default=8, show_default=True,
+                     metavar="N", help="Accumulate the gradients of N micro-batches for each optimizer step."),
+        click.option("--pack", type=_N, metavar="TOKENS",
+                     help="Pack whole examples into micro-batches of at most TOKENS tokens, in place of --batch-size. "
+                     "Packed examples do not attend to one another."),
+        click.option("--bucket", is_flag=True,
+                     help="Put examples of similar length into the same micro-batch; the micro-batches stay shuffled."),
+        click.option("--lr", "--learning-rate", "lr", type=_POSITIVE, metavar="X",
+                     help=f"Set the peak learning rate.  [default: {lr}]"),
+        click.option("--warmup", "--warmup-ratio", type=options.Number(0, 1), default=0.03, show_default=True,
+                     metavar="X", help="Raise the learning rate linearly over this fraction of all steps."),
+        click.option("--schedule", "--lr-scheduler", "--lr-scheduler-type", default="cosine", show_default=True,
+                     type=click.Choice(["cosine", "linear", "constant"]),
+                     help="Decay the learning rate like this after the warmup."),
+        click.option("--weight-decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
+                     help="Decay weight matrices by X times the learning rate per step; norms do not decay."),
+        click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
+                     metavar="X", help="Clip the gradient to an L2 norm of X; 0: no clipping."),
+        click.option("--optimizer", "--optim", default="adamw", show_default=True,
+                     type=click.Choice(["adamw", "adamw8bit", "sgd"]),
+                     help="Use this optimizer; adamw8bit keeps its moments in 8 bits."),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+                     help="Seed the order of examples, the choice of held-out ones, the LoRA matrices and dropout."),
+        heading="Optimizer",
+    )  # fmt: skip
+    cost = options.together(
+        click.option("--precision", type=click.Choice(FLOATS),
+                     help="Compute the forward and backward pass in this data type (mixed precision); trained weights "
+                     "stay f32.  [default: f32; on a GPU bf16]"),
+        click.option("--recompute", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
+                     help="Gradient checkpointing: recompute the activations of every K-th block in the backward pass, "
+                     "which takes less memory and more time; 1: every block, 0: none."),
+        click.option("--gradient-checkpointing", is_flag=True, help="Recompute every block, as --recompute 1 does."),
+        options.threads_option,
+        click.option("--device", type=options.NAME, metavar="NAME",
+                     help="Train on cpu, cuda or cuda:N.  [default: cuda if torch finds a GPU, else cpu]"),
+        heading="Memory and speed",
+    )  # fmt: skip
+    held_out = options.together(
+        click.option("--eval-data", type=options.NAME, metavar="FILE", help="Evaluate on the held-out data in FILE."),
+        click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
+                     metavar="X",
+                     help="Without --eval-data, hold out this fraction of --data, chosen at random; 0: none, as of "
+                     "fewer than 10 examples."),
+        click.option("--eval-every", "--eval-steps", type=_N, metavar="N",
+                     help="Evaluate on held-out data every N optimizer steps.  [default: once per epoch]"),
+        click.option("--patience", type=_N, metavar="N",
+                     help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
+        click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
+                     help="Answer N held-out prompts before and after training, and print both answers."),
+        heading="Evaluation",
+    )  # fmt: skip
+    output = options.together(
+        click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
+                     help="Write the adapter (with --full: the model), metrics and checkpoints to FOLDER.  [required, "
+                     "but for --show-batch and --plan]"),
+        click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
+                     help="Save a checkpoint to resume from every N optimizer steps."),
+        click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
+        click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
+                     callback=_installed, metavar="LOG",
+                     help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
+        options.json_option,
+        heading=options.OUTPUT,
+    )  # fmt: skip
+    return options.together(steps, cost, held_out, output)
+
+
+_looking = options.together(
+    click.option("--show-batch", is_flag=True,
+                 help="Print the first two micro-batches with the trained tokens marked, and exit."),
+    click.option("--plan", is_flag=True,
+                 help="Print how much memory training needs, and whether that is free, and exit."),
+    heading=options.OUTPUT,
 )  # fmt: skip
 
 
 def of_records(own: Callable[[F], F], usual: Rates) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
-    return options.together(
-        options.model_argument, data, own, lora, lr(usual), steps, course, options.tokenizer_option,
-        options.json_option,
-    )  # fmt: skip
+    lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in usual)
+    return options.together(options.model_argument, data, own, lora, shared(f"{lr}; with --full {full}"), _looking)
 
 
 # Of all these, what a run is not made of: how it is done and shown.

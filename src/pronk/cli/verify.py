@@ -27,30 +27,30 @@ Examples:
   pronk verify smollm2:135m --training --adapter mine
   pronk verify smollm2:135m --mistakes -p "The capital of France is"
 
-One text goes through the model cache-free, through the KV cache token by token, in chunks and in a
-batch. "rounding" means that the logits differ by no more than the type's own noise; "bug" means more,
-and exits with 1.
+pronk computes the logits of one text in one pass without a KV cache, and compares them with those from
+the KV cache token by token, in chunks, and in a batch. The verdict "rounding" means that they differ by
+no more than the data type's rounding noise; "bug" means that they differ by more, and the exit code is 1.
 
-With --training, in float32: are these the logits that training computes, packed, with activations
-computed again, with LoRA beside the weights and with the adapter switched off?
+With --training, in float32, the reference are the logits of training's forward pass, with LoRA beside the
+weights: they are compared with those of inference, of packed examples, of gradient checkpointing, and of
+the model with its adapter switched off.
 
-With --mistakes, on the torch engine: the texts that a loop writes from which the KV cache was taken out,
-rightly and with three mistakes, and where each parts from the right one."""
+With --mistakes, on the torch engine, pronk generates texts without the KV cache, once correctly and three
+times with a typical bug, and shows where each text first differs from the correct one."""
 )
 @options.model_argument
-@click.option(
-    "-f",
-    "--file",
-    type=options.NAME,
-    metavar="FILE",
-    help="Text to verify with; - is standard input.  [default: a built-in one]",
+@options.file_option(
+    "Verify on the text in FILE (UTF-8); - reads standard input.  [default: a text that comes with pronk]"
 )
 @click.option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N",
-              help="Take N tokens of the text, or with --mistakes write N.  [default: 256, or 16]")  # fmt: skip
-@click.option("--mistakes", "wrongly", is_flag=True, help="Show what removing the cache wrongly does to texts.")
+              help="Read at most N tokens of the text; with --mistakes, generate N.  [default: 256; with --mistakes "
+              "16]")  # fmt: skip
+@click.option("--mistakes", "wrongly", is_flag=True,
+              help="Demonstrate three wrong ways to remove the KV cache (torch engine).")  # fmt: skip
 @click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT",
-              help="With --mistakes: what they begin with. Repeatable.  [default: five built-in ones]")  # fmt: skip
-@click.option("--training", is_flag=True, help="Hold training's forward pass against the ones that answer.")
+              help="With --mistakes: generate from this prompt. Repeatable.  [default: five that come with "
+              "pronk]")  # fmt: skip
+@click.option("--training", is_flag=True, help="Compare the training forward pass with the inference forward pass.")
 @options.adapter_option
 @options.loading_options
 @options.json_option
@@ -65,7 +65,7 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Compare cached, cache-free, chunked and batched logits."""
+    """Check that KV cache, chunks and batches keep the logits."""
     if wrongly and training:
         raise click.UsageError("--mistakes and --training exclude each other")
     if prompts and not wrongly:
