@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,10 @@ import sentencepiece
 
 import pronk.checkpoint
 import pronk.tokenizer
+from pronk.measure.windows import evaluation_text
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.export import huggingface_files
+from pronk.train.data import vocabulary
 
 TEXTS = [
     "Hello, world",
@@ -61,3 +66,25 @@ def test_spm_out_of_llama2c(data: Path, tmp_path: Path, name: str) -> None:
     assert (reference.bos_id(), reference.eos_id(), reference.unk_id()) == (1, 2, 0)
     for text in TEXTS[:4]:
         assert [1, *reference.encode(text)] == tokenizer.encode(text), text
+
+
+def test_a_vocabulary_of_one_s_own_loads_in_transformers_with_nothing_else(tmp_path: Path) -> None:
+    """The folder of pretrain had a tokenizer.model alone, for which transformers wants SentencePiece."""
+    script = """
+import sys
+sys.modules["sentencepiece"] = None  # as where it is not installed
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+import json
+for text in json.loads(sys.argv[2]):
+    ids = tokenizer(text)["input_ids"]
+    print(json.dumps([ids, tokenizer.decode(ids, skip_special_tokens=True)]))
+"""
+    texts = [text for text in TEXTS if "<" not in text] + ["the llama and the alpaca", " once more", "a\nb"]
+    own = vocabulary.train([evaluation_text()], 500)
+    folder = saved(tmp_path, own)
+    same(pronk.tokenizer.load(pronk.tokenizer.find(folder)), own)
+    command = [sys.executable, "-c", script, str(folder), json.dumps(texts)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    for text, line in zip(texts, lines, strict=True):
+        assert json.loads(line) == [own.encode(text), text], text

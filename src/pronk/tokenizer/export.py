@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer.vocabulary import Vocabulary
+from pronk.tokenizer.source import SOURCE_FILE
+from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 
 def huggingface_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """File name -> content: tokenizer.json (BPE) or tokenizer.model (SPM), and tokenizer_config.json.
+    """File name -> content: tokenizer.json, tokenizer_config.json, and of SPM the tokenizer.model that it is made of.
+
+    tokenizer.json is what transformers needs no other library for; of SPM's it knows those without user-defined tokens
+    that spell in bytes what they have no token for, as LLaMA's.
 
     Raises Unsupported where the tokenizer's rules do not fit a Vocabulary.
     """
     v = tokenizer.vocabulary()
-    name, content = ("tokenizer.json", _tokenizer_json(v)) if v.model == "bpe" else ("tokenizer.model", _spm_model(v))
-    return {name: content, "tokenizer_config.json": _config(v)}
+    if v.model == "bpe":
+        return {"tokenizer.json": _tokenizer_json(v), "tokenizer_config.json": _config(v)}
+    plain = TokenType.BYTE in v.types and TokenType.USER_DEFINED not in v.types
+    files = {"tokenizer.json": _spm_json(v)} if plain else {}
+    return {
+        **files,
+        "tokenizer.model": _spm_model(v),
+        "tokenizer_config.json": _config(v, made="tokenizer.json" in files),
+    }
 
 
 def _tokenizer_json(v: Vocabulary) -> bytes:
@@ -27,10 +39,46 @@ def _tokenizer_json(v: Vocabulary) -> bytes:
     library = library_of(Path("tokenizer.json"), v)
     library.decoder = decoders.ByteLevel()
     if v.add_bos and v.bos_id is not None:
-        bos = v.tokens[v.bos_id]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, v.bos_id)]
-        )
+        library.post_processor = _beginning(v, processors)
+    return library.to_str(pretty=True).encode()
+
+
+def _beginning(v: Vocabulary, processors: Any) -> Any:
+    assert v.bos_id is not None
+    bos = v.tokens[v.bos_id]
+    return processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, v.bos_id)]
+    )
+
+
+def _spm_json(v: Vocabulary) -> bytes:
+    """SentencePiece's BPE joins the pair whose token scores highest: merges, in the order of what they make."""
+    from tokenizers import AddedToken, decoders, models, normalizers, processors
+    from tokenizers import Tokenizer as Library
+
+    from pronk.tokenizer.spm import SPACE
+
+    ids = {token: number for number, token in enumerate(v.tokens)}
+    normal = {token for token, kind in zip(v.tokens, v.types, strict=True) if kind == TokenType.NORMAL}
+    splits = [
+        (-v.scores[ids[token]], token[:at], token[at:])
+        for token in v.tokens if token in normal
+        for at in range(1, len(token)) if token[:at] in normal and token[at:] in normal
+    ]  # fmt: skip
+    merges = [(left, right) for _, left, right in sorted(splits, key=lambda split: split[0])]
+    unknown = None if v.unk_id is None else v.tokens[v.unk_id]
+    library = Library(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces = [normalizers.Prepend(SPACE)] if v.add_space_prefix else []
+    library.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if v.add_space_prefix else []
+    library.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    special = (TokenType.CONTROL, TokenType.UNKNOWN)
+    marked = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind in special]
+    library.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in marked])
+    if v.add_bos and v.bos_id is not None:
+        library.post_processor = _beginning(v, processors)
     return library.to_str(pretty=True).encode()
 
 
@@ -40,9 +88,10 @@ def _spm_model(v: Vocabulary) -> bytes:
     return model_proto(v, SpmRules(), v.add_space_prefix, special_ids=True)
 
 
-def _config(v: Vocabulary) -> bytes:
+def _config(v: Vocabulary, *, made: bool = False) -> bytes:
+    """`made`: tokenizer.json was made of tokenizer.model, which stands beside it."""
     config: dict[str, object] = {
-        "tokenizer_class": "PreTrainedTokenizerFast" if v.model == "bpe" else "LlamaTokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast" if v.model == "bpe" or made else "LlamaTokenizer",
         "add_bos_token": v.add_bos,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
@@ -51,6 +100,8 @@ def _config(v: Vocabulary) -> bytes:
         if token is not None:
             config[f"{name}_token"] = v.tokens[token]
     if v.model == "spm":
+        if made:
+            config[SOURCE_FILE] = "tokenizer.model"
         config["legacy"] = True  # LLaMA's first tokenizers put a space after every special token
     if v.chat_template is not None:
         config["chat_template"] = v.chat_template

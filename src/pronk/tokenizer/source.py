@@ -11,6 +11,8 @@ from pronk.errors import BadFile
 from pronk.tokenizer.files import identify
 from pronk.tokenizer.vocabulary import TokenizerSource
 
+TEMPLATE = "chat_template.jinja"
+SOURCE_FILE = "pronk_source_file"  # in tokenizer_config.json: what tokenizer.json was made of, for others to read
 _MAX_TEMPLATE = 1 << 20  # bytes
 
 
@@ -23,10 +25,10 @@ def of_file(path: Path) -> TokenizerSource | None:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter has the last word
         if present(path.with_name(name)):
             settings |= strict_json.read(path.with_name(name))
+    model = path.with_name("tokenizer.model")
+    if path.name == "tokenizer.json" and settings.get(SOURCE_FILE) == model.name and present(model):
+        return of_file(model)
     return TokenizerSource(kind, path, settings, _chat_template(path.parent, settings))
-
-
-TEMPLATE = "chat_template.jinja"
 
 
 def present(path: Path) -> bool:
