@@ -66,3 +66,26 @@ def test_looking_inside(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fed[5].split()[1:3] == ["of", str(24 * 2 * (3 * 64 + 96))]
     assert len(fed) == 6 + 3
     assert names["logits"].shape == (24, 259)
+
+
+def test_the_first_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run("tutorials/first-steps.md")
+    assert [len(answer.tokens) for answer in names["answers"]] == [8, 8]
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+def test_measuring(tiny: Path) -> None:
+    names = run("measuring.md")
+    assert names["found"]["mean"] > 0
+    assert len(names["windows"]) == len(names["by_token"]) == 4
+    assert names["largest"].kld.max() == max(window.kld.max() for window in names["windows"])
+
+
+def test_quality(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pronk import _native
+
+    if "avx2" not in _native.isas():
+        pytest.skip("the page compares with AVX2")
+    run("quality.md")
+    floor, other = map(float, capsys.readouterr().out.split())
+    assert 0 <= other < 100 * max(floor, 1e-9)

@@ -1,4 +1,4 @@
-"""Composition: report.json made of what the steps of a comparison gave, be it all of them or a few."""
+"""report.json, made of what the steps of a comparison gave, be it all of them or a few."""
 
 from __future__ import annotations
 
