@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -76,6 +76,8 @@ lora = options.together(
                  help="Of what they are given.  [default: 0]"),
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  [default: all-linear: these]"),
+    click.option("--from-adapter", type=options.NAME, metavar="FOLDER",
+                 help="Go on from a LoRA adapter, with its rank, alpha and modules."),
     click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
                  help="Keep frozen weights in int8, llm-int8, q8, q4, or auto: as the file has them.  [default: f32]"),
 )  # fmt: skip
@@ -114,7 +116,8 @@ course = options.together(
     click.option("--patience", type=_N, metavar="N", help="Stop after N looks without a better one."),
     click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
                  help="Steps between two checkpoints."),
-    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out."),
+    click.option("--resume", is_flag=True,
+                 help="Go on from the newest checkpoint in --out; for longer with more epochs or steps."),
     click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                  help="Held-out prompts to answer before and after."),
     click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
@@ -145,7 +148,8 @@ def settings(
     from pronk.torch_engine import import_torch
 
     import_torch()
-    from pronk.checkpoint.adapter import TARGETS, LoraConfig
+    from pronk.checkpoint.adapter import TARGETS, LoraConfig, read_config
+    from pronk.system import expanded
     from pronk.train.settings import Settings
 
     how = {name: given.pop(name) for name in HOW}
@@ -158,6 +162,11 @@ def settings(
     if targets:
         names = tuple(name.strip() for name in targets.split(","))
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
+    if given["from_adapter"] and not full:
+        if lora.keys() - {"dropout"}:
+            raise click.UsageError("--from-adapter has a rank, an alpha and modules of its own; leave these out")
+        own_config, _ = read_config(expanded(given["from_adapter"]))
+        lora = {**asdict(own_config), "dropout": lora.get("dropout", 0.0)}
     settle_computing(given, how["device"])
     given["data"] = given["data"][0] if len(given["data"]) == 1 else given["data"]
     given["skip_bad"] = given.pop("skip_bad_records")
