@@ -145,6 +145,22 @@ def test_stopped_and_resumed(finetune: Run, tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_prolonged_and_begun_from_an_adapter(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
+    assert finetune().exit_code == 0
+    longer = finetune("--resume", "--max-steps", "8", "--json")
+    assert (longer.exit_code, json.loads(longer.stdout)["steps"]) == (0, 8)
+    told = "prolonged from 6 to 8 steps; from step 6 on the learning rate is the longer run's"
+    assert longer.stderr.splitlines()[0] == told
+    shorter = finetune("--resume", "--max-steps", "7")
+    assert (shorter.exit_code, "it can be prolonged, not cut short" in shorter.stderr) == (1, True)
+    more = ["--data", data, "--from-adapter", str(tmp_path / "out"), "--max-steps", "1", "--samples", "0"]
+    begun = run("finetune", model, *more, "--out", str(tmp_path / "next"))
+    assert begun.exit_code == 0, begun.stderr
+    assert adapter.read_config(tmp_path / "next")[0].rank == 4
+    wrong = run("finetune", model, *more, "--out", str(tmp_path / "third"), "--lora-rank", "4")
+    assert (wrong.exit_code, "--from-adapter has a rank" in wrong.stderr) == (2, True)
+
+
 def test_show_batch_trains_nothing(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
     result = run("finetune", model, "--data", data, "--show-batch", "--batch-size", "2")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -307,9 +323,9 @@ def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     again = finetune("--max-steps", "1")
     assert (again.exit_code, again.stderr.count("\n")) == (1, 1)
     assert "holds a run already; go on with it (--resume)" in again.stderr
-    other = finetune("--max-steps", "2", "--resume")
+    other = finetune("--max-steps", "1", "--accumulate", "4", "--resume")
     assert other.exit_code == 1
-    assert "was made with max_steps=1, and now it is 2" in other.stderr
+    assert "was made with accumulate=2, and now it is 4" in other.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")

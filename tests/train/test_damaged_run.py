@@ -46,8 +46,8 @@ def test_no_checkpoint_is_written_over_by_its_like(
     written = []
     save = state.save
 
-    def noted(*arguments: Any) -> Path:
-        written.append(save(*arguments).name)
+    def noted(*arguments: Any, **more: Any) -> Path:
+        written.append(save(*arguments, **more).name)
         return tmp_path
 
     monkeypatch.setattr(state, "save", noted)

@@ -409,3 +409,11 @@ def test_answers_that_are_the_same_tokens(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(encoder.tokenizer, "encode", lambda text, **more: plain(text.lower(), **more))
     with pytest.raises(BadRecord, match="are the same tokens: nothing is preferred"):
         DPO().encode(parse({"prompt": "a", "chosen": "B", "rejected": "b"}, ""), encoder)
+
+
+def test_of_a_run_that_begins_from_an_adapter_it_is_the_reference(folder: Path, data: Path, tmp_path: Path) -> None:
+    """Switched off it would be the model before fine-tuning, and the first loss not ln 2."""
+    run_of(settings(folder, data, max_steps=3), tmp_path / "first").train()
+    second = run_of(settings(folder, data, from_adapter=str(tmp_path / "first")), tmp_path / "second")
+    assert lora.begun(second.model)
+    assert second.loop.evaluate(second.data.held_out).loss == pytest.approx(np.log(2), abs=1e-6)

@@ -463,3 +463,62 @@ def test_memory_that_is_not_there_is_asked_for_before_anything_is_read(
         make(settings(model, data), tmp_path / "run")
     monkeypatch.setattr("pronk.system.free_memory", lambda: 1 << 27)
     make(settings(model, data), tmp_path / "run")
+
+
+# -- longer than it was to be, and from where another ended --
+
+
+def test_a_run_can_be_prolonged(model: Path, data: Path, tmp_path: Path) -> None:
+    """It was refused: made with max_steps=4, and now it is 8. The longer run's schedule holds from there on."""
+    short = settings(model, data, max_steps=4, eval_share=0.0)
+    make(short, tmp_path / "run").train()
+    longer = make(replace(short, max_steps=8), tmp_path / "run")
+    longer.resume()
+    assert (longer.loop.position.step, longer.prolonged_from) == (4, 4)
+    assert longer.train()
+    rates = [line["lr"] for line in read_metrics(tmp_path / "run")]
+    expected = make(replace(short, max_steps=8), tmp_path / "whole").loop.schedule
+    assert rates[4:] == [expected.at(step) for step in range(4, 8)]
+    with pytest.raises(BadRequest, match="the run was of 8 steps, and now it is 6: it can be prolonged, not cut short"):
+        make(replace(short, max_steps=6), tmp_path / "run").resume()
+    with pytest.raises(BadRequest, match=r"made with lr=0\.01, and now it is 0\.02; resume with the same"):
+        make(replace(short, max_steps=9, lr=0.02), tmp_path / "run").resume()
+    same = make(replace(short, max_steps=8), tmp_path / "run")
+    same.resume()
+    assert same.prolonged_from is None
+
+
+def test_every_checkpoint_holds_an_adapter(model: Path, data: Path, tmp_path: Path) -> None:
+    """Ctrl-C before the first look at held-out data left none."""
+    run = make(settings(model, data, eval_every=8), tmp_path / "run")
+    run.train(stop=lambda: run.loop.position.step == 2)
+    assert not (tmp_path / "run" / "adapter_config.json").exists()
+    newest = state.checkpoints(tmp_path / "run" / CHECKPOINTS)[-1]
+    assert read_config(newest)[0].rank == LORA.rank
+    ids = [1, 5, 9]
+    with torch.no_grad():
+        trained = run.model.eval()(
+            TorchBatch.of(Batch.of([Rows(ids, logits="all")]), torch.device("cpu"), None)
+        ).numpy()
+    served = pronk.load(model, adapter=newest, engine="torch", device="cpu").logits(ids)
+    np.testing.assert_allclose(served, trained, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(served, pronk.load(model, engine="torch", device="cpu").logits(ids), atol=1e-4)
+
+
+def test_a_run_begins_from_an_adapter(model: Path, data: Path, tmp_path: Path) -> None:
+    first = make(settings(model, data, max_steps=4), tmp_path / "first")
+    first.train()
+    adapter = str(tmp_path / "first")
+    second = make(settings(model, data, from_adapter=adapter), tmp_path / "second")
+    begun = second.loop.evaluate(second.data.held_out).loss
+    kept = min(line["held_out_loss"] for line in read_metrics(tmp_path / "first") if "held_out_loss" in line)
+    assert begun == pytest.approx(kept, rel=1e-6)
+    second.train(stop=lambda: second.loop.position.step == 2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    with pytest.raises(PronkError, match="no such folder"):
+        make(settings(model, data, from_adapter=adapter), tmp_path / "second")
+    other = settings(model, data, from_adapter=str(tmp_path / "gone"), lora=LoraConfig(rank=2))
+    with pytest.raises(BadRequest, match="a run that begins from it has the same"):
+        make(other, tmp_path / "third")
+    with pytest.raises(BadRequest, match="merge it first"):
+        settings(model, data, from_adapter=adapter, lora=None)

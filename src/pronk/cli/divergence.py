@@ -28,8 +28,8 @@ A is the reference, with its weights in f32 unless --reference says otherwise. T
 and engine" are B's. Without B, A is compared with itself under these options; at least one is needed.
 
 The noise floor is the divergence of a model from itself when its embeddings are off by one unit in the
-last place: smaller differences mean nothing. Each window is read four times, twice by each model, so 20
-windows are the default."""
+last place of f32: smaller divergences are rounding noise. By default only 20 windows are used, because
+each is read four times, twice by each model."""
 )
 @click.argument("a", type=options.NAME)
 @click.argument("b", type=options.NAME, required=False)

@@ -27,7 +27,7 @@ Examples:
 def command(model: str, revision: str | None, as_json: bool) -> None:
     """Show format, config, tokenizer, memory need and tensors.
 
-    It reads no weights but a few rows, which tell whether they were quantized before.
+    It reads only a few rows of weights, to detect earlier quantization (the line "grid").
     """
     from pronk import checkpoint
     from pronk.checkpoint.hub import resolve as hub

@@ -186,7 +186,7 @@ engine_option = click.option(
     "--engine",
     type=click.Choice(engines.NAMES),
     help="Run the model with pronk's own kernels (cpu) or with PyTorch (torch).  [default: torch if it finds a GPU, "
-    "else cpu; an option that one engine alone has chooses that one]",
+    "else cpu; or the engine that alone has an option you give]",
 )
 device_option = click.option(
     "--device", type=NAME, metavar="NAME",
@@ -208,8 +208,9 @@ _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
     "--quantize", type=click.Choice(engines.FORMATS), metavar="FORMAT",
     help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
-    "formats. q8 takes 8.5 bits per weight, q4 5; absmax, absmax-row and zeropoint are for study.  [default: auto; "
-    "torch engine: f32, on a GPU bf16 or f16]",
+    "formats. q8: 8 bits, a scale per 32 weights; q4: 4 bits, a scale and a minimum per 32; int8: a scale per row, and "
+    "activations in 8 bits, too; llm-int8: int8 with outliers in f32; absmax, absmax-row, zeropoint: for study.  "
+    "[default: auto; torch engine: f32, on a GPU the stored 16-bit type, also for quantized files]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",

@@ -14,7 +14,7 @@ from pronk.cli import console, measuring, options, progress
     epilog="""\b
 Examples:
   pronk perplexity smollm2:135m
-  pronk perplexity model.gguf --text wiki.test.raw            llama.cpp's windows: its number
+  pronk perplexity model.gguf --text wiki.test.raw            by llama.cpp's protocol
   pronk perplexity ./my-model --text chapter.txt --ctx 1024 --stride 512
   pronk perplexity smollm2:135m --quantize int8 --json
   pronk perplexity ./before ./after                           and how they differ, window by window

@@ -62,7 +62,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
         "help": "Without --eval-data, hold out this fraction of TEXT, at its end, at most 262,144 characters; 0: none."
     },
     "eval_every": {"help": "Evaluate on held-out text every N optimizer steps.  [default: a tenth of all steps]"},
-    "samples": {"help": "Continue N beginnings of held-out text at the end, and print them."},
+    "samples": {"help": "After training, continue N held-out beginnings and print the texts."},
     "out": {"help": "Write the model (to FOLDER/model), metrics and checkpoints to FOLDER.  [required]"},
     "seed": {"help": "Seed the initial weights, the order of sequences and the samples."},
 }

@@ -13,7 +13,7 @@ Examples:
   pronk pull owner/name --revision main
 
 A model that pronk knows by name goes to the user's cache folder, or to $PRONK_HOME. A Hugging Face
-repository goes to huggingface_hub's cache, for which HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT hold too."""
+repository goes to huggingface_hub's cache, which honours HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT."""
 )
 @options.model_argument
 @options.revision_option

@@ -211,6 +211,11 @@ def to_its_end(run: Trainer, *, resume: bool, log_to: Sequence[str] = ()) -> Non
 
     if resume:
         run.resume()
+        if run.prolonged_from:
+            console.note(
+                f"prolonged from {run.prolonged_from} to {run.loop.schedule.steps} steps; from step "
+                f"{run.loop.position.step} on the learning rate is the longer run's"
+            )
     wanted = log_to if run.group.first else ()
     logs = Logs(wanted, run.folder, flat(run.settings), run.loop.position.step, console.note)
     with closing(logs) as run.listener, _stopping() as stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -51,7 +51,7 @@ data = options.together(
                  help="Refuse examples that are longer, cut their end off, or leave them out."),
     click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many."),
     click.option("--fields", metavar="KEY=NAME,...", callback=_fields, default="",
-                 help="Read the key KEY of records as NAME (answer=output); KEY= leaves it out."),
+                 help="Read the key KEY of your records as the key NAME: answer=output. KEY= ignores KEY."),
     click.option("--chat-template", type=options.NAME, metavar="FILE|NAME",
                  help="Use this chat template, not the model's: a Jinja file, llama2 or llama3."),
     options.tokenizer_option,
@@ -70,6 +70,8 @@ lora = options.together(
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="Put LoRA beside these: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  "
                  "[default: all-linear, which is all seven]"),
+    click.option("--from-adapter", type=options.NAME, metavar="FOLDER",
+                 help="Begin from the LoRA adapter in FOLDER, with its rank, alpha and modules."),
     click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
                  help=f"Keep the frozen weights in {', '.join(TRAINED)}, or auto: as the file has them.  [default: "
                  "f32; 16 bits with --precision bf16 or f16]"),
@@ -140,10 +142,11 @@ def shared(lr: str) -> Callable[[F], F]:
     output = options.together(
         click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
                      help="Write the adapter (with --full: the model), metrics and checkpoints to FOLDER.  [required, "
-                     "but for --show-batch and --plan]"),
+                     "except with --show-batch or --plan]"),
         click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
                      help="Save a checkpoint to resume from every N optimizer steps."),
-        click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
+        click.option("--resume", is_flag=True,
+                     help="Continue from the newest checkpoint in --out; for longer with more --epochs or --max-steps."),
         click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
@@ -182,7 +185,8 @@ def settings(
     from pronk.torch_engine import import_torch
 
     import_torch()
-    from pronk.checkpoint.adapter import TARGETS, LoraConfig
+    from pronk.checkpoint.adapter import TARGETS, LoraConfig, read_config
+    from pronk.system import expanded
     from pronk.train.settings import Settings
 
     how = {name: given.pop(name) for name in HOW}
@@ -195,6 +199,11 @@ def settings(
     if targets:
         names = tuple(name.strip() for name in targets.split(","))
         lora["target_modules"] = TARGETS if names == ("all-linear",) else names
+    if given["from_adapter"] and not full:
+        if lora.keys() - {"dropout"}:
+            raise click.UsageError("--from-adapter has a rank, an alpha and modules of its own; leave these out")
+        own_config, _ = read_config(expanded(given["from_adapter"]))
+        lora = {**asdict(own_config), "dropout": lora.get("dropout", 0.0)}
     settle_computing(given, how["device"])
     given["data"] = given["data"][0] if len(given["data"]) == 1 else given["data"]
     given["skip_bad"] = given.pop("skip_bad_records")

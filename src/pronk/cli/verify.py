@@ -28,12 +28,11 @@ Examples:
   pronk verify smollm2:135m --mistakes -p "The capital of France is"
 
 pronk computes the logits of one text in one pass without a KV cache, and compares them with those from
-the KV cache token by token, in chunks, and in a batch. The verdict "rounding" means that they differ by
-no more than the data type's rounding noise; "bug" means that they differ by more, and the exit code is 1.
+the KV cache token by token, in chunks, and in a batch. The verdict is "identical", "rounding" (they
+differ by no more than the data type's rounding noise), or "bug" (by more), which exits with 1.
 
-With --training, in float32, the reference are the logits of training's forward pass, with LoRA beside the
-weights: they are compared with those of inference, of packed examples, of gradient checkpointing, and of
-the model with its adapter switched off.
+With --training, in float32, the reference is the training forward pass, with LoRA unmerged. Inference, packed
+examples, gradient checkpointing, and the model with its adapter switched off are compared with it.
 
 With --mistakes, on the torch engine, pronk generates texts without the KV cache, once correctly and three
 times with a typical bug, and shows where each text first differs from the correct one."""
@@ -65,7 +64,7 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Check that KV cache, chunks and batches keep the logits."""
+    """Check that cache, chunks and batches leave logits as they are."""
     if wrongly and training:
         raise click.UsageError("--mistakes and --training exclude each other")
     if prompts and not wrongly:

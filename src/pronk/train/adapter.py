@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, read_config
 from pronk.checkpoint.containers import safetensors
+from pronk.errors import BadRequest
 from pronk.system import replacing
 from pronk.tokenizer.source import TEMPLATE
 from pronk.train import lora
@@ -64,12 +66,27 @@ def load(model: nn.Module, folder: Path) -> LoraConfig:
     config, _ = read_config(folder)
     lora.add(model, config)
     try:
-        found = read(folder, config, {name: layer.size for name, layer in lora.layers(model)})
+        fill(model, config, folder)
     except Exception:
         lora.remove(model)
         raise
+    return config
+
+
+def _shape(config: LoraConfig) -> LoraConfig:
+    """Of what must be the same for the same numbers."""
+    return replace(config, dropout=0.0, target_modules=tuple(sorted(config.target_modules)))
+
+
+def fill(model: nn.Module, config: LoraConfig | None, folder: Path) -> None:
+    """The layers of LoRA that are there. Raises BadFile where the adapter is another model's, and BadRequest where it
+    is another kind than `config`."""
+    own, _ = read_config(folder)
+    if config is None or _shape(own) != _shape(config):
+        raise BadRequest(f"{folder} is an adapter of {own}; a run that begins from it has the same")
+    found = read(folder, own, {name: layer.size for name, layer in lora.layers(model)})
     with torch.no_grad():
         for name, layer in lora.layers(model):
             for parameter, array in zip((layer.lora_A, layer.lora_B), found[name], strict=True):
                 parameter.copy_(torch.from_numpy(array))
-    return config
+            layer.begun = True

@@ -23,6 +23,8 @@ from pronk.train.dropout import drop, without
 
 
 class LoraLinear(nn.Module):
+    begun = False  # whether what it began with was an adapter
+
     def __init__(self, base: nn.Module, size: tuple[int, int], config: LoraConfig, device: torch.device) -> None:
         """`size`: N, K of the weight. The thin matrices are float32 whatever the base is."""
         super().__init__()
@@ -113,6 +115,11 @@ def layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 def has(model: nn.Module) -> bool:
     return any(True for _ in layers(model))
+
+
+def begun(model: nn.Module) -> bool:
+    """Whether it began from an adapter; else layers begin with a B of zeros, and change nothing."""
+    return any(layer.begun for _, layer in layers(model))
 
 
 def remove(model: nn.Module) -> None:

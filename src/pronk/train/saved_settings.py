@@ -20,7 +20,10 @@ VERSION = 2  # goes up when a key gets another name or meaning, and what is olde
 
 # What settings that came after 0.1 were by default when they came: {"lora.use_dora": False}. Whatever their default
 # becomes, of runs that do not have them this stays true.
-ADDED: Mapping[str, Any] = {"fields": []}
+ADDED: Mapping[str, Any] = {"fields": [], "from_adapter": None}
+
+# How long a run is, and what follows from it: it may become longer when it is resumed.
+LENGTH = ("epochs", "max_steps", "eval_every")
 
 DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
 NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
@@ -33,10 +36,13 @@ def flat(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def check(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+def check(
+    raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, Any]:
     """`raw`: what `checkpoint` holds beside its tensors; `settings`: `flat`, with digests; `usual`: their `defaults`.
 
-    Raises BadRequest where it was made with other settings, or by a pronk that has more of them, and BadFile.
+    Gives what it has of LENGTH, which may be other than now. Raises BadRequest where it was made with other settings,
+    or by a pronk that has more of them, and BadFile.
     """
     version, before = raw.get("version", 0), raw.get("settings")
     if not isinstance(before, dict):
@@ -49,6 +55,7 @@ def check(raw: Mapping[str, Any], checkpoint: Path, settings: Mapping[str, Any],
         before = _of_1(before, settings)
     if problem := _difference(version, before, settings, usual):
         raise BadRequest(f"{checkpoint} {problem}, or begin in another folder")
+    return {key: before.get(key, usual.get(key)) for key in LENGTH}
 
 
 def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
@@ -58,8 +65,11 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
     if version > VERSION:
         more = f" ({unknown} among them)" if unknown else ""
         return f"has settings of version {version}{more}, and this pronk knows version {VERSION}; {way_out}"
+    longer = any(before.get(key, usual.get(key)) != now.get(key) for key in LENGTH[:2])
     for key, new in now.items():
         if (old := before.get(key, ADDED.get(key, usual.get(key)))) == new:
+            continue
+        if longer and key in LENGTH and (old is None or type(old) in (int, float)):
             continue
         if key.startswith(DIGEST):
             what = key.removeprefix(DIGEST)

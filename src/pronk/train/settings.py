@@ -26,6 +26,7 @@ class Settings:
     eval_data: str | None = None
     eval_share: float = 0.1  # of the data, held out where there is no eval_data
     lora: LoraConfig | None = field(default_factory=LoraConfig)  # None: all weights are trained
+    from_adapter: str | None = None  # what LoRA begins as, instead of nothing
     quantize: str | None = None  # what LoRA's frozen weights are kept in (codes.Wish); None: f32
     epochs: float = 3.0
     max_steps: int | None = None
@@ -60,6 +61,8 @@ class Settings:
         forms.fields(self.fields)
         if not self.sources:
             raise BadRequest("there is no data to train on; name some")
+        if self.lora is None and self.from_adapter is not None:
+            raise BadRequest("an adapter is what LoRA begins from, and all weights are trained; merge it first")
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 from pronk import strict_json
 from pronk.errors import BadFile, PronkError, os_problem, out_of_memory, short
 from pronk.train import optimizers, saved_settings
-from pronk.train.distributed import is_loss
+from pronk.train.distributed import Whole, is_loss
 from pronk.train.loop import REMEMBERED, Loop, Position
 from pronk.train.state_reader import Reader
 
@@ -39,8 +39,15 @@ _TRAINED, _OPTIMIZER, _RANDOM = "trained.", "optimizer.", "random."  # how names
 _RANDOM_NAME = re.compile(rf"{re.escape(_RANDOM)}(cpu|cuda)\.\d{{1,6}}")
 
 
-def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -> Path:
-    """A checkpoint in `folder`; of those there, the newest `keep` stay. Raises PronkError where the disk refuses."""
+def save(
+    loop: Loop,
+    folder: Path,
+    settings: Mapping[str, Any],
+    keep: int = 2,
+    beside: Callable[[Path, Whole], None] | None = None,
+) -> Path:
+    """A checkpoint in `folder`; of those there, the newest `keep` stay. `beside` puts more into it. Raises PronkError
+    where the disk refuses."""
     destination = folder / f"step-{loop.position.step:06d}"
     partial = folder / f".{destination.name}.part"  # one run has the folder for itself
     position = {
@@ -68,6 +75,8 @@ def save(loop: Loop, folder: Path, settings: Mapping[str, Any], keep: int = 2) -
         loop.group.lead(begin)
         with _unwarned():
             save_shares(_tensors(loop), storage_writer=FileSystemWriter(partial), no_dist=loop.group.size == 1)
+        if beside:
+            loop.group.lead(lambda whole: beside(partial, whole), loop.model)
         loop.group.lead(finish)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch turns a full disk into one of the latter
         if is_loss(_cause(error)):
@@ -87,15 +96,22 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def load(loop: Loop, checkpoint: Path, settings: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> None:
+def load(
+    loop: Loop,
+    checkpoint: Path,
+    settings: Mapping[str, Any],
+    usual: Mapping[str, Any] | None = None,
+    lasted: Callable[[Mapping[str, Any]], None] = lambda length: None,
+) -> None:
     """Put `loop` where the checkpoint was taken. Raises BadRequest where that run had other settings, and BadFile.
 
-    `usual`: defaults of `settings`, which hold where it is older than they are. Random states are left as they are
-    where more or fewer processes wrote them: dropout draws anew.
+    `usual`: defaults of `settings`, which hold where it is older than they are. `lasted` hears how long that run was to
+    be (saved_settings.LENGTH). Random states are left as they are where more or fewer processes wrote them: dropout
+    draws anew.
     """
     try:
         raw = strict_json.read(checkpoint / _POSITION, paths=True)
-        saved_settings.check(raw, checkpoint, settings, usual or {})
+        lasted(saved_settings.check(raw, checkpoint, settings, usual or {}))
         position = _position(raw["position"], loop, checkpoint)
         _set_scaler(loop, raw["scaler"])
         reader = Reader(checkpoint)

@@ -22,7 +22,7 @@ from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
-from pronk.system import replacing
+from pronk.system import expanded, replacing
 from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -84,6 +84,7 @@ class Trainer:
         how: dict[str, Any] = {"accumulate": settings.accumulate, "names": data.names, "group": group}
         self.loop = Loop.of(settings, self.model, data.train, batches, **how)
         self.resumed_from: Path | None = None
+        self.prolonged_from: int | None = None  # how many steps it was to have
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
         self.loop.prepare([*data.train, *data.held_out], preparing)
@@ -103,7 +104,8 @@ class Trainer:
         """From the newest checkpoint. Raises BadRequest where there is none, settings differ or its product is gone."""
         found = to_resume(self.folder)
         try:
-            state.load(self.loop, found[-1], self._fingerprint(), saved_settings.defaults(self.settings))
+            usual = saved_settings.defaults(self.settings)
+            state.load(self.loop, found[-1], self._fingerprint(), usual, self._lasted)
         except BadFile as error:
             if len(found) < 2:
                 raise
@@ -115,6 +117,12 @@ class Trainer:
         self.resumed_from = found[-1]
         self._saved = self.loop.position.step
         self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
+
+    def _lasted(self, length: Mapping[str, Any]) -> None:
+        before, now = replace(self.settings, **length).steps(self.loop.batches), self.loop.schedule.steps
+        if now < before:
+            raise BadRequest(f"the run was of {before} steps, and now it is {now}: it can be prolonged, not cut short")
+        self.prolonged_from = before if now > before else None
 
     def train(
         self,
@@ -154,7 +162,8 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint, unless there is one of this step: whoever dies while it is replaced would have none."""
         if self._saved != self.loop.position.step:
-            state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint())
+            beside = self._write_adapter if self.settings.lora else None
+            state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint(), beside=beside)
             self._saved = self.loop.position.step
 
     def write(self) -> None:
@@ -176,13 +185,19 @@ class Trainer:
                     fresh.write_bytes(self.data.template.encode())
             return
         try:
-            adapter.save(self.model, self.settings.lora, self.settings.model, self.folder, whole, self.data.template)
+            self._write_adapter(self.folder, whole)
         except OSError as error:
             raise PronkError(f"{self.folder}: cannot be written: {os_problem(error)}") from None
+
+    def _write_adapter(self, folder: Path, whole: Whole) -> None:
+        assert self.settings.lora
+        adapter.save(self.model, self.settings.lora, self.settings.model, folder, whole, self.data.template)
 
     def _load(self, where: torch.device, progress: Progress | None) -> Llama:
         """What is trained, and what it is trained beside."""
         settings = self.settings
+        if settings.from_adapter and self.group.size > 1:
+            raise BadRequest("a run of several processes does not begin from an adapter; merge it first, or take one")
         tensors = self.checkpoint.tensors.values()
         in_codes = settings.lora and any(codes.format_of(tensor, settings.quantize) for tensor in tensors)
         if self.group.size > 1 and not in_codes:
@@ -191,6 +206,8 @@ class Trainer:
         model = load_model(self.checkpoint, where, torch.float32, progress=progress, linear=kept)
         if settings.lora:
             lora.add(model, settings.lora)
+        if settings.from_adapter:
+            adapter.fill(model, settings.lora, expanded(settings.from_adapter))
         if self.group.size > 1:  # codes stay whole in every process
             sharding.cut(model, self.group, settings.precision)
         return model

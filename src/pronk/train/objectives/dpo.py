@@ -124,8 +124,9 @@ class DPO(Objective):
     def prepare(
         self, model: Llama, examples: Sequence[Pair], group: Group, watch: Callable[[int, int], None] | None = None
     ) -> None:
-        """One process can switch LoRA off at any time; several must not do so at different times."""
-        if group.size > 1 or not lora.has(model):
+        """One process can switch LoRA off at any time; several must not do so at different times. An adapter that the
+        run begins from is part of the reference."""
+        if group.size > 1 or not lora.has(model) or lora.begun(model):
             self.reference.ask(model, examples, watch)
 
     def collate(self, examples: Sequence[Pair], device: torch.device) -> PairBatch:
