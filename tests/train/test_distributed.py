@@ -140,7 +140,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def results(run: Path) -> dict[str, np.ndarray]:
-    (file,) = run.rglob("*.safetensors")
+    (file,) = (path for path in run.rglob("*.safetensors") if "checkpoints" not in path.parts)
     return {name: tensor.read() for name, tensor in safetensors.read(file).items()}
 
 

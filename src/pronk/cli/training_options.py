@@ -146,7 +146,7 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
                      help="Save a checkpoint to resume from every N optimizer steps."),
         click.option("--resume", is_flag=True,
-                     help="Continue from the newest checkpoint in --out; for longer with more --epochs or --max-steps."),
+                     help="Continue from the newest checkpoint in --out; more --epochs or --max-steps go on longer."),
         click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),

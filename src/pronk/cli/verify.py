@@ -64,7 +64,7 @@ def command(
     as_json: bool,
     **loading: Any,
 ) -> None:
-    """Check that cache, chunks and batches leave logits as they are."""
+    """Check that cache, chunks and batches keep logits equal."""
     if wrongly and training:
         raise click.UsageError("--mistakes and --training exclude each other")
     if prompts and not wrongly:

@@ -1,7 +1,8 @@
 """Examples: texts as token ids, and which of the tokens are to be learned.
 
-Only answers are in the loss mask: what a user says is there to be read. A text is encoded whole, and the prompt's part
-of it is what it shares with the prompt encoded alone, which is what the model sees when it is used.
+Only answers are in the loss mask: what a user says is there to be read. A text is encoded whole, and the part of it
+before a place is what it shares with that part encoded alone, which is what the model sees when it is used. Of
+conversations turns.py finds the places.
 """
 
 from __future__ import annotations
