@@ -2,11 +2,12 @@
 
     python bench/make_benchmarks.py ../shared/data/wikitext-2/test.txt
 
-writes src/pronk/measure/benchmarks/*.jsonl. The choice is the seed's: the same text gives the same questions.
+writes src/pronk/measure/benchmarks/*.jsonl.gz. The choice is the seed's: the same text gives the same questions.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -106,7 +107,8 @@ def main() -> None:
     for name, make in (("last_word", last_words), ("endings", endings)):
         questions = make(found, random.Random(f"pronk {name}"))
         lines = [json.dumps(question, ensure_ascii=False) for question in questions]
-        (FOLDER / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        packed = gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0)  # the same bytes each time
+        (FOLDER / f"{name}.jsonl.gz").write_bytes(packed)
         print(f"{name}: {len(questions)} questions, {sum(map(len, lines)) >> 10} KiB")
 
 

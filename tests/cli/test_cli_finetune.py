@@ -266,10 +266,10 @@ def test_what_is_left_out_is_counted(finetune: Run, tmp_path: Path) -> None:
     result = finetune("--skip-bad-records", "--too-long", "cut", "--max-steps", "1", data=path)
     assert result.exit_code == 0, result.stderr
     assert result.stderr.splitlines()[:4] == [
-        f"bad records left out: 1; the first: {path}: line 3: has no answer: completion is empty",
+        f"malformed records left out: 1; the first: {path}: line 3: has no answer: completion is empty",
         "examples cut at their end: 1",
         "keys that nobody reads, and of how many records: source (1)",
-        "nothing is held out: whether it learns more than the data by heart will not be known",
+        "no data is held out, so that overfitting will not show",
     ]
 
 

@@ -380,7 +380,7 @@ def test_of_long_work_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.Monkey
 
 
 def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
-    noted = "a context of 99 tokens is more than the 64 the model was made for\n"
+    noted = "a context of 99 tokens is more than the 64 the model was trained for\n"
     monkeypatch.setattr(FakeLLM, "ctx_size", 99)
     assert run("generate", "x", "-c", "99", "-n", "1").stderr.startswith(noted)
     assert noted in run("chat", "-c", "99", input="").stderr

@@ -320,7 +320,7 @@ def test_convert_in_words(run: Run, model: str, tmp_path: Path) -> None:
     first, second = result.stdout.splitlines()
     assert first.startswith(f"{tmp_path / 'm.gguf'}: gguf, ")
     assert second.startswith("largest logit difference 0 over ")
-    assert second.endswith("; greedy tokens part never")
+    assert second.endswith("; greedy tokens differ nowhere")
 
 
 def test_a_rotated_twin_ends_with_a_receipt_that_says_rounding(run: Run, model: str, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_twin_that_is_another_function_is_called_one(
 def test_convert_says_when_the_tokenizer_stays_behind(run: Run, model: str, tmp_path: Path) -> None:
     result = run("convert", model, str(tmp_path / "m.bin"), "--to", "llama2c")
     assert result.exit_code == 0
-    assert result.stderr.startswith("the tokenizer stays behind: ")
+    assert result.stderr.startswith("the tokenizer is not written: ")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_model_that_is_written_but_cannot_be_read_back(
     monkeypatch.setitem(vars(pronk), "load", load)
     result = run("convert", model, str(tmp_path / "m.gguf"), "--to", "gguf")
     assert result.exit_code == 1
-    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written, but its receipt is not: no engine\n"
+    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written and complete, but cannot be measured: no engine\n"
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat", "inspect", "verify", "convert", "pull"])

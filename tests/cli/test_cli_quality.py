@@ -55,7 +55,7 @@ def test_several_models_are_compared_with_the_first_window_by_window(run: Run, m
     second["provenance"] = first["provenance"]
     assert {**first, "beside_first": second["beside_first"]} == second
     assert second["beside_first"] == {"log_ratio": 0, "standard_error": 0, "clear": False}
-    assert "paired by windows: less than this text can show" in run("perplexity", model, model, *common).stdout
+    assert "paired by windows: may be chance on this text" in run("perplexity", model, model, *common).stdout
 
 
 def test_perplexity_says_its_protocol(run: Run, model: str, text: str) -> None:
@@ -65,7 +65,7 @@ def test_perplexity_says_its_protocol(run: Run, model: str, text: str) -> None:
     assert "llama.cpp's: windows of 64 tokens side by side; tokens 33 to 63 of each count" in "".join(lines)
     alone = run("perplexity", model, "--text", text, "--ctx", "64", "--windows", "1", *CPU).stdout
     assert "±" not in alone
-    assert "unknown, of a single window" in alone
+    assert "unknown: there is one window only" in alone
 
 
 def test_the_text_that_comes_with_pronk(run: Run, model: str) -> None:
@@ -85,7 +85,7 @@ def test_divergence_of_a_quantization_from_f32(run: Run, model: str, text: str) 
     assert (found["reference"]["dtype"], found["own"]["dtype"], found["verdict"]) == ("f32", "int8", "different")
     shown = run(*common).stdout
     assert f"{found['divergence']['mean']:.3g} ±" in shown
-    assert "by more than rounding on the way explains" in shown
+    assert "which rounding noise does not explain" in shown
     for word in ("floor: A", "floor: B", "99% below", "same likeliest token", "perplexity  A "):
         assert word in shown
 
@@ -100,8 +100,11 @@ def test_a_format_that_has_the_grid_of_the_weights_is_said_to_be_flattered(run: 
     common = ["divergence", str(folder), "-f", text, "--ctx", "64", "--json", *CPU]
     shown = {format: run(*common, "--quantize", format) for format in ("q4", "q8")}
     found = {format: json.loads(result.stdout) for format, result in shown.items()}
-    note = "A's weights lie on a grid of 4 bits (multiplied out), which is q4's own, so that it costs nothing here; "
-    assert shown["q4"].stderr == f"{note}what it costs other models a twin tells: pronk convert --rotate\n"
+    note = "A's weights lie on a grid of 4 bits (multiplied out), which q4 can hold, so it looks free here; "
+    assert (
+        shown["q4"].stderr
+        == f"{note}to see what it costs other models, compare a copy made with: pronk convert --rotate\n"
+    )
     assert "grid" not in shown["q8"].stderr
     assert found["q4"]["grid"] == found["q8"]["grid"] == grid.find(pronk.load(folder).checkpoint).as_dict()
     assert found["q4"]["grid"]["formats"] == ["q4"]

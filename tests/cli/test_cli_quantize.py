@@ -256,7 +256,7 @@ def test_written_but_not_measured(run: Run, model: str, tmp_path: Path, monkeypa
     monkeypatch.setitem(vars(pronk), "load", load)
     result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8")
     assert result.exit_code == 1
-    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written and whole, but its receipt is not: no engine\n"
+    assert result.stderr == f"pronk: {tmp_path / 'm.gguf'} is written and complete, but cannot be measured: no engine\n"
     assert (tmp_path / "m.gguf").exists()
 
 
@@ -270,7 +270,7 @@ def test_interrupted_in_the_receipt(run: Run, model: str, tmp_path: Path, monkey
     destination = str(tmp_path / "m.gguf")
     result = run("quantize", model, destination, "--to", "q8")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert f"interrupted; {destination} is written and whole, without a receipt" in result.stderr
+    assert f"interrupted; {destination} is written and complete, but not measured" in result.stderr
     assert f"measure it with: pronk divergence {model} {destination}\n" in result.stderr
     assert checkpoint.open(tmp_path / "m.gguf").quantization == "Q8_0 x 16"
 
@@ -304,14 +304,14 @@ def test_a_source_that_does_not_fit_at_all(run: Run, model: str, tmp_path: Path,
     destination = tmp_path / "m.gguf"
     result = run("quantize", model, str(destination), "--max-kld", "0.1")
     assert result.stderr == (
-        "pronk: it needs 99 GB of memory, and 8 GB are free; a budget is measured from SRC in f32: choose a smaller "
+        "pronk: it needs 99 GB of memory, and 8 GB are free; --max-kld compares with SRC in f32: choose a smaller "
         "model, or name a format, as --to q4\n"
     )
     assert not destination.exists()
     result = run("quantize", model, str(destination), "--to", "q8")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.endswith("8 GB are free; compare the two on a larger machine, with pronk divergence\n")
-    assert "is written and whole, but its receipt is not" in result.stderr
+    assert "is written and complete, but cannot be measured" in result.stderr
     assert checkpoint.open(destination).quantization == "Q8_0 x 16"
 
 

@@ -196,7 +196,7 @@ class Repl:
             console.note(
                 f"{chunk.stats.new_tokens} tokens"
                 + ("" if rate is None else f" at {rate:.1f} tok/s")
-                + (f"; {chunk.stats.cached_tokens} known before" if chunk.stats.cached_tokens else "")
+                + (f"; {chunk.stats.cached_tokens} prompt tokens from the cache" if chunk.stats.cached_tokens else "")
                 + f"; {options.describe(self.how['params'], chunk.seed)}"
                 + (f"; {why}" if why else "")
             )

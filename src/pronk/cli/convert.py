@@ -22,7 +22,7 @@ before one is ready." def area(r): return 3.14159 * r ** 2  # πr² 🚂
 
 _VERDICTS = {
     "rounding": "the same function, but for rounding",
-    "different": "more than rounding in f32; a twin stored in fewer bits is one function with these alone",
+    "different": "more than rounding in f32 (expected where DST stores fewer bits)",
 }
 
 
@@ -124,7 +124,7 @@ def command(
     try:
         receipt = _receipt(src, dst, tokenizer, revision, rotate)
     except PronkError as error:
-        raise PronkError(f"{dst} is written, but its receipt is not: {error}") from error
+        raise PronkError(f"{dst} is written and complete, but cannot be measured: {error}") from error
     if as_json:
         console.write_json(receipt)
     else:
@@ -166,12 +166,12 @@ def _as_text(receipt: dict[str, Any]) -> str:
     lines = [
         f"{receipt['dst']}: {receipt['format']}, {console.size(receipt['bytes'])}",
         f"largest logit difference {receipt['max_abs_difference']:.3g} over {receipt['tokens']} tokens; "
-        f"greedy tokens part {'never' if at is None else f'at token {at}'}",
+        f"greedy tokens differ {'nowhere' if at is None else f'from token {at} on'}",
     ]
     if receipt["rotate"] is not None:
         lines.append(
-            f"root mean square at the worst token {receipt['worst_rms_difference']:.3g}; every token embedding off by "
-            f"one unit in its last place makes {receipt['noise_floor']:.3g}, and rounding may make "
-            f"{receipt['allowed']:.3g}: {_VERDICTS[receipt['verdict']]}"
+            f"RMS difference at the worst token {receipt['worst_rms_difference']:.3g}; an error of one ulp in every "
+            f"token embedding causes {receipt['noise_floor']:.3g}, and rounding may cause {receipt['allowed']:.3g}: "
+            f"{_VERDICTS[receipt['verdict']]}"
         )
     return "\n".join(lines)

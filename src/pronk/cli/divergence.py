@@ -75,8 +75,8 @@ def command(
         measuring.check_same_tokens(one.name, ids, other.name, other.tokenizer.encode(text))
     levels = grid.find(one.checkpoint)
     if levels and other.backend.dtype in levels.formats:
-        console.note(f"A's {levels}, which is {other.backend.dtype}'s own, so that it costs nothing here; "
-                     "what it costs other models a twin tells: pronk convert --rotate")  # fmt: skip
+        console.note(f"A's {levels}, which {other.backend.dtype} can hold, so it looks free here; "
+                     "to see what it costs other models, compare a copy made with: pronk convert --rotate")  # fmt: skip
     with progress.shown(unit=progress.of_tokens) as advance:
         found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
     result = {
@@ -127,19 +127,18 @@ def _verdict(found: Mapping[str, Any]) -> str:
     return {"unclear": "noisy or different", "within": "noisy"}.get(beside_own, "different")
 
 
+_MORE = "Measure more windows (--windows 0, or a longer text)."
 _IN_WORDS = {
-    "unknown": "A single window has no standard error; more of them tell whether B differs by more than noise "
-    "(a longer text, --windows, or a smaller --ctx).",
-    "unclear": "Whether that is more than noise this text is too short to tell: the standard error reaches over the "
-    "border, 3 times the noise floor. More windows tell (--windows 0, or a longer text).",
-    "noisy or different": "B differs from A; whether by more than from itself when its sums round otherwise this text "
-    "is too short to tell: the standard error reaches over the border, 3 times B's noise floor. More windows tell "
-    "(--windows 0, or a longer text).",
-    "same": "A and B cannot be told apart: B lies about as near to A as A to itself (under 3 times the noise floor).",
-    "noisy": "B differs from A, by about as much as from itself when its sums round otherwise (under 3 times its own "
-    "noise floor): what is lost is lost to rounding on the way, not to that of the weights.",
-    "different": "B differs from A, by more than rounding on the way explains (over 3 times the noise floor): it "
-    "computes another function, in whichever order its sums come.",
+    "unknown": "A single window has no standard error, so whether B differs by more than noise is unknown. Measure "
+    "more windows (a longer text, --windows, or a smaller --ctx).",
+    "unclear": "This text is too short to tell whether B differs from A by more than noise: the standard error reaches "
+    f"over the limit of 3 times the noise floor. {_MORE}",
+    "noisy or different": "B differs from A. This text is too short to tell whether by more than B's own rounding "
+    f"noise: the standard error reaches over the limit of 3 times B's noise floor. {_MORE}",
+    "same": "A and B cannot be told apart: they differ by less than 3 times the noise floor.",
+    "noisy": "B differs from A, but by less than 3 times its own noise floor: the difference is rounding noise of B's "
+    "activations and KV cache, not an effect of its weights.",
+    "different": "B differs from A by more than 3 times the noise floor, which rounding noise does not explain.",
 }
 
 

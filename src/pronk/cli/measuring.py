@@ -77,6 +77,6 @@ def in_words(found: Mapping[str, Any]) -> str:
     """A change of perplexity, and whether it is more than chance."""
     error = found["standard_error"]
     by = f"{expm1(found['log_ratio']):+.2%}" + (f" ± {(1 + expm1(found['log_ratio'])) * error:.2%}" if error else "")
-    said = {None: "of a single window, without an error", True: "more than chance",
-            False: "less than this text can show"}  # fmt: skip
+    said = {None: "its error is unknown, there is one window only", True: "more than chance",
+            False: "may be chance on this text"}  # fmt: skip
     return f"{by}, paired by windows: {said[found['clear']]}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pronk.checkpoint.writers.write import Format
 
 
-_ELSEWHERE = "its receipt takes BASE in 16 bits at least: merge it on a larger machine"
+_ELSEWHERE = "measuring the result takes BASE in 16 bits at least; merge it on a larger machine"
 
 
 @options.verb(
@@ -113,7 +113,7 @@ def command(
     except OSError as error:
         raise PronkError(f"{dst}: cannot be written: {error.strerror or error}") from None
     if problem := write.tokenizer_problem(source, to, vocabulary, files):
-        console.note(f"the tokenizer stays behind: {problem}")
+        console.note(f"the tokenizer is not written: {problem}")
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
 

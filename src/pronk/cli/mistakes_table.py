@@ -20,9 +20,9 @@ def mistakes_as_text(result: Mapping[str, Any]) -> str:
         f"{result['new_tokens']} tokens after each prompt",
         *map(_of_prompt, result["prompts"]),
         "",
-        "where: the first new token that is another one than it should be",
-        f"future: in a text of {future['tokens']} tokens, another last token moves the logits before it by {moved[0]} "
-        f"without a cache; by {moved[1]} without a mask",
+        "where: the first new token that differs from the correct text",
+        f"future: in a text of {future['tokens']} tokens, changing the last token moves the logits before it by "
+        f"{moved[0]} without a cache; by {moved[1]} without a mask",
     ])  # fmt: skip
 
 

@@ -308,7 +308,7 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
         llm = pronk.load(model, **loading, progress=advance)
     trained, scaling = llm.config.max_position_embeddings, llm.config.rope_scaling
     if llm.ctx_size > trained and not (scaling and scaling.rope_type == "dynamic"):  # which stretches with the context
-        console.note(f"a context of {llm.ctx_size} tokens is more than the {trained} the model was made for")
+        console.note(f"a context of {llm.ctx_size} tokens is more than the {trained} the model was trained for")
     return llm
 
 

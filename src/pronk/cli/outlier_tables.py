@@ -33,7 +33,7 @@ def survey(found: Mapping[str, Any]) -> str:
         f"({found['share_of_activations']:.3%}), in {found['columns']:,} columns",
         f"columns that hold outliers, and the share of tokens that have any:\n{console.table(rows, right=range(10))}\n"
         f"head: {' '.join(_columns(places[-1, 'head']))}, largest {_largest(places[-1, 'head'])}",
-        f"the columns with the largest:\n{console.table(top, right=(0, 2, 3, 4))}" if found["top"] else "",
+        f"the columns with the largest activations:\n{console.table(top, right=(0, 2, 3, 4))}" if found["top"] else "",
         f"outlier features ({rule}): "
         + (f"{len(widest) - 1}\n{console.table(widest, right=range(4))}" if features["columns"] else "none"),
     ]
@@ -50,7 +50,7 @@ def _largest(*entries: Mapping[str, Any]) -> str:
 
 
 def sweep(found: Mapping[str, Any]) -> str:
-    head = ("computed in 32 bits", "mean KLD", "", "same top", "apart", "prefill tok/s", "decode tok/s")
+    head = ("computed in f32", "mean KLD", "", "top-1", "outliers", "prefill tok/s", "decode tok/s")
     rows: list[tuple[object, ...]] = [head]
     own = found["default"]
     points = {f"over {point['threshold']:g}": point for point in found["points"]}
@@ -62,7 +62,7 @@ def sweep(found: Mapping[str, Any]) -> str:
         f"{found['model']}: llm-int8 on the {found['engine']} engine against f32; {found['windows']} windows of "
         f"{found['ctx']} tokens of {found['text']}, {found['rows']} predictions\n\n"
         f"{console.table(rows, right=range(1, 7))}\n\n"
-        f"knee: {found['knee']:g}, the largest threshold that keeps nine tenths of what the best one gains in KLD over "
-        f"the largest\nspeeds: medians of {found['rounds']} rounds, a prompt of {found['prompt_tokens']} tokens and "
-        f"{found['new_tokens']} new ones; apart: share of the activations"
+        f"knee: {found['knee']:g}, the largest threshold with nine tenths of the best one's gain in KLD over the "
+        f"largest one\nspeeds: medians of {found['rounds']} rounds, a prompt of {found['prompt_tokens']} tokens and "
+        f"{found['new_tokens']} new ones; outliers: share of the activations; top-1: agreement with f32"
     )

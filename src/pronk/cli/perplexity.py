@@ -81,9 +81,9 @@ def _as_text(result: Mapping[str, Any]) -> str:
         ("text", f"{result['text']}, {result['tokens']} tokens"),
         ("protocol", result["protocol"]),
         *([("batch", measuring.ONE_BATCH)] if result["one_batch"] else []),
-        ("read", f"{result['windows']} windows, {result['rows']} predictions"),
-        ("error", "of a mean over windows" if error is not None else "unknown, of a single window"),
-        *([("beside the first", measuring.in_words(found))] if (found := result.get("beside_first")) else []),
+        ("measured", f"{result['windows']} windows, {result['rows']} predictions"),
+        ("error", "standard error over windows" if error is not None else "unknown: there is one window only"),
+        *([("against the first", measuring.in_words(found))] if (found := result.get("beside_first")) else []),
     ]
     spread = "" if error is None else f" ± {error:.4f}"
     return f"perplexity {result['value']:.4f}{spread}\n\n{console.table(rows)}"

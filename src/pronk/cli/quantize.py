@@ -28,7 +28,7 @@ CONTAINERS: dict[str, Format | None] = {
 }
 _SHORTEST = 16  # tokens
 _COMPARE_ELSEWHERE = "compare the two on a larger machine, with pronk divergence"
-_NO_BUDGET = "a budget is measured from SRC in f32: choose a smaller model, or name a format, as --to q4"
+_NO_BUDGET = "--max-kld compares with SRC in f32: choose a smaller model, or name a format, as --to q4"
 
 
 @options.verb(
@@ -110,10 +110,10 @@ def command(
         receipt: dict[str, Any] = {"src": src, "dst": dst}
         receipt |= saving.receipt(checkpoint, "SRC", src, loading, Path(dst), ids, _COMPARE_ELSEWHERE)
     except PronkError as error:
-        raise PronkError(f"{dst} is written and whole, but its receipt is not: {error}") from error
+        raise PronkError(f"{dst} is written and complete, but cannot be measured: {error}") from error
     except KeyboardInterrupt:
         again = shlex.join(["pronk", "divergence", src, dst])
-        console.note(f"\ninterrupted; {dst} is written and whole, without a receipt; measure it with: {again}")
+        console.note(f"\ninterrupted; {dst} is written and complete, but not measured; measure it with: {again}")
         raise
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
@@ -194,7 +194,7 @@ def _why(choice: Mapping[str, Any]) -> list[str]:
         harms = (f"{part['harms'][bits]:.2g}" if bits in part["harms"] else "" for bits in SMALLER)
         rows.append((part["part"], part["format"], *harms))
     return [
-        "mean KL divergence that 8 and 4 bits cost, part by part:",
+        "mean KL divergence from f32, in nats, of each part in 8 and in 4 bits:",
         console.table(rows, right=tuple(range(2, len(rows[0])))),
         f"all together: {choice['measured_kld']:.2g} ± {choice['standard_error']:.1g} on windows that had no part in "
         f"the choice; the budget is {choice['max_kld']:.2g}, and 16 bits alone cost {choice['floor_kld']:.2g}",

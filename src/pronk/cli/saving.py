@@ -26,7 +26,7 @@ def save(
     with progress.shown("writing") as advance:
         write.save(checkpoint, Path(dst), to=to, vocabulary=vocabulary, tokenizer_files=files, progress=advance, **how)
     if problem := write.tokenizer_problem(checkpoint, to, vocabulary, files):
-        console.note(f"the tokenizer stays behind: {problem}")
+        console.note(f"the tokenizer is not written: {problem}")
 
 
 def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:

@@ -177,7 +177,7 @@ def answered(
 def _note_losses(data: Data) -> None:
     """What of the data is not trained on, said before it takes time."""
     if data.skipped:
-        console.note(f"bad records left out: {len(data.skipped)}; the first: {one_line(data.skipped[0], 300)}")
+        console.note(f"malformed records left out: {len(data.skipped)}; the first: {one_line(data.skipped[0], 300)}")
     for what, count in (("examples cut at their end", data.cut), ("examples left out as too long", data.too_long)):
         if count:
             console.note(f"{what}: {count}")
@@ -191,7 +191,7 @@ def _note_losses(data: Data) -> None:
         more = f" and {len(data.unused) - _KEYS} more" if len(data.unused) > _KEYS else ""
         console.note(f"keys that nobody reads, and of how many records: {keys}{more}")
     if not data.held_out:
-        console.note("nothing is held out: whether it learns more than the data by heart will not be known")
+        console.note("no data is held out, so that overfitting will not show")
 
 
 def note_step(data: Data, settings: Settings) -> None:

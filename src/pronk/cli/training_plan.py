@@ -38,17 +38,17 @@ def being_made() -> Iterator[Callable[[], None]]:
 
 
 def _as_text(found: Plan, settings: Settings) -> str:
-    rows: list[tuple[str, ...]] = [("", "by itself", "at the peak")]
+    rows: list[tuple[str, ...]] = [("", "maximum", "at the peak")]
     for kind, most in found.most.items():
         rows.append(("optimizer state" if kind == "optimizer" else kind, size(most), size(found.at_peak[kind])))
     besides = {"scratch, holes": found.scratch, "process, torch": found.process}
     rows += [(word, "", size(nbytes)) for word, nbytes in besides.items() if nbytes]
-    rows.append(("in all", "", size(found.total)))
+    rows.append(("total", "", size(found.total)))
     if found.free is not None:
         rows.append(("free", "", size(found.held + found.free)))
-    answer = {True: "It fits.", False: "It does not fit.", None: "How much is free is not known."}[found.fits]
+    answer = {True: "It fits.", False: "It does not fit.", None: "How much memory is free is unknown."}[found.fits]
     if found.total > found.in_a_step:
-        answer += " Most is taken while weights are read."
+        answer += " The peak comes while weights are loaded."
     method = "LoRA" if settings.lora else "all weights"
     return "\n".join(
         [
@@ -56,7 +56,7 @@ def _as_text(found: Plan, settings: Settings) -> str:
             "",
             f"{answer} Trained: {method}, {found.trained / found.weights:.2%} of {found.weights / 1e6:,.1f} million "
             f"parameters, {settings.precision} on {found.device}, {settings.optimizer}{_recomputed(settings)}.",
-            f"The largest micro-batch has {found.tokens} tokens; {settings.accumulate} make a step.",
+            f"The largest micro-batch has {found.tokens} tokens; a step takes {settings.accumulate} micro-batches.",
         ]
     )
 
@@ -65,4 +65,4 @@ def _recomputed(settings: Settings) -> str:
     if not settings.recompute:
         return ""
     every = "every block" if settings.recompute == 1 else f"one block in {settings.recompute}"
-    return f", activations of {every} computed again"
+    return f", gradient checkpointing of {every}"

@@ -132,16 +132,17 @@ def _as_text(result: Mapping[str, Any]) -> str:
         adapter = result["adapter"] or "an adapter of random numbers"
         head = f"{result['model']}, and {adapter}: {ran} that training computes"
         tail = [
-            f"loss: {losses['trained']:.6f} as trained, {losses['answered']:.6f} as answered",
+            f"loss: {losses['trained']:.6f} in training, {losses['answered']:.6f} in inference",
             f"verdict: {result['verdict']} ({promise})",
         ]
     else:
         head, wrong = f"{result['model']}: {ran} of one cache-free pass", result["last_token_only"]
-        promise = "this engine promises equal bits" if result["batch_invariant"] else promise
+        promise = "on this engine the logits must be equal to the bit" if result["batch_invariant"] else promise
         tail = [
             f"verdict: {result['verdict']} ({promise})",
-            f"for comparison, without a cache and fed the last token only: {wrong['max_abs_difference']:.3g} off, "
-            f"{wrong['same_greedy_token']:.0%} of the greedy tokens the same",
+            f"for comparison, without a cache and given only the last token, logits are "
+            f"{wrong['max_abs_difference']:.3g} off, and "
+            f"{wrong['same_greedy_token']:.0%} of the greedy tokens are the same",
         ]
     return "\n".join([head, "", _table(result["paths"]), "", *tail])
 

@@ -5,6 +5,7 @@ lm-evaluation-harness imports this file by itself, for any model: it needs nothi
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from typing import Any
 
 def _questions(name: str) -> Any:
     datasets = import_module("datasets")
-    lines = (Path(__file__).parent / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    packed = (Path(__file__).parent / f"{name}.jsonl.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
     questions = [json.loads(line) for line in lines]
     keys = dict.fromkeys(key for question in questions for key in question)  # of the first alone, datasets would take
     return datasets.DatasetDict(
