@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -22,7 +23,7 @@ WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 
 
 def questions(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tasks.FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in gzip.decompress((tasks.FOLDER / f"{name}.jsonl.gz").read_bytes()).splitlines()]
 
 
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="needs WikiText-2's test split")
