@@ -280,7 +280,7 @@ def test_show_batch_says_what_was_cut_and_skipped_as_the_run_does(finetune: Run,
     shown, trained = (finetune(*options, *more, data=path).stderr.splitlines() for more in (["--show-batch"], []))
     assert shown == trained[: len(shown)]
     assert [line.split(":")[0] for line in shown[:3]] == [
-        "bad records left out", "examples left out as too long", "examples that are exact copies of another",
+        "malformed records left out", "examples left out as too long", "examples that are exact copies of another",
     ]  # fmt: skip
 
 

@@ -296,7 +296,7 @@ def test_no_file_takes_200_megabytes_or_a_second(tmp_path: Path) -> None:
     files.append(many)
     program = (
         "import re, sys, time; from pathlib import Path; from pronk.errors import BadFile\n"
-        "from pronk.checkpoint import torch_zip\n"
+        "from pronk.checkpoint.containers import torch_zip\n"
         "for path in sys.argv[1:]:\n"
         "    started = time.process_time()\n"
         "    try: torch_zip.read(Path(path)); print('opened', path)\n"

@@ -66,7 +66,7 @@ def test_a_format_that_shares_the_grid_is_judged_on_a_rotated_twin(on_a_grid: Pa
     table = report.render(tmp_path)
     page = (tmp_path / "REPORT.md").read_text()
     assert "of a rotated twin" in table
-    assert "the quality of q4 is that of a rotated twin" in page.split("## ")[0], "in the first lines"
+    assert "the quality of q4 is measured on a rotated twin" in page.split("## ")[0], "in the first lines"
 
 
 def test_a_model_on_no_grid_has_no_twin(tmp_path: Path) -> None:
