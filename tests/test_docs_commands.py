@@ -1,4 +1,7 @@
-"""Every command in the pages runs as it stands there, on tiny models and data under the names that the pages use."""
+"""The pages' commands of pronk run as they stand there, on tiny models and data under the names that the pages use.
+
+Not `--resume` of a run that is over by then, and not torchrun, which tests/train/test_distributed.py has.
+"""
 
 from __future__ import annotations
 
