@@ -106,7 +106,7 @@ def load(
         opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = tokenizer_of(opened, tokenizer)
     if adapter is not None:
-        opened = adapters.applied(opened, expanded(adapter))
+        opened = adapters.applied(opened, adapters.open(expanded(adapter), opened))
         if codec and (template := chat_template(expanded(adapter))) is not None:
             codec.chat_template = template  # what it was trained through
     if progress:  # importing torch takes a moment of its own

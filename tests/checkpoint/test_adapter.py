@@ -47,7 +47,8 @@ def test_weights_and_the_adapter_s_product(tmp_path: Path, name: str) -> None:
     weights = random_weights(config)
     folder = save(tmp_path / "adapter", config)
     parts = safetensors.numpy.load_file(folder / adapter.WEIGHTS)
-    found = adapter.applied(in_memory(config, weights), folder).tensors
+    base = in_memory(config, weights)
+    found = adapter.applied(base, adapter.open(folder, base)).tensors
     assert found.keys() == weights.keys()
     for tensor, weight in weights.items():
         module = tensor.removesuffix(".weight")

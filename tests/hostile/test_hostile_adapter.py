@@ -37,7 +37,7 @@ def save(folder: Path, size: float = 0.1, **changes: Any) -> Path:
 
 def outcome(folder: Path) -> str:
     try:
-        for tensor in adapter.applied(BASE, folder).tensors.values():
+        for tensor in adapter.applied(BASE, adapter.open(folder, BASE)).tensors.values():
             assert tensor.read().shape == tensor.shape
     except PronkError as error:
         message = str(error).encode()
@@ -71,7 +71,7 @@ def test_values_of_every_kind(tmp_path: Path, key: str, value: Any) -> None:
 def test_numbers_whose_product_is_none(tmp_path: Path) -> None:
     """Finite, each of them; it is the adapter that is named, not the model."""
     for folder in (save(tmp_path / "a", size=1e30), save(tmp_path / "b", lora_alpha=1e308)):
-        tensor = adapter.applied(BASE, folder).tensors[f"{MODULE}.weight"]
+        tensor = adapter.applied(BASE, adapter.open(folder, BASE)).tensors[f"{MODULE}.weight"]
         with pytest.raises(BadFile, match="its change': holds infinity or NaN") as caught:
             tensor.read()
         assert str(folder / adapter.WEIGHTS) in str(caught.value)

@@ -141,11 +141,31 @@ def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple
     return array.astype(np.float32)
 
 
-def applied(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """The same model with the adapter in its weights: W + scale * B A, in float32, each made when it is read.
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to one weight matrix [N, K]: W + scale * b @ a."""
 
-    Raises BadFile, Unsupported and ModelNotFound.
+    a: Floats  # [rank, K]
+    b: Floats  # [N, rank]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of one model, in the model's names and layout (RoPE half-split).
+
+    Of a model whose head is its embedding, a product of "model.embed_tokens" is the table's alone, and one of "lm_head"
+    the head's.
     """
+
+    path: Path
+    products: Mapping[str, LowRank]  # by module: "model.layers.0.self_attn.q_proj", "model.embed_tokens", "lm_head"
+    replaced: Mapping[str, LazyTensor]  # by tensor: trained biases, modules saved whole
+    nbytes: int  # of its numbers in 16 bits
+
+
+def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
+    """The adapter in a folder, for this model. Raises BadFile, Unsupported and ModelNotFound."""
     config, _ = read_config(folder)
     shapes = {
         module: shape
@@ -153,17 +173,30 @@ def applied(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
         for module, _, leaf in [name.rpartition(".")]
         if leaf == "weight" and module.rpartition(".")[2] in config.target_modules
     }
-    tensors = dict(checkpoint.tensors)
-    for module, (a, b) in read(folder, config, shapes).items():
+    found = read(folder, config, shapes)
+    products = {module: LowRank(a, b, config.scale) for module, (a, b) in found.items()}
+    return Adapter(folder, products, {}, sum(2 * (product.a.size + product.b.size) for product in products.values()))
+
+
+def base_for(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """The model that the adapter's products belong to: what the adapter brings whole stands in its place."""
+    return replace(checkpoint, tensors={**checkpoint.tensors, **adapter.replaced}) if adapter.replaced else checkpoint
+
+
+def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read."""
+    base = base_for(checkpoint, adapter)
+    tensors = dict(base.tensors)
+    for module, product in adapter.products.items():
         name = f"{module}.weight"
-        of = partial(_adapted, folder / WEIGHTS, tensors[name], a, b, config.scale)
+        of = partial(_adapted, adapter.path / WEIGHTS, tensors[name], product)
         tensors[name] = LazyTensor.made(name, tensors[name].shape, of)
-    return replace(checkpoint, tensors=tensors, quantization=None)
+    return replace(base, tensors=tensors, quantization=None)
 
 
-def _adapted(path: Path, base: LazyTensor, a: Floats, b: Floats, scale: float) -> Floats:
+def _adapted(path: Path, base: LazyTensor, product: LowRank) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found, and said to be the adapter's
-        delta: Floats = b @ a * np.float32(scale)
+        delta: Floats = product.b @ product.a * np.float32(product.scale)
     check_finite(path, f"{base.name}, its change", delta)
     delta += base.read().astype(np.float32, copy=False)
     return delta

@@ -71,7 +71,7 @@ def command(
 
     It adds the adapter to BASE's weights, saves the result to DST, and measures what rounding changed.
     """
-    from pronk.checkpoint.adapter import applied
+    from pronk.checkpoint import adapter as adapters
     from pronk.checkpoint.writers import write
     from pronk.cli.measuring import read_text
     from pronk.system import expanded, replacing
@@ -82,7 +82,7 @@ def command(
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     text, text_name = read_text(file)
     source = saving.open_source(base, tokenizer, revision)
-    merged = applied(source, expanded(adapter))
+    merged = adapters.applied(source, adapters.open(expanded(adapter), source))
     write.check_destination(source, destination, to, overwrite)
     vocabulary, files = saving.tokenizer_for(source, to)
     loading = {"tokenizer": tokenizer, "revision": revision}
