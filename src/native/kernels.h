@@ -56,11 +56,35 @@ enum class Epilogue : int {
     pairs,   // out[t][n] = y[2t][n] + y[2t + 1][n]: rows that come in two parts
 };
 
+// The second factor of an adapter beside one matrix: y[n] += sum_r b[n][r] u[r], r ascending (adapter.h).
+struct LowRank {
+    const uint8_t* b = nullptr;  // of each half panel [rank][32]; none: the adapter changes nothing of this matrix
+    bool f16 = false;            // rather than f32
+    int first[2] = {}, rank[2] = {};  // which of u the even and the odd half panels take: gate rows and up rows differ
+};
+
+// What adapters add to a product, before its epilogue.
+struct Adapted {
+    const LowRank* const* of = nullptr;  // by adapter
+    int product = 0;                     // which of an adapter's LowRanks
+    const int32_t* adapters = nullptr;   // [T], -1: none; null: no token has any
+    const float* u = nullptr;            // [T]
+    size_t stride = 0;                   // floats between tokens of u
+};
+
 struct Output {
     float* data;
     size_t stride;  // floats between tokens
     Epilogue epilogue;
     int cols;  // n under this are written
+    Adapted adapted = {};
+
+    Output at(int t) const {
+        Output out = *this;
+        out.data += t * stride;
+        if (adapted.adapters) out.adapted.adapters += t, out.adapted.u += t * adapted.stride;
+        return out;
+    }
 };
 
 constexpr int kTileTokens = 6;  // the most that a register tile holds, in any instruction set

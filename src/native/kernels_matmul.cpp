@@ -157,6 +157,64 @@ void add_outliers(const uint8_t* panel, const float* scale, int first, const Row
     }
 }
 
+// -- adapters ---------------------------------------------------------------------------------------------------------
+
+// y [T][64], of which 32 are the half panel's, += b u.
+template <class Op, int T>
+void add_low_rank(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
+    constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
+    for (int v = 0; v < kVectors / 2; v += R) {
+        F acc[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) acc[t][r] = S::load(y + t * kPanelRows + (v + r) * 16);
+        const uint8_t* p = b + v * Op::vector;
+        for (int k = 0; k < rank; ++k, p += kVectors / 2 * Op::vector) {
+            F w[R];
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) w[r] = Op::weights(p + r * Op::vector);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const F x = S::set(u[t * stride + k]);
+#pragma GCC unroll 2
+                for (int r = 0; r < R; ++r) acc[t][r] = S::fma(w[r], x, acc[t][r]);
+            }
+        }
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (v + r) * 16, acc[t][r]);
+    }
+}
+
+template <class Op, int... kTokens>
+void add_low_rank(int tokens, const uint8_t* b, int rank, const float* u, size_t stride, float* y,
+                  std::integer_sequence<int, kTokens...>) {
+    ((tokens == kTokens + 1 ? add_low_rank<Op, kTokens + 1>(b, rank, u, stride, y) : void()), ...);
+}
+
+// What adapters add to tokens [begin, begin + tokens), whose products with `vectors` of a panel are in y [T][64].
+void add_adapters(const Adapted& adapted, int begin, int tokens, int panel, int first, int vectors, float* y) {
+    for (int t = 0, stop; t < tokens; t = stop) {
+        const int adapter = adapted.adapters[begin + t];
+        for (stop = t + 1; stop < tokens && adapted.adapters[begin + stop] == adapter;) ++stop;
+        if (adapter < 0) continue;
+        const LowRank& of = adapted.of[adapter][adapted.product];
+        if (!of.b) continue;
+        for (int v = first; v < first + vectors; v += kVectors / 2) {
+            const int odd = v / (kVectors / 2), bytes = of.f16 ? 2 : 4;
+            const size_t before = (size_t)panel * (of.rank[0] + of.rank[1]) + odd * of.rank[0];
+            const uint8_t* b = of.b + before * (kPanelRows / 2) * bytes;
+            const float* u = adapted.u + (begin + t) * adapted.stride + of.first[odd];
+            float* part = y + t * kPanelRows + v * 16;
+            constexpr auto counts = std::make_integer_sequence<int, kTileTokens>();
+            if (of.f16) add_low_rank<OpF16>(stop - t, b, of.rank[odd], u, adapted.stride, part, counts);
+            else add_low_rank<OpF32>(stop - t, b, of.rank[odd], u, adapted.stride, part, counts);
+        }
+    }
+}
+
 // -- products ---------------------------------------------------------------------------------------------------------
 
 F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }
@@ -261,6 +319,7 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
                 if (vectors == kVectors) add_outliers<kVectors>(data, scale, first, rows, count, y);
                 else add_outliers<kVectors / 2>(data, scale, first, rows, count, y);
             }
+            if (out.adapted.adapters) add_adapters(out.adapted, t, count, panel, first, vectors, y);
             epilogue(w, y, t, count, panel, first, vectors, out);
         }
     }

@@ -35,7 +35,8 @@ bool Model::Lookahead::is(const Batch& other, const KV& of) const {
     return kv == &of && other.runs == batch.runs && other.tokens == batch.tokens && other.rows == batch.rows &&
            other.embedding_noise == batch.embedding_noise && same(arrays.token_ids, other.token_ids) &&
            same(arrays.positions, other.positions) && same(arrays.block_offsets, other.block_offsets) &&
-           same(arrays.blocks, other.blocks);
+           same(arrays.blocks, other.blocks) && !other.adapters == arrays.adapters.empty() &&
+           (!other.adapters || same(arrays.adapters, other.adapters));
 }
 
 void Model::Lookahead::begin(Model& model) {

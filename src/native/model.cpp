@@ -12,11 +12,13 @@ BatchArrays::BatchArrays(const Batch& batch)
       offsets(batch.offsets, batch.offsets + batch.runs + 1),
       blocks(batch.blocks, batch.blocks + batch.block_offsets[batch.runs]),
       block_offsets(batch.block_offsets, batch.block_offsets + batch.runs + 1),
-      logits_rows(batch.logits_rows, batch.logits_rows + batch.rows) {}
+      logits_rows(batch.logits_rows, batch.logits_rows + batch.rows),
+      adapters(batch.adapters, batch.adapters ? batch.adapters + batch.runs : nullptr) {}
 
 Batch BatchArrays::view() const {
     return {static_cast<int>(token_ids.size()), static_cast<int>(offsets.size()) - 1, static_cast<int>(logits_rows.size()),
-            token_ids.data(), positions.data(), offsets.data(), blocks.data(), block_offsets.data(), logits_rows.data()};
+            token_ids.data(), positions.data(), offsets.data(), blocks.data(), block_offsets.data(), logits_rows.data(), 0,
+            adapters.empty() ? nullptr : adapters.data()};
 }
 
 Model::Model(const Config& config, int threads, const Kernels& kernel)
@@ -73,8 +75,15 @@ void Model::prepare(const Batch& batch) {
     const auto use = [&](const Matrix& m) { used[static_cast<int>(traits(m.format).activations)] = true; };
     use(lm_head);
     for (const Layer& layer : layers)
-        for (const Matrix* m : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj})
-            use(*m);
+        for (const Matrix* m : layer.products()) use(*m);
+    size_t ranks = 0;
+    s.low_ranks.clear();
+    for (const auto& adapter : adapters) {
+        s.low_ranks.push_back(adapter ? adapter->seconds.data() : nullptr);
+        if (adapter) ranks = std::max<size_t>(ranks, adapter->widest);
+    }
+    s.ranks = batch.adapters ? ranks : 0;
+    s.u.reserve(t * s.ranks), s.own_u.resize(threads);
     s.own.resize(threads), s.attention.resize(threads), s.normed.resize(threads);
     for (int i = 0; i < threads; ++i) {
         if (!s.own[i]) s.own[i] = std::make_unique<RowsBuffer[]>(kActivationFormats);
@@ -82,6 +91,7 @@ void Model::prepare(const Batch& batch) {
             if (const int of = static_cast<int>(format.id); used[of]) s.own[i][of].reserve(format.id, 2, widest);
         s.attention[i].reserve(attention_scratch(config.head_dim));
         s.normed[i].reserve(widest);
+        s.own_u[i].reserve(s.ranks);
     }
     for (const ActivationTraits& format : kActivations)
         if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max(t, 2 * batch.rows), widest);

@@ -1,12 +1,14 @@
 // One forward pass of LLaMA over a ragged batch: the same steps under the same names as torch_engine/model.py.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "adapter.h"
 #include "arena.h"
 #include "kernels.h"
 #include "threads.h"
@@ -25,6 +27,10 @@ struct Layer {
     const float* post_attention_layernorm = nullptr;
     Matrix gate_up_proj;  // 32 gate rows beside 32 up rows
     Matrix down_proj;
+
+    std::array<const Matrix*, kProducts> products() const {  // in the order of adapter.h
+        return {&q_proj, &k_proj, &v_proj, &o_proj, &gate_up_proj, &down_proj};
+    }
 };
 
 // Keys and values: [block][layer][K heads](keys, values), one allocation that grows.
@@ -68,11 +74,13 @@ struct Batch {
     const int32_t* block_offsets; // [N + 1] into `blocks`
     const int32_t* logits_rows;   // [R] ascending
     float embedding_noise = 0;    // see engine/backend.py, perturbed()
+    const int32_t* adapters = nullptr;  // [N] indices into Model::adapters, -1: none; null: no run has any
 };
 
 // What a batch points to.
 struct BatchArrays {
     std::vector<int32_t> token_ids, positions, offsets, blocks, block_offsets, logits_rows;
+    std::vector<int32_t> adapters;  // [N], or none
 
     BatchArrays() = default;
     explicit BatchArrays(const Batch& batch);
@@ -101,6 +109,7 @@ public:
     const float* sin = nullptr;
     int rope_positions = 0;
     OutlierRule outlier_rule;
+    std::vector<std::unique_ptr<const Adapter>> adapters;  // null: a place for another one
 
     Arena weights;
     const std::shared_ptr<ThreadPool> pool;

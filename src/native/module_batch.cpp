@@ -16,7 +16,7 @@ void check_offsets(const char* what, const std::vector<int32_t>& offsets, int64_
 }
 
 void check_run(const BatchArrays& batch, size_t n, const Model& model, const PyKV& kv, std::vector<bool>& written) {
-    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows] = batch;
+    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows, adapters] = batch;
     const int32_t begin = offsets[n], end = offsets[n + 1], start = positions[begin];
     const int32_t* table = blocks.data() + block_offsets[n];
     const int64_t last = static_cast<int64_t>(start) + end - begin - 1, have = block_offsets[n + 1] - block_offsets[n];
@@ -40,7 +40,7 @@ void check_run(const BatchArrays& batch, size_t n, const Model& model, const PyK
 }  // namespace
 
 void check(const BatchArrays& batch, const Model& model, const PyKV& kv) {
-    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows] = batch;
+    const auto& [token_ids, positions, offsets, blocks, block_offsets, logits_rows, adapters] = batch;
     const int64_t tokens = token_ids.size();
     check_range("the number of tokens", tokens, 1, std::min(kMostTokens, INT32_MAX / model.config.num_attention_heads));
     if (positions.size() != token_ids.size())
@@ -52,6 +52,11 @@ void check(const BatchArrays& batch, const Model& model, const PyKV& kv) {
     for (const int32_t id : token_ids)
         if (id < 0 || id >= model.config.vocab_size)
             refuse("token id ", id, " is not in a vocabulary of ", model.config.vocab_size);
+    if (!adapters.empty() && adapters.size() + 1 != offsets.size())
+        refuse("there are ", adapters.size(), " adapters for ", offsets.size() - 1, " runs");
+    for (const int32_t adapter : adapters)
+        if (adapter < -1 || adapter >= static_cast<int64_t>(model.adapters.size()) || (adapter >= 0 && !model.adapters[adapter]))
+            refuse("there is no adapter ", adapter);
     for (size_t i = 0; i < logits_rows.size(); ++i)
         if (logits_rows[i] < (i ? logits_rows[i - 1] + 1 : 0) || logits_rows[i] >= tokens)
             refuse("logits_rows must ascend within ", tokens, " tokens; row ", i, " is ", logits_rows[i]);

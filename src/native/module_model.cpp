@@ -1,6 +1,11 @@
 // Model and KV for Python. A call may come from any thread: locks keep calls on one model, or one KV, apart, and are
 // waited for without the GIL, which who holds them may need.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -88,10 +93,50 @@ public:
         model.rope_positions = static_cast<int>(rope_.size() / model.config.head_dim);
     }
 
+    // A module of an adapter: its role and layer, its factors [rank, K] and [N, rank], and the scale of their product.
+    using AdapterModule = std::tuple<std::string, int, FloatRows, FloatRows, double>;
+
+    // Its number, and the bytes that it takes.
+    std::pair<int, size_t> attach(const std::vector<AdapterModule>& given) {
+        std::vector<Adapter::Module> modules;
+        for (const auto& [role, layer, a, b, scale] : given) {
+            const Slot slot = allocated(role, layer);
+            if (layer < 0) refuse(role, " takes no adapter");
+            const int64_t rank = a.shape(0);
+            check_range("an adapter's rank", rank, 1, 1 << 14);
+            check_shape("a", a, rank, slot.cols), check_shape("b", b, slot.rows, rank);
+            const auto finite = [](const FloatRows& of) { return std::all_of(of.data(), of.data() + of.size(), [](float x) { return std::isfinite(x); }); };
+            if (!finite(a) || !finite(b) || !std::isfinite(static_cast<float>(scale))) refuse("an adapter's numbers must be finite");
+            const auto products = model.layers[layer].products();
+            const auto product = std::find(products.begin(), products.end(), slot.matrix) - products.begin();
+            for (const Adapter::Module& other : modules)
+                if (other.layer == layer && other.product == product && other.up == (slot.part == Part::up)) refuse(role, " is there twice");
+            modules.push_back({layer, static_cast<int>(product), slot.part == Part::up, static_cast<int>(rank),
+                               static_cast<int>(slot.rows), static_cast<int>(slot.cols), a.data(), b.data(), static_cast<float>(scale)});
+        }
+        for (const Layer& layer : model.layers)
+            for (const Matrix* m : layer.products())
+                if (!m->data) refuse("not all of the model's weights are set");
+        auto adapter = std::make_unique<const Adapter>(model.layers, modules);
+        const size_t bytes = adapter->memory.nbytes();
+        const Alone alone(*this);
+        auto place = std::find(model.adapters.begin(), model.adapters.end(), nullptr);
+        if (place == model.adapters.end()) place = model.adapters.emplace(place);
+        *place = std::move(adapter);
+        return {static_cast<int>(place - model.adapters.begin()), bytes};
+    }
+
+    void detach(int adapter) {
+        const Alone alone(*this);
+        if (adapter < 0 || adapter >= static_cast<int64_t>(model.adapters.size()) || !model.adapters[adapter])
+            refuse("there is no adapter ", adapter);
+        model.adapters[adapter].reset();
+    }
+
     nb::ndarray<nb::numpy, float, nb::ndim<2>> forward(const Ints& token_ids, const Ints& positions, const Ints& offsets,
                                                        const Ints& blocks, const Ints& block_offsets, const Ints& logits_rows,
-                                                       PyKV& kv, float embedding_noise) {
-        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets);
+                                                       PyKV& kv, float embedding_noise, const std::optional<Ints>& adapters) {
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets, adapters);
         batch.logits_rows = copied(logits_rows);
         Logits logits;
         pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
@@ -105,8 +150,8 @@ public:
 
     void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                      const Ints& block_offsets, PyKV& kv, const LayersOut& qkv, const LayersOut& o, const LayersOut& gate_up,
-                     const LayersOut& down, const LayersOut& head, float embedding_noise) {
-        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets);
+                     const LayersOut& down, const LayersOut& head, float embedding_noise, const std::optional<Ints>& adapters) {
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets, adapters);
         const int64_t tokens = token_ids.shape(0);
         batch.logits_rows.resize(tokens);
         std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
@@ -135,10 +180,11 @@ private:
     };
 
     static BatchArrays arrays(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
-                              const Ints& block_offsets) {
+                              const Ints& block_offsets, const std::optional<Ints>& adapters) {
         BatchArrays batch;
         batch.token_ids = copied(token_ids), batch.positions = copied(positions), batch.offsets = copied(offsets);
         batch.blocks = copied(blocks), batch.block_offsets = copied(block_offsets);
+        if (adapters) batch.adapters = copied(*adapters);
         return batch;
     }
 
@@ -201,8 +247,7 @@ private:
     void check_complete() const {
         bool complete = model.embed_tokens.data && model.lm_head.data && model.norm && model.cos;
         for (const Layer& layer : model.layers) {
-            for (const Matrix* m : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj})
-                complete = complete && m->data;
+            for (const Matrix* m : layer.products()) complete = complete && m->data;
             complete = complete && layer.input_layernorm && layer.post_attention_layernorm;
         }
         if (!complete) refuse("not all of the model's weights are set");
@@ -288,13 +333,16 @@ void bind_model(nb::module_& module) {
         .def("set_bias", &PyModel::set_bias, arg("role"), arg("layer"), arg("values").noconvert())
         .def("set_norm", &PyModel::set_norm, arg("name"), arg("layer"), arg("weight").noconvert())
         .def("set_rope", &PyModel::set_rope, arg("cos").noconvert(), arg("sin").noconvert())
+        .def("attach", &PyModel::attach, arg("modules"))
+        .def("detach", &PyModel::detach, arg("adapter"))
         .def("forward", &PyModel::forward, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
-             arg("logits_rows").noconvert(), arg("kv"), arg("embedding_noise") = 0.0f)
+             arg("logits_rows").noconvert(), arg("kv"), arg("embedding_noise") = 0.0f,
+             arg("adapters").noconvert() = nb::none())
         .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),
-             arg("head").noconvert(), arg("embedding_noise") = 0.0f);
+             arg("head").noconvert(), arg("embedding_noise") = 0.0f, arg("adapters").noconvert() = nb::none());
     nb::class_<PyKV>(module, "KV")
         .def("__init__", new_kv, arg("model"), arg("type"), arg("num_blocks"), arg("remembers") = true)
         .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })

@@ -47,23 +47,30 @@ Linears Model::Step::bind(size_t index) const {
     const int q = config.num_attention_heads * config.head_dim, kvs = config.num_key_value_heads * config.head_dim;
     const int tokens = last ? batch.rows : batch.tokens;
     const auto tap = [&](float* all, int cols) { return all ? all + index * batch.tokens * cols : nullptr; };
-    const auto product = [](const Matrix& matrix, float* out, Epilogue epilogue, int cols) {
-        return Product{&matrix, {out, static_cast<size_t>(cols), epilogue, cols}};
+    const int32_t* all = batch.adapters ? scratch.token_adapters.data() : nullptr;
+    const int32_t* wanted = last && all ? scratch.row_adapters.data() : all;
+    const auto product = [&](int number, const Matrix& matrix, float* out, Epilogue epilogue, int cols) {
+        const Adapted adapted{scratch.low_ranks.data(), static_cast<int>(index) * kProducts + number,
+                              number < 3 ? all : wanted};
+        return Product{&matrix, {out, static_cast<size_t>(cols), epilogue, cols, adapted}};
     };
     std::array<const Matrix*, 3> next{&model.lm_head};
     if (!last) {
         const Layer& following = model.layers[index + 1];
         next = {&following.q_proj, &following.k_proj, &following.v_proj};
     }
+    const int firsts = static_cast<int>(index) * kFirsts;
     return {
-        .qkv = {{product(layer.q_proj, scratch.q.data, Epilogue::store, q),
-                 product(layer.k_proj, scratch.k.data, Epilogue::store, kvs),
-                 product(layer.v_proj, scratch.v.data, Epilogue::store, kvs)},
-                3, batch.tokens, tap(taps.qkv, c), {&layer.o_proj}},
-        .o = {{product(layer.o_proj, scratch.x.data, Epilogue::add, c)}, 1, tokens, tap(taps.o, q), {&layer.gate_up_proj}},
-        .gate_up = {{product(layer.gate_up_proj, scratch.h.data, Epilogue::swiglu, f)}, 1, tokens, tap(taps.gate_up, c),
-                    {&layer.down_proj}},
-        .down = {{product(layer.down_proj, scratch.x.data, Epilogue::add, c)}, 1, tokens, tap(taps.down, f), next},
+        .qkv = {{product(0, layer.q_proj, scratch.q.data, Epilogue::store, q),
+                 product(1, layer.k_proj, scratch.k.data, Epilogue::store, kvs),
+                 product(2, layer.v_proj, scratch.v.data, Epilogue::store, kvs)},
+                3, batch.tokens, tap(taps.qkv, c), {&layer.o_proj}, all, firsts},
+        .o = {{product(3, layer.o_proj, scratch.x.data, Epilogue::add, c)}, 1, tokens, tap(taps.o, q), {&layer.gate_up_proj},
+              wanted, firsts + 1},
+        .gate_up = {{product(4, layer.gate_up_proj, scratch.h.data, Epilogue::swiglu, f)}, 1, tokens, tap(taps.gate_up, c),
+                    {&layer.down_proj}, wanted, firsts + 2},
+        .down = {{product(5, layer.down_proj, scratch.x.data, Epilogue::add, c)}, 1, tokens, tap(taps.down, f), next, wanted,
+                 firsts + 3},
     };
 }
 
@@ -111,6 +118,7 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         rows[index].outliers_used = &scratch.outliers_used[worker.linears++];
         rows[index].found_x = mine.found_x, rows[index].found_k = mine.found_k;
     }
+    float* u = alone ? scratch.own_u[worker.thread].data : scratch.u.data;
     const auto prepare = [&](int t) {
         const float* x = input.x + static_cast<size_t>(t) * cols;
         if (input.norm) kernel.rmsnorm(x, input.norm, config.rms_norm_eps, cols, buffer), x = buffer;
@@ -124,8 +132,9 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
             }
     };
     if (!alone)
-        parallel_for(worker, linear.tokens, 4, [&](int begin, int end) {
+        parallel_for(worker, linear.tokens, linear.adapters ? 2 * kTileTokens : 4, [&](int begin, int end) {
             for (int t = begin; t < end; ++t) prepare(t);
+            first_factors(linear, rows, begin, end, u);
         });
 
     const int tokens = linear.tokens * parts;
@@ -137,8 +146,9 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
             const int own = 2 * m.panels, stop = std::min(end, own);
             if (begin < stop) {
                 Output out = linear.products[i].output;
-                out.data += token / parts * out.stride;
-                kernel.matmul(m, rows[static_cast<int>(traits(m.format).activations)].at(token), few, begin, stop, out);
+                out.adapted.u = u, out.adapted.stride = scratch.ranks;
+                kernel.matmul(m, rows[static_cast<int>(traits(m.format).activations)].at(token), few, begin, stop,
+                              out.at(token / parts));
             }
             begin = std::max(0, begin - own), end -= own;
         }
@@ -150,7 +160,8 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         prefetch(worker, linear.next);
         bool ready = !alone;
         parallel_for(worker, halves / unit, most, [&](int begin, int end) {
-            if (!ready) prepare(0), ready = true;  // only now: a thread that comes late must not read what others have written
+            // Only now: a thread that comes late must not read what others have written.
+            if (!ready) prepare(0), first_factors(linear, rows, 0, 1, u), ready = true;
             range(begin * unit, end * unit, 0, tokens);
         });
         return;
@@ -160,6 +171,24 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         const int token = i / panels * kTokenBlock, panel = i % panels;
         range(2 * panel, 2 * panel + 2, token, std::min(kTokenBlock, tokens - token));
     });
+}
+
+// Of rows [begin, end), which are ready: what adapters' first factors make of them, u [T][ranks].
+void Model::Step::first_factors(const Linear& linear, const Rows* rows, int begin, int end, float* u) const {
+    for (int t = begin, stop; linear.adapters && t < end; t = stop) {
+        const int adapter = linear.adapters[t];
+        for (stop = t + 1; stop < end && linear.adapters[stop] == adapter;) ++stop;
+        if (adapter < 0) continue;
+        const Adapter::First& first = model.adapters[adapter]->firsts[linear.first];
+        if (first.scales.empty()) continue;
+        const int ranks = static_cast<int>(first.scales.size());
+        float* out = u + t * scratch.ranks;
+        const Rows& x = rows[static_cast<int>(traits(first.a.format).activations)];
+        kernel.matmul(first.a, x.at(t), stop - t, 0, (ranks + kPanelRows / 2 - 1) / (kPanelRows / 2),
+                      {out, scratch.ranks, Epilogue::store, ranks});
+        for (int i = t; i < stop; ++i, out += scratch.ranks)
+            for (int r = 0; r < ranks; ++r) out[r] *= first.scales[r];
+    }
 }
 
 // A thread that waits asks for the first of its own stretch of what is multiplied next.

@@ -33,6 +33,8 @@ struct Linear {
     int tokens;  // T
     float* tap;  // where the rows are copied to, [T, cols]; or none
     std::array<const Matrix*, 3> next;  // what is multiplied after it, side by side; null: no more
+    const int32_t* adapters = nullptr;  // of each row; null: none has any
+    int first = 0;                      // which of an adapter's first factors is for these rows
 
     Epilogue epilogue() const { return products[0].output.epilogue; }
 };
@@ -60,6 +62,11 @@ struct Model::Scratch {
     RowsBuffer shared[kActivationFormats];
     std::vector<std::unique_ptr<RowsBuffer[]>> own;  // of each thread, for batches of one token
     std::vector<Buffer<float>> attention, normed;    // of each thread
+    Buffer<float> u;                                 // of each token what adapters' first factors give, [T][ranks]
+    std::vector<Buffer<float>> own_u;                // of each thread, for batches of one token
+    size_t ranks = 0;
+    std::vector<const LowRank*> low_ranks;           // by adapter
+    std::vector<int32_t> token_adapters, row_adapters;  // of each token, and of those that want logits; or none
     std::vector<int32_t> all_tokens;
     Units storing, attending, attending_last;  // the last layer attends for rows that want logits alone
     std::vector<int32_t> likeliest;            // token of each row of logits: see lookahead.h
@@ -115,6 +122,7 @@ private:
 
     void rotate_and_store(int layer, int run, int token, int head);
     void keep_wanted();
+    void first_factors(const Linear& linear, const Rows* rows, int begin, int end, float* u) const;
     void prefetch(Worker& worker, const std::array<const Matrix*, 3>& next) const;
 };
 

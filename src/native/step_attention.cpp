@@ -99,6 +99,10 @@ void Model::Scratch::number(const Batch& batch, const Config& config, int attent
         while (row < batch.rows && batch.logits_rows[row] < end) ++row;
         attend(attending_last, n, first_row, row);
     }
+    token_adapters.clear(), row_adapters.clear();
+    for (int n = 0; batch.adapters && n < batch.runs; ++n)
+        token_adapters.insert(token_adapters.end(), batch.offsets[n + 1] - batch.offsets[n], batch.adapters[n]);
+    for (int i = 0; batch.adapters && i < batch.rows; ++i) row_adapters.push_back(token_adapters[batch.logits_rows[i]]);
     all_tokens.resize(batch.tokens);
     std::iota(all_tokens.begin(), all_tokens.end(), 0);
 }

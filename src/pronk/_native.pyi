@@ -1,6 +1,8 @@
 """The CPU engine in C++ (src/native). Every argument is checked: wrong sizes, names and numbers raise ValueError, wrong
 types of arrays TypeError. Arrays are C-contiguous. `isa`: one of `isas()`; None is the one that `isa()` names."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,6 +85,10 @@ class Model:
     def set_norm(self, name: str, layer: int, weight: _Floats) -> None:
         """input_layernorm or post_attention_layernorm of a layer; norm of none (-1)."""
 
+    def attach(self, modules: Sequence[tuple[str, int, _Floats, _Floats, float]]) -> tuple[int, int]:
+        """An adapter: role, layer, A [rank, K], B [N, rank] and scale of each module. Its place, and its bytes."""
+
+    def detach(self, adapter: int) -> None: ...
     def set_rope(self, cos: _Floats, sin: _Floats) -> None:
         """Of every position from 0 on, [positions, D/2]."""
 
@@ -96,8 +102,10 @@ class Model:
         logits_rows: _Ints,
         kv: KV,
         embedding_noise: float = 0.0,
+        adapters: _Ints | None = None,
     ) -> _Floats:
-        """Logits [R, V] of a pronk.engine.batch.Batch, with block tables one after the other.
+        """Logits [R, V] of a pronk.engine.batch.Batch, with block tables one after the other, and the place of each
+        run's adapter, -1 for none.
 
         Leaves threads at the pass that most likely comes next, until it or another one is asked for, or its keys and
         values are quiesced, grown, copied or let go of: see pronk.engine.backend. Raises what a signal handler raises.
@@ -117,6 +125,7 @@ class Model:
         down: _Floats,
         head: _Floats,
         embedding_noise: float = 0.0,
+        adapters: _Ints | None = None,
     ) -> None:
         """The same pass over all rows, without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from pronk import prompts as given
 from pronk import system
+from pronk.checkpoint import adapter as adapters
+from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.tokenizer import Tokenizer
     from pronk.torch_engine.causal_lm import CausalLM
+
+
+WITHOUT = "none"  # in place of an adapter's name: the model without any
+
+
+@dataclass(frozen=True)
+class Attached:
+    """An adapter beside the weights."""
+
+    adapter: Adapter
+    number: int  # the backend's
 
 
 class LLM:
@@ -53,6 +66,7 @@ class LLM:
         own = tokenizer.eos_ids if tokenizer else ()
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
         self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
+        self.adapters: dict[str, Attached] = {}  # by name
         self.backend = backend
 
     def __repr__(self) -> str:
@@ -112,18 +126,22 @@ class LLM:
         progress: Progress | None = None,
         chat: bool = False,
         system: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """One Generation; or a list, prompt by prompt, for several prompts or several samples of one.
 
         With `chat` each text is asked as a question, through the chat template, after the `system` prompt if any.
+        `adapter`: the name of one that was added, "none" for the model without any; None is the one that it was loaded
+        with, if any.
 
         An empty list is a prompt of no tokens, and begins like an empty text. `progress` is called with what is being
         done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)
         prompts = [self._asked(prompt, chat, system) for prompt in prompts]
-        generations = self._collect(prompts, SamplingParams.of(params, sampling), truncate, cache, progress)
+        params, number = SamplingParams.of(params, sampling), self._adapter_number(adapter)
+        generations = self._collect(prompts, params, truncate, cache, progress, number)
         return generations if several or len(generations) > 1 else generations[0]
 
     def stream(
@@ -136,12 +154,13 @@ class LLM:
         progress: Progress | None = None,
         chat: bool = False,
         system: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
         ids, cut = self._prompt_ids(self._asked(prompt, chat, system), params, truncate)
-        chunks = session.stream([ids], params, progress=progress)
+        chunks = session.stream([ids], params, progress=progress, adapter=self._adapter_number(adapter))
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
@@ -198,7 +217,8 @@ class LLM:
     def to_torch(self) -> CausalLM:
         """The same model as a plain torch module in float32, to be trained or taken apart, on the CPU.
 
-        It has the weights as this engine has packed them, under Hugging Face's names; its forward pass is called as
+        It has the weights as this engine has packed them, under Hugging Face's names, and in them the adapter that the
+        model was loaded with, if any; its forward pass is called as
         transformers' is: `module(ids)` -> logits [B, T, V] (pronk.torch_engine.causal_lm). Raises PronkError where
         torch is not installed.
         """
@@ -206,7 +226,53 @@ class LLM:
         from pronk.torch_engine.backend import load_module
         from pronk.torch_engine.causal_lm import CausalLM
 
-        return CausalLM(load_module(self.backend.dequantized(self.checkpoint), self.ctx_size))
+        checkpoint = self.backend.dequantized(self.checkpoint)
+        for attached in self.adapters.values():
+            if attached.number == self.backend.adapter:
+                checkpoint = adapters.applied(checkpoint, attached.adapter)
+        return CausalLM(load_module(checkpoint, self.ctx_size))
+
+    # -- adapters --
+
+    def add_adapter(self, folder: str | Path, name: str | None = None) -> str:
+        """Keep another LoRA adapter beside the weights; its name for `generate(adapter=…)`, by default its folder's.
+
+        Any number of texts under way may have different ones. Its chat template, if it brings one, is not taken over.
+        Raises ModelNotFound, BadFile, Unsupported; BadRequest where the name is taken, or where the adapter replaces
+        or adapts what all texts share: embeddings, head, norms and biases.
+        """
+        found = adapters.open(system.expanded(folder), self.checkpoint)
+        name = found.path.resolve().name if name is None else name
+        if name in (*self.adapters, WITHOUT):
+            raise BadRequest(f"there is an adapter {name!r} already; drop it first, or give this one another name=")
+        _, beside = adapters.apart(self.checkpoint, found)
+        if found.replaced or len(beside.products) < len(found.products):
+            whole = min([*found.replaced, *(found.products.keys() - beside.products.keys())])
+            raise BadRequest(
+                f"{folder}: changes {whole}, which all texts share; load the model with it: load(adapter=…)"
+            )
+        self.adapters[name] = Attached(found, self.backend.attach(found))
+        return name
+
+    def drop_adapter(self, name: str) -> None:
+        """Let go of one that was added. Raises BadRequest while a text under way is computed with it."""
+        number = self._adapter_number(name)
+        if not number or number == self.backend.adapter:
+            raise BadRequest(f"{name!r} was not added, and cannot be dropped")
+        if any(session.uses(number) for session in self._sessions.values()):
+            raise BadRequest(f"adapter {name!r} is at work; drop it when the texts that were begun with it have ended")
+        del self.adapters[name]
+        self.backend.detach(number)
+
+    def _adapter_number(self, name: str | None) -> int | None:
+        if name is None:
+            return None
+        if name == WITHOUT:
+            return 0
+        if name not in self.adapters:
+            known = ", ".join(map(repr, (*self.adapters, WITHOUT)))
+            raise BadRequest(f"there is no adapter {name!r}; there are {known}, and add_adapter(folder) adds others")
+        return self.adapters[name].number
 
     # -- from prompts to chunks --
 
@@ -222,6 +288,7 @@ class LLM:
         truncate: Truncate | None,
         cache: bool,
         progress: Progress | None,
+        adapter: int | None,
     ) -> list[Generation]:
         encoded, session = [], self._session(cache)
         for number, prompt in enumerate(prompts, 1):
@@ -233,7 +300,9 @@ class LLM:
                 which = f"prompt {number} of {len(prompts)}"
                 raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
-        for chunk in session.stream([ids for ids, _ in encoded], params, whole=True, progress=progress):
+        for chunk in session.stream(
+            [ids for ids, _ in encoded], params, adapter=adapter, whole=True, progress=progress
+        ):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
 

@@ -16,7 +16,7 @@ from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
-from pronk.llm import LLM
+from pronk.llm import LLM, Attached
 from pronk.spellings import named as names_ours
 from pronk.system import expanded
 from pronk.tokenizer.source import chat_template
@@ -33,6 +33,7 @@ def load(
     *,
     tokenizer: str | Path | None = None,
     adapter: str | Path | None = None,
+    merge_adapter: bool = False,
     engine: Literal["cpu", "torch"] | None = None,
     quantize: str | Mapping[str, str] | None = None,
     int8_threshold: float | None = None,
@@ -51,13 +52,15 @@ def load(
     """A model by name (`smollm2:135m`, `owner/repository`) or path, in any format pronk reads; or an open Checkpoint.
 
     `tokenizer`: a tokenizer file or folder, or a known one's name (`llama2`), instead of the checkpoint's own.
-    `adapter`: a folder with a LoRA adapter in PEFT's format, which is added to the weights as they stream in, in
-    float32: weights that it concerns are f32 unless `quantize` says otherwise; a chat template that it brings takes the
-    place of the model's. `ctx_size`: the most tokens a sequence may have, prompt included (default: what the model was
-    trained for). `prefix_cache`: how many tokens of earlier texts stay in the KV cache, so that a text which begins
-    like one of them starts sooner (default: one context's; 0: none). `max_batch_tokens`: how many tokens a forward pass
-    computes at most. Long prompts are read in pieces of it, beside which texts under way go on: fewer are a shorter
-    wait for their next token, and read prompts more slowly.
+    `adapter`: a folder with a LoRA adapter in PEFT's format, which is kept beside the weights in whichever format these
+    are; `llm.add_adapter` adds others. With `merge_adapter` it is added to the weights as they stream in, in float32:
+    those that it concerns are f32 unless `quantize` says otherwise, whose grid takes part of what was learned. A chat
+    template that it brings takes the place of the model's.
+    `ctx_size`: the most tokens a sequence may have, prompt included (default: what the model was trained for).
+    `prefix_cache`: how many tokens of earlier texts stay in the KV cache, so that a text which begins like one of them
+    starts sooner (default: one context's; 0: none). `max_batch_tokens`: how many tokens a forward pass computes at
+    most. Long prompts are read in pieces of it, beside which texts under way go on: fewer are a shorter wait for their
+    next token, and read prompts more slowly.
     With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
@@ -77,6 +80,8 @@ def load(
     begun = time.perf_counter()
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
+    if merge_adapter and adapter is None:
+        raise BadRequest("merge_adapter is for an adapter; name one with adapter=, or leave it out")
     if type(max_batch_tokens) is not int or max_batch_tokens < 1:
         raise BadRequest(f"max_batch_tokens must be a whole number, 1 or more, not {max_batch_tokens!r}")
     model = hub.DEFAULT_MODEL if model is None else model
@@ -105,15 +110,22 @@ def load(
     else:
         opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = tokenizer_of(opened, tokenizer)
+    found: adapters.Adapter | None = None
     if adapter is not None:
-        opened = adapters.applied(opened, adapters.open(expanded(adapter), opened))
+        found = adapters.open(expanded(adapter), opened)
+        opened, found = (adapters.applied(opened, found), None) if merge_adapter else adapters.apart(opened, found)
         if codec and (template := chat_template(expanded(adapter))) is not None:
             codec.chat_template = template  # what it was trained through
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     own = engines.options_for(chosen, options)
     backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
-    return LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
+    if found:
+        backend.adapter = backend.attach(found)
+    llm = LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
+    if found:
+        llm.adapters[str(adapter)] = Attached(found, backend.adapter)
+    return llm
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:

@@ -38,7 +38,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 @dataclass(eq=False)
 class Handle:
-    """One request of a session. What requests may be run with in time, such as an adapter, is to stand here."""
+    """One request of a session."""
 
     prompt: list[int]
     params: SamplingParams
@@ -163,13 +163,21 @@ class Session:
 
     # -- requests --
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, number: int = 0) -> Handle:
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        number: int = 0,
+        adapter: int | None = None,
+    ) -> Handle:
         """Queue a request; the next pass has part in it. Its chunks come from `step`, and say `number`.
 
+        `adapter`: one that is attached to the backend, 0 for none, None for what the backend answers with by itself.
         Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
         """
         params = params or SamplingParams()
-        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number, self._steps)
+        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number, self._steps, adapter)
         self._arriving.append(handle)
         return handle
 
@@ -200,6 +208,7 @@ class Session:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
+        adapter: int | None = None,
         whole: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[Chunk]:
@@ -213,7 +222,7 @@ class Session:
         reader, seed = _Reader(whole and not progress), effective_seed(params.seed)
         try:
             for number, prompt in enumerate(prompts):
-                reader.handles.append(self._handle(list(prompt), params, seed, number, reader))
+                reader.handles.append(self._handle(list(prompt), params, seed, number, reader, adapter))
             reader.left = len(reader.handles)
             self._arriving.extend(reader.handles)
             read, total = 0, sum(len(handle.prompt) for handle in reader.handles)
@@ -250,6 +259,11 @@ class Session:
         with self._lock:
             if self._turn is None:
                 self._rest()
+
+    def uses(self, adapter: int) -> bool:
+        """Whether a request under way is computed with an adapter."""
+        handles = [*self._arriving, *self._handles.values()]
+        return any(handle.left > 0 and handle.request.adapter == adapter for handle in handles)
 
     @property
     def has_work(self) -> bool:
@@ -421,13 +435,15 @@ class Session:
 
     # -- handles --
 
-    def _handle(self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader) -> Handle:
+    def _handle(
+        self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader, adapter: int | None
+    ) -> Handle:
         if self._closed:
             raise PronkError("the session is closed")
         begun = time.perf_counter()
         with self._lock:
             scheduler = self._scheduler = self._scheduler or self._new()
-        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids)
+        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, adapter)
         return Handle(prompt, params, seed, request, number, begun, params.samples, reader)
 
     def _stream(self, handle: Handle, sample: int) -> TextStream:

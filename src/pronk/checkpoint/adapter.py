@@ -183,6 +183,14 @@ def base_for(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     return replace(checkpoint, tensors={**checkpoint.tensors, **adapter.replaced}) if adapter.replaced else checkpoint
 
 
+def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter]:
+    """The model beside which the adapter's products are kept, and these: of embedding and head they are merged."""
+    beside = {module: product for module, product in adapter.products.items() if module.startswith("model.layers.")}
+    merged = {module: product for module, product in adapter.products.items() if module not in beside}
+    model = applied(checkpoint, replace(adapter, products=merged)) if merged else base_for(checkpoint, adapter)
+    return model, replace(adapter, products=beside, replaced={})
+
+
 def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read."""
     base = base_for(checkpoint, adapter)

@@ -116,7 +116,9 @@ def _training(model: str, text: str | None, max_tokens: int, loading: dict[str, 
     import_torch()
 
     def load(folder: Path | None) -> LLM:
-        return options.load_model(model, {**loading, "quantize": "f32", "adapter": folder, "prefix_cache": 0})
+        own = {"quantize": "f32", "adapter": folder, "prefix_cache": 0}
+        merged = loading["merge_adapter"] and folder is not None
+        return options.load_model(model, {**loading, **own, "merge_adapter": merged})
 
     adapter = expanded(loading["adapter"]) if loading["adapter"] else None
     with progress.shown(unit=lambda done, total: f"pass {done} of {total}") as advance:

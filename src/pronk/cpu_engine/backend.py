@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import system
+from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
 from pronk.cpu_engine import ENGINE, weights
+from pronk.cpu_engine.adapters import Adapters
 from pronk.cpu_engine.kv import CpuKV, enough_memory
 from pronk.cpu_engine.rope import Rope
 from pronk.cpu_engine.slots import Slot, Wish, slots
@@ -45,6 +47,7 @@ class CpuBackend(Backend):
         self._rope = Rope(model, config, ctx_size)
         self._noise = 0.0
         self._token_bytes, self._longest = token_bytes, PASS_TOKENS  # the model keeps the memory of its longest pass
+        self._adapters = Adapters(model)
 
     @classmethod
     def from_checkpoint(
@@ -93,7 +96,13 @@ class CpuBackend(Backend):
 
     @property
     def nbytes(self) -> int:
-        return self.model.nbytes
+        return self.model.nbytes + self._adapters.nbytes
+
+    def attach(self, adapter: Adapter) -> int:
+        return self._adapters.attach(adapter)
+
+    def detach(self, number: int) -> None:
+        self._adapters.detach(number)
 
     def conditions(self) -> dict[str, Any]:
         return {"threads": self.model.threads, "isa": self.model.isa}
@@ -170,6 +179,7 @@ class CpuBackend(Backend):
         return {
             "token_ids": batch.token_ids, "positions": batch.positions, "offsets": batch.offsets,
             "blocks": blocks, "block_offsets": ends, "kv": storage, "embedding_noise": self._noise,
+            "adapters": self._adapters.of(batch, self.adapter),
         }  # fmt: skip
 
     def _forgetful(self, batch: Batch) -> tuple[_native.KV, Int32, Int32]:

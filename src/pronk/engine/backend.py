@@ -17,6 +17,7 @@ from pronk.engine.predictions import Predictions
 from pronk.errors import BadRequest
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.adapter import Adapter
     from pronk.checkpoint.tensors import Checkpoint
 
 Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
@@ -59,6 +60,7 @@ class Backend(Protocol):
     engine: str  # its name: see pronk.engines
     batch_invariant: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
     shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (formats.Format)
+    adapter: int = 0  # what runs are computed with that name no adapter: one that is attached, or 0, none
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +76,17 @@ class Backend(Protocol):
         return {"threads": None, "isa": None}
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage: ...
+
+    def attach(self, adapter: Adapter) -> int:
+        """Keep an adapter's products beside the weights, which stay as they are; its number for `Run.adapter`.
+
+        No number is used twice. What the adapter replaces is not looked at (checkpoint.adapter.apart). Between passes.
+        Raises BadRequest where the engine has no adapters, or keeps none beside one of the modules.
+        """
+        raise BadRequest(f"the {self.engine} engine keeps no adapters; merge it")
+
+    def detach(self, number: int) -> None:
+        """Let go of one that no later run names."""
 
     def perturbed(self) -> Backend:
         """The same model with every token embedding off by one unit in its last place, up or down at random.

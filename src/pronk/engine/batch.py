@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-PASS_TOKENS = 512  # of a forward pass, where there are more to compute
 Int32 = NDArray[np.int32]
 Wants = Literal["last", "all", "none"]
 PASS_TOKENS = 512  # of one forward pass at most, unless a scheduler is told otherwise
@@ -23,6 +22,7 @@ class Run:
     start: int = 0  # position of the first token; those before it are in the KV cache
     blocks: Sequence[int] = ()  # KV blocks of the whole sequence, in order; empty on the cache-free path
     logits: Wants = "last"  # which tokens want logits
+    adapter: int | None = None  # which that was attached to the backend; 0: none; None: what it answers with by itself
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Batch:
     blocks: Int32  # N block tables, one after the other; enough blocks for position + 1 tokens each
     block_offsets: Int32  # [N + 1], run n's table is blocks[block_offsets[n]:block_offsets[n + 1]]
     furthest: int  # the largest position
+    adapters: tuple[int | None, ...] | None = None  # [N], as runs have them; None: all of them None
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Batch:
@@ -44,6 +45,7 @@ class Batch:
         positions: list[int] = []
         rows: list[int] = []
         blocks: list[int] = []
+        adapters: list[int | None] = []
         offsets, block_offsets = [0], [0]
         for run in runs:
             begin, end = len(tokens), len(tokens) + len(run.token_ids)
@@ -53,6 +55,7 @@ class Batch:
             positions.extend(range(run.start, run.start + end - begin))
             offsets.append(end)
             blocks.extend(run.blocks)
+            adapters.append(run.adapter)
             block_offsets.append(len(blocks))
             if run.logits not in ("last", "all", "none"):
                 raise ValueError(f"logits must be last, all or none, not {run.logits!r}")
@@ -68,7 +71,15 @@ class Batch:
             blocks=np.array(blocks, np.int32),
             block_offsets=np.array(block_offsets, np.int32),
             furthest=max(positions),
+            adapters=None if adapters.count(None) == len(adapters) else tuple(adapters),
         )
+
+    def adapters_of_runs(self, usual: int) -> list[int] | None:
+        """Of each run, `usual` for those that name none; None where none has any."""
+        named = [
+            usual if adapter is None else adapter for adapter in self.adapters or (None,) * (len(self.offsets) - 1)
+        ]
+        return named if any(named) else None
 
     @property
     def lengths(self) -> Int32:

@@ -14,6 +14,7 @@ their ends with at most half of it go first; the other half, at least, is the ol
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from pronk.engine.batch import Run, Wants
 from pronk.engine.beam import BeamSearch
@@ -67,7 +68,7 @@ class Planner:
             for part in entry.parts:
                 self._kv.storage.ended(part.table.blocks)
             if keep and len(entry.parts) == 1:
-                self._kv.keep(entry.parts[0].tokens, entry.parts[0].table)
+                self._kv.keep(entry.parts[0].tokens, entry.parts[0].table, entry.request.adapter)
         for part in entry.parts:
             part.table.free()
 
@@ -108,7 +109,7 @@ class Planner:
                 copies += table.append(count)
                 logits: Wants = "none" if sequence.missing else "last"
                 tokens = sequence.tokens[start : start + count]
-                runs.append((sequence, Run(tokens, start, table.blocks, logits)))
+                runs.append((sequence, Run(tokens, start, table.blocks, logits, sequence.request.adapter)))
                 used += count
         self._add_drafts(runs, min(self._budget, _SPECULATIVE_PASS) - used)
         if copies:
@@ -128,7 +129,8 @@ class Planner:
             return {entry: min(entry.missing, spare) for entry in readers}
         rest = {}
         for entry in readers:
-            known = 0 if entry.parts[0].table.length else self._kv.known(entry.parts[0].tokens)
+            first, adapter = entry.parts[0], entry.request.adapter
+            known = 0 if first.table.length else self._kv.known(first.tokens, adapter)
             rest[entry] = entry.missing - known
         shares, half = {}, spare // 2
         for entry in readers[1:]:
@@ -144,7 +146,7 @@ class Planner:
     def _reuse(self, sequence: Sequence) -> None:
         """Begin with what the cache knows of the sequence."""
         assert self._kv is not None
-        sequence.table = self._kv.match(sequence.tokens)
+        sequence.table = self._kv.match(sequence.tokens, sequence.request.adapter)
         known = min(sequence.table.length, sequence.request.prompt_tokens)
         if known > sequence.computed:
             self._counters.cached_tokens += known - sequence.computed
@@ -160,7 +162,7 @@ class Planner:
             draft = sequence.propose(spare) if run.logits == "last" and len(run.token_ids) == 1 else []
             if draft and not self._lacks_room([(sequence, len(draft))]):
                 sequence.table.append(len(draft))
-                runs[n] = sequence, Run([*run.token_ids, *draft], run.start, run.blocks, "all")
+                runs[n] = sequence, replace(run, token_ids=[*run.token_ids, *draft], logits="all")
                 spare -= len(draft)
 
     def _make_room_for(self, entry: Entry, wanted: list[tuple[Sequence, int]]) -> bool:
@@ -216,6 +218,6 @@ class Planner:
             count = sum(len(part.tokens) for part in entry.parts)
             if runs and count > budget:
                 break
-            runs += [(part, Run(list(part.tokens))) for part in entry.parts]
+            runs += [(part, Run(list(part.tokens), adapter=part.request.adapter)) for part in entry.parts]
             budget -= count
         return runs

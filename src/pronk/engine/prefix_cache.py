@@ -25,7 +25,7 @@ _NO_LIMIT = 1 << 31
 
 
 class _Key(NamedTuple):
-    parent: int  # serial number of the block before; 0 for a text's first
+    parent: int  # serial number of the block before; for a text's first, less than 1: see `match`
     tokens: tuple[int, ...]
 
 
@@ -57,19 +57,19 @@ class PrefixCache:
         """Whether the storage is larger than what may be kept."""
         return self.pool.num_blocks > self._keep_blocks
 
-    def match(self, tokens: Sequence[int]) -> BlockTable:
+    def match(self, tokens: Sequence[int], adapter: int = 0) -> BlockTable:
         """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
-        again, because its logits are wanted."""
-        keys = self._find(tokens)
+        again, because its logits are wanted. Keys and values of one adapter (0: none) are not another's."""
+        keys = self._find(tokens, adapter)
         self._touch(keys)
         return BlockTable.of(self.pool, [self._kept[key].block for key in keys])
 
-    def known(self, tokens: Sequence[int]) -> int:
+    def known(self, tokens: Sequence[int], adapter: int = 0) -> int:
         """How many tokens `match` would find."""
-        return len(self._find(tokens)) * self.pool.block_size
+        return len(self._find(tokens, adapter)) * self.pool.block_size
 
-    def _find(self, tokens: Sequence[int]) -> list[_Key]:
-        keys, parent, size = [], 0, self.pool.block_size
+    def _find(self, tokens: Sequence[int], adapter: int) -> list[_Key]:
+        keys, parent, size = [], -adapter, self.pool.block_size
         for at in range(0, len(tokens) - size, size):
             key = _Key(parent, tuple(tokens[at : at + size]))
             if (kept := self._kept.get(key)) is None:
@@ -78,11 +78,11 @@ class PrefixCache:
             parent = kept.serial
         return keys
 
-    def keep(self, tokens: Sequence[int], table: BlockTable) -> None:
+    def keep(self, tokens: Sequence[int], table: BlockTable, adapter: int = 0) -> None:
         """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`."""
         if not self._keep_blocks:
             return
-        keys, parent = [], 0
+        keys, parent = [], -adapter
         size = self.pool.block_size
         for block, at in zip(table.blocks, range(0, table.length - size + 1, size), strict=False):
             key = _Key(parent, tuple(tokens[at : at + size]))

@@ -85,9 +85,18 @@ class Scheduler:
         return request.id
 
     def prepare(
-        self, number: int, prompt_ids: list[int], params: SamplingParams, seed: int, eos_ids: Collection[int]
+        self,
+        number: int,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        eos_ids: Collection[int],
+        adapter: int | None = None,
     ) -> Request:
-        """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does."""
+        """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does.
+
+        `adapter`: one that is attached to the backend, 0 for none, None for what it answers with by itself.
+        """
         params.check_prompt(prompt_ids, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
         if params.speculative and not self._cached:
@@ -103,6 +112,7 @@ class Scheduler:
             max_tokens=min(len(prompt_ids) + params.max_new_tokens, self._max_tokens),
             stop_ids=params.stop_ids(eos_ids),
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
+            adapter=self._backend.adapter if adapter is None else adapter,
         )
 
     def enqueue(self, request: Request, prompt_ids: list[int]) -> Entry:
@@ -209,7 +219,7 @@ class Scheduler:
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
         if self._kv and search.step == 0:
-            self._kv.keep(search.parts[0].tokens, search.parts[0].table)
+            self._kv.keep(search.parts[0].tokens, search.parts[0].table, search.request.adapter)
         if found := search.advance(step):
             self._plan.drop(search)
         return [found] if found else []
@@ -217,7 +227,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
         if self._kv and sequence.step == 0:
-            self._kv.keep(sequence.tokens, sequence.table)
+            self._kv.keep(sequence.tokens, sequence.table, sequence.request.adapter)
         samples = sequence.samples
         if len(samples) == 1:
             return self._extend(sequence, drawn[0])

@@ -27,6 +27,7 @@ class Request:
     max_tokens: int  # prompt included
     stop_ids: frozenset[int]
     streams: tuple[Stream, ...]
+    adapter: int = 0  # which is attached to the backend; 0: none
 
 
 @dataclass(eq=False)

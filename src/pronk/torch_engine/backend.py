@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
@@ -22,6 +23,7 @@ from pronk.formats import FORMATS
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
 from pronk.torch_engine import ENGINE, device_memory
 from pronk.torch_engine.activations import overheard
+from pronk.torch_engine.adapters import Adapters
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
@@ -45,6 +47,7 @@ class TorchBackend(Backend):
         # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
         self.dtype = "+".join([*schemes, self.kv_dtype])
         self.shares_scales = model.every_row = any(FORMATS[scheme].shares_scales for scheme in schemes)
+        self._adapters = Adapters(model, weight.dtype)
 
     @classmethod
     def from_checkpoint(
@@ -91,7 +94,14 @@ class TorchBackend(Backend):
     @property
     def nbytes(self) -> int:
         """Of parameters and buffers, each once, and of what packed layers keep in their stead."""
-        return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
+        weights = sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
+        return weights + self._adapters.nbytes
+
+    def attach(self, adapter: Adapter) -> int:
+        return self._adapters.attach(adapter)
+
+    def detach(self, number: int) -> None:
+        self._adapters.detach(number)
 
     @property
     def device_memory(self) -> device_memory.CudaMemory | None:
@@ -115,7 +125,9 @@ class TorchBackend(Backend):
         signs = torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight) * 2 - 1
         nudged = weight * (1 + signs * torch.finfo(weight.dtype).eps)
         embedding._parameters = {"weight": torch.nn.Parameter(nudged, requires_grad=False)}
-        return TorchBackend(model, self.ctx_size)
+        other = TorchBackend(model, self.ctx_size)
+        other.adapter, other._adapters = self.adapter, self._adapters  # whose hooks the layers have
+        return other
 
     def dequantized(self, checkpoint: Checkpoint) -> Checkpoint:
         modules = dict(self.model.named_modules())
@@ -152,7 +164,8 @@ class TorchBackend(Backend):
         """[R, V] on the device, in the type that they are computed in."""
         assert kv is None or isinstance(kv, TorchKV)
         where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
-        logits: Tensor = self.model(where, kv)
+        with self._adapters.beside(batch, self.adapter):
+            logits: Tensor = self.model(where, kv)
         return logits
 
 

@@ -1,0 +1,47 @@
+// A LoRA adapter (arXiv 2106.09685) beside a model's weights: y = W x + scale B (A x), for the runs that ask for it. The
+// packed weights are those of the model without it, and any number of adapters share them.
+//
+// The first factors, A, of products that are fed the same rows lie below one another as one matrix, in the finest format
+// whose activations are those that the weights are multiplied with, so that nothing is converted twice. The second, B, are
+// added to a register tile's sums before their epilogue: floats where activations are, else float16. Both are brought to a
+// largest number from 1/2 to 1 by a power of two, which the scale takes back.
+#pragma once
+
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+
+namespace pronk {
+
+constexpr int kProducts = 6, kFirsts = 4;  // of a layer: q, k, v, o, gate and up, down; and the rows they are fed
+constexpr int kFirstOf[kProducts] = {0, 0, 0, 1, 2, 3};
+constexpr int kGateUp = 4;
+
+struct Layer;
+
+struct Adapter {
+    struct First {
+        Matrix a;                   // [ranks, K]
+        std::vector<float> scales;  // of each rank; none: nothing of these products is adapted
+    };
+
+    // A product's weights, or the gate's or the up rows of it.
+    struct Module {
+        int layer, product;
+        bool up;  // of a product that pairs rows
+        int rank, rows, cols;
+        const float *a, *b;  // [rank, cols], [rows, rank]
+        float scale;
+    };
+
+    // Every number must be finite. Throws std::bad_alloc.
+    Adapter(const std::vector<Layer>& layers, const std::vector<Module>& modules);
+
+    std::vector<First> firsts;     // [layers * kFirsts]
+    std::vector<LowRank> seconds;  // [layers * kProducts]
+    int widest = 0;                // the most ranks of a First
+    Arena memory;
+};
+
+}  // namespace pronk
