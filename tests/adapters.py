@@ -21,13 +21,14 @@ def random_adapter(
     targets: Sequence[str] = TARGETS,
     size: float = 0.3,
     scale: float = 2.0,
+    uneven: bool = True,
 ) -> Adapter:
-    """Of every other rank in turn, `rank` and `rank` + 1; A begins as LoRA's does, and B is of `size`."""
+    """A begins as LoRA's does, and B is of `size`. `uneven`: the ranks are `rank` and `rank` + 1 in turn."""
     draw, products = np.random.default_rng(seed), {}
     for number, (name, shape) in enumerate(config.tensor_shapes().items()):
         module, _, leaf = name.rpartition(".")
         if leaf == "weight" and module.rpartition(".")[2] in targets:
-            r = rank + number % 2
+            r = rank + number % 2 * uneven
             a = draw.uniform(-1, 1, (r, shape[1])) * (3 / shape[1]) ** 0.5
             products[module] = LowRank(
                 a.astype(np.float32), draw.normal(0, size, (shape[0], r)).astype(np.float32), scale

@@ -14,11 +14,15 @@ from pronk import checkpoint, tokenizer
 
 
 class Pronk:
-    def load(self, path: str, engine: str, quantize: str, threads: int) -> dict[str, Any]:
+    def load(
+        self, path: str, engine: str, quantize: str, threads: int, adapter: str | None = None, merge: bool = False
+    ) -> dict[str, Any]:
         # The same prompt is run again and again: none of it may be known from the time before.
         options: dict[str, Any] = {"engine": engine, "threads": threads, "prefix_cache": 0, "quantize": quantize}
         if engine == "torch":  # it has no block formats: they and f16 run in f32
             options |= {"device": "cpu", "quantize": quantize if quantize in ("bf16", "int8", "llm-int8") else "f32"}
+        if adapter:
+            options |= {"adapter": adapter, "merge_adapter": merge}
         self.llm = pronk.load(path, **options)
         config = self.llm.config
         return {
@@ -28,7 +32,13 @@ class Pronk:
             "vocab_size": config.vocab_size,
             "kv_elements_a_token": 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
             "memory_mb": memory_mb(),
+            "weights_mb": self.llm.backend.nbytes / 1e6,
         }
+
+    def answer(self, question: str) -> str:
+        """Greedily, through the chat template."""
+        answer: str = self.llm.generate(question, chat=True, max_new_tokens=24).text
+        return answer
 
     def prepare(self, ctx: int, sequences: int) -> None:
         """Nothing: every call makes the KV cache it needs, and that is part of what is timed."""

@@ -56,7 +56,7 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
             if (!pairs || half == module->up) second.first[half] = static_cast<int>(first.scales.size()), second.rank[half] = module->rank;
         first.scales.insert(first.scales.end(), module->rank, std::ldexp(module->scale, from_a + from_b));
         widest = std::max(widest, static_cast<int>(first.scales.size()));
-        for (const float x : a) stacked[place].push_back(std::ldexp(x, -from_a));
+        for (const float down = std::ldexp(1.0f, -from_a); const float x : a) stacked[place].push_back(x * down);
         exponents.push_back(from_b);
     }
     for (size_t place = 0; place < firsts.size(); ++place) {
@@ -84,11 +84,12 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
             second.b = data[place] = memory.allocate(static_cast<size_t>(beside.panels) * both * kHalf * (second.f16 ? 2 : 4));
         }
         const bool pairs = module.product == kGateUp;
+        const float down = std::ldexp(1.0f, -exponents[i]);
         for (int n = 0; n < module.rows; ++n) {
             const int half = pairs ? n / kHalf * 2 + module.up : n / kHalf;
             const size_t begin = static_cast<size_t>(half / 2) * both + half % 2 * second.rank[0];
             for (int r = 0; r < module.rank; ++r) {
-                const float x = std::ldexp(module.b[static_cast<size_t>(n) * module.rank + r], -exponents[i]);
+                const float x = module.b[static_cast<size_t>(n) * module.rank + r] * down;
                 const size_t at = (begin + r) * kHalf + n % kHalf;
                 if (second.f16) reinterpret_cast<uint16_t*>(data[place])[at] = f32_to_f16(x);
                 else reinterpret_cast<float*>(data[place])[at] = x;

@@ -45,6 +45,25 @@ struct TestModel {
         return m;
     }
 
+    // Of a few products of every layer: some that share their rows, and up rows without their gate rows.
+    void attach(int rank, float scale) {
+        random_bits.seed(rank);
+        std::vector<std::vector<float>> numbers;
+        std::vector<Adapter::Module> modules;
+        const auto add = [&](int layer, int product, bool up, int rows, int cols) {
+            for (const int count : {rank * cols, rows * rank})
+                for (float& x : numbers.emplace_back(count)) x = normal() / 11;
+            modules.push_back({layer, product, up, rank, rows, cols, numbers[numbers.size() - 2].data(), numbers.back().data(), scale});
+        };
+        const int c = kConfig.hidden_size, q = kConfig.num_attention_heads * kConfig.head_dim;
+        for (int layer = 0; layer < kConfig.num_hidden_layers; ++layer) {
+            add(layer, 0, false, q, c), add(layer, 2, false, kConfig.num_key_value_heads * kConfig.head_dim, c);
+            add(layer, 3, false, c, q), add(layer, kGateUp, true, kConfig.intermediate_size, c);
+            add(layer, 5, false, c, kConfig.intermediate_size);
+        }
+        model.adapters.push_back(std::make_unique<const Adapter>(model.layers, modules));
+    }
+
     float* ones(int count) {
         auto* data = reinterpret_cast<float*>(model.weights.allocate(count * sizeof(float)));
         std::fill_n(data, count, 1.0f);
@@ -74,11 +93,12 @@ struct TestBatch {
 
     Batch view() const {
         return {static_cast<int>(ids.size()), static_cast<int>(ends.size()) - 1, static_cast<int>(rows.size()), ids.data(),
-                positions.data(), offsets.data(), blocks.data(), ends.data(), rows.data(), noise};
+                positions.data(), offsets.data(), blocks.data(), ends.data(), rows.data(), noise,
+                adapters.empty() ? nullptr : adapters.data()};
     }
 
     float noise = 0;
-    std::vector<int32_t> ids, positions, rows, blocks, offsets{0}, ends{0};
+    std::vector<int32_t> ids, positions, rows, blocks, offsets{0}, ends{0}, adapters;
 };
 
 const std::function<bool()> kNever = [] { return false; };
@@ -93,6 +113,14 @@ std::vector<float> forward(Model& model, KV& kv, const std::vector<TestRun>& run
     return forward(model, kv, TestBatch(runs));
 }
 
+// The first of the largest.
+std::vector<int32_t> likeliest(const std::vector<float>& logits) {
+    std::vector<int32_t> found;
+    for (auto row = logits.begin(); row != logits.end(); row += kConfig.vocab_size)
+        found.push_back(static_cast<int32_t>(std::max_element(row, row + kConfig.vocab_size) - row));
+    return found;
+}
+
 // A prompt, tokens one by one, texts side by side of which one wants nothing, and what products are fed.
 std::vector<float> all_passes(Format format, int threads) {
     TestModel test(format, threads);
@@ -105,6 +133,15 @@ std::vector<float> all_passes(Format format, int threads) {
     }
     append(forward(test.model, kv, {{0, 30, {2}, 3}, {0, 9, {3}, 0}, {70, 1, {0, 1}, 1}}));
     append(forward(test.model, kv, {{71, 1, {0, 1}, 1}, {30, 1, {2}, 1}, {9, 1, {3}, 1}}));
+    test.attach(5, 2), test.attach(70, 1);
+    TestBatch mixed({{0, 40, {5}, 3}, {0, 9, {6}, 0}, {72, 1, {0, 1}, 1}, {0, 3, {7}, 2}});
+    mixed.adapters = {0, 1, -1, 1};
+    append(forward(test.model, kv, mixed));
+    for (int at = 40; at < 50; ++at) {
+        TestBatch one({{at, 1, {5}, 1}});
+        one.adapters = {at < 45 ? 0 : 1};
+        append(forward(test.model, kv, one));
+    }
     CHECK(forward(test.model, kv, {{10, 4, {3}, 0}}).empty());
     for (const int tokens : {1, 33}) {
         const TestBatch batch({{0, tokens, {4}, tokens}});
@@ -129,6 +166,24 @@ void test_any_number_of_threads_gives_the_same_bits() {
     }
 }
 
+// What was foreseen is asked for, with the same adapters, with others, and with none.
+void test_a_pass_begun_ahead_is_of_its_adapters() {
+    for (const Format format : {Format::q8, Format::f32}) {
+        TestModel ahead(format, 3), plain(format, 1);
+        ahead.attach(5, 20), plain.attach(5, 20);
+        KV kv(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks), expected(kConfig, kConfig.num_hidden_layers, KVType::f32, kBlocks);
+        TestBatch batch({{0, 1, {0}, 1}, {0, 1, {1}, 1}});
+        for (int at = 0; at < 60; ++at) {
+            batch.adapters = at / 10 % 3 == 0 ? std::vector<int32_t>{} : at / 10 % 3 == 1 ? std::vector<int32_t>{0, -1} : std::vector<int32_t>{-1, 0};
+            const std::vector<float> logits = forward(ahead.model, kv, batch);
+            CHECK(logits == forward(plain.model, expected, batch));
+            batch.ids = likeliest(logits);
+            for (int32_t& position : batch.positions) ++position;
+        }
+        CHECK(kv.written_ahead());
+    }
+}
+
 void test_a_pass_can_be_given_up_and_made_again() {
     for (const int threads : {1, 3}) {
         TestModel test(Format::int8, threads);
@@ -144,14 +199,6 @@ void test_a_pass_can_be_given_up_and_made_again() {
         }
         CHECK(forward(test.model, kv, {{0, 56, {0}, 1}}) == whole);
     }
-}
-
-// The first of the largest.
-std::vector<int32_t> likeliest(const std::vector<float>& logits) {
-    std::vector<int32_t> found;
-    for (auto row = logits.begin(); row != logits.end(); row += kConfig.vocab_size)
-        found.push_back(static_cast<int32_t>(std::max_element(row, row + kConfig.vocab_size) - row));
-    return found;
 }
 
 // Texts that mostly go on with their likeliest tokens, and everything else that may come between two of their passes.
@@ -269,6 +316,7 @@ int main() {
     test_any_number_of_threads_gives_the_same_bits();
     test_a_pass_can_be_given_up_and_made_again();
     test_what_is_begun_ahead_changes_no_bit();
+    test_a_pass_begun_ahead_is_of_its_adapters();
     test_no_other_pass_is_taken_for_what_was_foreseen();
     test_one_that_is_begun_ends_with_what_it_is_for();
     test_two_models_with_the_same_keys_and_values();

@@ -1,4 +1,4 @@
-"""Adapters beside packed weights: the bits of any company, several at once, and the product over what the weights are."""
+"""Adapters beside packed weights: the bits of any company, several at once, and the product over what weights are."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_it_adds_its_product_to_what_the_weights_are(format: str, number: int) -
     base = free(merged(backend, format, None), text)
     exact, does = format in ("f32", "f16"), np.std(found - base)
     noise = 1e-6 if exact else np.std(free(backend, text) - base)
-    # Of the adapter's own product: its factors are rounded to a 2^-8 of their largest at most, and activations likewise.
+    # Of the adapter's own product: its factors, and activations, are rounded to 2^-8 of their largest at most.
     assert np.std(found - expected) <= 1.5 * noise + (1e-5 if exact else 0.02) * does
     assert does > 5 * np.std(found - expected)  # inverse: without its product the text would be far away
 
