@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def given(model: Path) -> list[Adapter]:
     config = checkpoint.open(model).config
-    return [random_adapter(config, seed=seed, size=0.6, uneven=False) for seed in (1, 2)]
+    return [random_adapter(config, seed=seed, size=0.15, uneven=False) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")

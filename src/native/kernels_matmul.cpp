@@ -188,14 +188,20 @@ void add_low_rank(const uint8_t* b, int rank, const float* u, size_t stride, flo
     }
 }
 
-template <class Op, int... kTokens>
-void add_low_rank(int tokens, const uint8_t* b, int rank, const float* u, size_t stride, float* y,
-                  std::integer_sequence<int, kTokens...>) {
-    ((tokens == kTokens + 1 ? add_low_rank<Op, kTokens + 1>(b, rank, u, stride, y) : void()), ...);
+// In register tiles of as many tokens as there are, or else of two and of one: they are bound by reading b from cache.
+template <class Op>
+void add_low_rank(int tokens, const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
+    constexpr int most = tile_tokens(1);
+    for (int t = 0, count; t < tokens; t += count) {
+        count = tokens - t >= most ? most : tokens - t >= 2 ? 2 : 1;
+        const auto add = count == most ? add_low_rank<Op, most> : count == 2 ? add_low_rank<Op, 2> : add_low_rank<Op, 1>;
+        add(b, rank, u + t * stride, stride, y + t * kPanelRows);
+    }
 }
 
 // What adapters add to tokens [begin, begin + tokens), whose products with `vectors` of a panel are in y [T][64].
-void add_adapters(const Adapted& adapted, int begin, int tokens, int panel, int first, int vectors, float* y) {
+// One copy for all formats: little of a product's time is spent here.
+__attribute__((noinline)) void add_adapters(const Adapted& adapted, int begin, int tokens, int panel, int first, int vectors, float* y) {
     for (int t = 0, stop; t < tokens; t = stop) {
         const int adapter = adapted.adapters[begin + t];
         for (stop = t + 1; stop < tokens && adapted.adapters[begin + stop] == adapter;) ++stop;
@@ -208,9 +214,8 @@ void add_adapters(const Adapted& adapted, int begin, int tokens, int panel, int 
             const uint8_t* b = of.b + before * (kPanelRows / 2) * bytes;
             const float* u = adapted.u + (begin + t) * adapted.stride + of.first[odd];
             float* part = y + t * kPanelRows + v * 16;
-            constexpr auto counts = std::make_integer_sequence<int, kTileTokens>();
-            if (of.f16) add_low_rank<OpF16>(stop - t, b, of.rank[odd], u, adapted.stride, part, counts);
-            else add_low_rank<OpF32>(stop - t, b, of.rank[odd], u, adapted.stride, part, counts);
+            if (of.f16) add_low_rank<OpF16>(stop - t, b, of.rank[odd], u, adapted.stride, part);
+            else add_low_rank<OpF32>(stop - t, b, of.rank[odd], u, adapted.stride, part);
         }
     }
 }
@@ -284,6 +289,9 @@ struct TilesOf<Format::llm_int8> : TilesOf<Format::int8> {};
 template <class Tiles, int T>
 void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, float* out) {
     constexpr int R = tile_vectors(T, Tiles::accumulators);
+    if constexpr (T == 1 && R > 1) {
+        if (vectors == 1) return Tiles::template tile<T, 1>(w, panel, first, x, out + first * 16);
+    }
     if constexpr (R == 4) {
         if (vectors == 2) return Tiles::template tile<T, 2>(w, panel, first, x, out + first * 16);
     }
@@ -298,6 +306,8 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
     while (begin < end) {
         const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
         const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
+        // Of an adapter's first factor, of as few rows as its rank, nothing is read but these.
+        const bool alone = out.epilogue == Epilogue::store && w.rows - panel * kPanelRows - first * 16 <= 16;
         begin += vectors / (kVectors / 2);
         const uint8_t* data = w.panel(panel);
         for (int t = 0; t < tokens; t += most) {
@@ -307,7 +317,7 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
                 for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
             switch (count) {
-                case 1: vectors_of_panel<Tiles, 1>(w, data, first, vectors, rows, y); break;
+                case 1: vectors_of_panel<Tiles, 1>(w, data, first, alone ? 1 : vectors, rows, y); break;
                 case 2: if constexpr (most >= 2) vectors_of_panel<Tiles, 2>(w, data, first, vectors, rows, y); break;
                 case 3: if constexpr (most >= 3) vectors_of_panel<Tiles, 3>(w, data, first, vectors, rows, y); break;
                 case 4: if constexpr (most >= 4) vectors_of_panel<Tiles, 4>(w, data, first, vectors, rows, y); break;

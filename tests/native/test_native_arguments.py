@@ -58,6 +58,9 @@ MODEL.forward(**batch())
     [
         ({"token_ids": ints(5, 6, 7, 8, 64, 1, 2, 3)}, "token id 64 is not in a vocabulary of 64"),
         ({"token_ids": ints(5, 6, 7, 8, -1, 1, 2, 3)}, "token id -1"),
+        ({"adapters": ints(-1)}, "there are 1 adapters for 2 runs"),
+        ({"adapters": ints(-1, 0)}, "there is no adapter 0"),
+        ({"adapters": ints(-2, -1)}, "there is no adapter -2"),
         ({"token_ids": ints(5)}, "8 positions for 1 tokens"),
         ({"token_ids": ints(), "positions": ints(), "offsets": ints(0)}, "number of tokens"),
         ({"positions": ints(62, 63, 64, 65, 67, 0, 1, 2)}, "consecutive"),
@@ -236,6 +239,40 @@ def test_rows_of_attention_are_counted_in_32_bits() -> None:
                  "kv": _native.KV(engine.model, "f32", 1 << 11)}  # fmt: skip
     with pytest.raises(ValueError, match="number of tokens must be from 1 to 131071, not 131072"):
         engine.model.forward(**arguments)
+
+
+def test_adapters_are_checked() -> None:
+    """Their modules' names, layers, shapes and numbers; what is refused leaves no adapter behind."""
+    c = CONFIG.hidden_size
+    a, b = floats(2, c), floats(c, 2)
+    infinite = floats(2, c)
+    infinite[1, 3] = np.inf
+    for modules in (
+        [("o_proj", 0, floats(2, c + 1), b, 1.0)],
+        [("o_proj", 0, a, floats(c, 3), 1.0)],
+        [("o_proj", 0, floats(0, c), floats(c, 0), 1.0)],
+        [("o_proj", 99, a, b, 1.0)],
+        [("embed_tokens", -1, a, floats(CONFIG.vocab_size, 2), 1.0)],
+        [("gate_up_proj", 0, a, floats(CONFIG.intermediate_size, 2), 1.0)],
+        [("x_proj", 0, a, b, 1.0)],
+        [("o_proj", 0, infinite, b, 1.0)],
+        [("o_proj", 0, a, b, float("nan"))],
+        [("o_proj", 0, a, b, 1e300)],
+        [("o_proj", 0, a, b, 1.0), ("o_proj", 0, a, b, 1.0)],
+    ):
+        with pytest.raises(ValueError):
+            MODEL.attach(modules)
+    with pytest.raises(ValueError, match="not all of the model's weights are set"):
+        _native.Model(**SIZES).attach([])
+    place, _ = MODEL.attach([("o_proj", 0, a, b, 1.0)])
+    assert place == 0
+    MODEL.forward(**batch(), adapters=ints(0, -1))
+    MODEL.detach(place)
+    for gone in (place, -1, 7):
+        with pytest.raises(ValueError, match="there is no adapter"):
+            MODEL.detach(gone)
+    with pytest.raises(ValueError, match="there is no adapter 0"):
+        MODEL.forward(**batch(), adapters=ints(0, -1))
 
 
 def test_keys_and_values_are_checked() -> None:
