@@ -1,4 +1,4 @@
-"""Adapters beside the weights, as people use them: on both engines, in any format, several at once, as PEFT has them."""
+"""Adapters beside the weights, as people use them: on either engine, in any format, several at once; PEFT's."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_weights_stay_as_they_are(model: Path, folders: list[Path], way: dict[st
 
 @every_way
 def test_several_adapters_in_the_same_passes(model: Path, folders: list[Path], way: dict[str, Any]) -> None:
-    """Texts of two adapters and of none, begun at once by threads, are each what a model of that adapter alone gives."""
+    """Texts of two adapters and of none, begun at once by threads, are what a model of that adapter alone gives."""
     llm = load(model, way)
     assert [llm.add_adapter(folder) for folder in folders] == ["a", "b"]
     alone = {"none": load(model, way), **{f.name: load(model, way, adapter=f) for f in folders}}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import random_adapter, save
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -34,10 +35,15 @@ def run(page: str) -> dict[str, Any]:
     return names
 
 
-def test_ten_lines_of_adamw_learn_as_transformers_does(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_lines_of_adamw_learn_as_transformers_does(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     from transformers import LlamaForCausalLM
 
+    monkeypatch.chdir(tiny.parent)
+    for name in ("mine", "alpaca"):
+        save(Path(name), random_adapter(pronk.checkpoint.open(tiny).config, uneven=False))
     names = run("training.md")
     losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     theirs = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)

@@ -41,7 +41,7 @@ def test_the_effective_sampling_is_reported(run: Run, loaded: list[FakeLLM]) -> 
 
 def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> None:
     options = (
-        "-m some/model --tokenizer tok.bin --adapter mine --revision v1 --threads 3 -c 99 "
+        "-m some/model --tokenizer tok.bin --adapter mine --merge-adapter --revision v1 --threads 3 -c 99 "
         "--engine torch --quantize q4 --int8-threshold 5 --int8-outliers 4 --kv-dtype int8 "
         "--device cuda:1 --compute-dtype bf16 --attn math "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
@@ -58,6 +58,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "model": "some/model",
         "tokenizer": "tok.bin",
         "adapter": "mine",
+        "merge_adapter": True,
         "revision": "v1",
         "engine": "torch",
         "quantize": "q4",

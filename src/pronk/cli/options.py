@@ -295,7 +295,9 @@ generation_options = together(
 
 def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
     """`options` are those of loading and sampling; the wrong ones are found before loading, which may take a while."""
-    loading = {name: options.pop(name) for name in (*LOADING, "adapter", "merge_adapter")}
+    loading = {name: options.pop(name) for name in (*LOADING, "adapter")}
+    if options.pop("merge_adapter"):
+        loading["merge_adapter"] = True
     params = sampling_params(options)
     return load_model(model, loading), params
 

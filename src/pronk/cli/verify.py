@@ -61,6 +61,7 @@ def command(
     prompts: tuple[str, ...],
     training: bool,
     adapter: str | None,
+    merge_adapter: bool,
     as_json: bool,
     **loading: Any,
 ) -> None:
@@ -76,11 +77,11 @@ def command(
     if wrongly:
         result = _mistakes(model, [*prompts, *([] if text is None else [text])], max_tokens, loading)
     elif training:
-        result = _training(model, text, max_tokens or _MAX_TOKENS, loading)
+        result = _training(model, text, max_tokens or _MAX_TOKENS, merge_adapter, loading)
     else:
         from pronk.measure.verify import verify
 
-        llm = options.load_model(model, loading)
+        llm = options.load_model(model, {**loading, "merge_adapter": merge_adapter})
         with progress.shown(unit=progress.of_tokens) as advance:
             result = verify(llm, text, max_tokens or _MAX_TOKENS, progress=advance)
     if as_json:
@@ -104,7 +105,9 @@ def _mistakes(model: str, prompts: list[str], new_tokens: int | None, loading: d
         return mistakes(llm, prompts, new_tokens or NEW_TOKENS, progress=advance)
 
 
-def _training(model: str, text: str | None, max_tokens: int, loading: dict[str, Any]) -> dict[str, Any]:
+def _training(
+    model: str, text: str | None, max_tokens: int, merge_adapter: bool, loading: dict[str, Any]
+) -> dict[str, Any]:
     for name, values in _FLOATS.items():
         if loading[name] not in values:
             option = "--" + name.replace("_", "-")
@@ -117,8 +120,7 @@ def _training(model: str, text: str | None, max_tokens: int, loading: dict[str, 
 
     def load(folder: Path | None) -> LLM:
         own = {"quantize": "f32", "adapter": folder, "prefix_cache": 0}
-        merged = loading["merge_adapter"] and folder is not None
-        return options.load_model(model, {**loading, **own, "merge_adapter": merged})
+        return options.load_model(model, {**loading, **own, "merge_adapter": merge_adapter and folder is not None})
 
     adapter = expanded(loading["adapter"]) if loading["adapter"] else None
     with progress.shown(unit=lambda done, total: f"pass {done} of {total}") as advance:
