@@ -31,7 +31,7 @@ def requests(draw: Any) -> tuple[list[int], SamplingParams, int]:
         rng=draw(st.sampled_from(["philox", "xorshift", "numpy"])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.1])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.2])),
-        n=draw(st.sampled_from([1, 1, 3])),
+        n=draw(st.sampled_from([1, 1, 3])) if temperature else 1,
         stop_token_ids=draw(st.sampled_from([(), (5,)])),
         ignore_eos=draw(st.booleans()),
         logprobs=draw(st.sampled_from([None, 2])),
@@ -57,6 +57,19 @@ def test_drafts_and_reuse_change_no_token_in_any_schedule(data: Any) -> None:
     found = run(scheduler, [(p, replace(params, speculative="ngram"), seed) for p, params, seed in wanted])
     assert found == expected
     check_accounts(scheduler, backend, kv, found)
+
+
+def test_who_gives_way_in_a_pass_takes_no_block_of_it() -> None:
+    """A prompt that had to give way began in the same pass with what the cache knew of it, held these blocks while it
+    waited, and the text it gave way to failed for want of memory."""
+    limits = {"max_batch_tokens": 3, "max_sequences": 3, "max_kv_tokens": 75}
+    backend = MockBackend(VOCAB, CTX, logits=habitual_logits)
+    scheduler = Scheduler(backend, **limits, kv=PrefixCache(backend, 1, 30))
+    scheduler.add([0] * 37, SamplingParams(max_new_tokens=15, ignore_eos=True, speculative="ngram"), 1)
+    scheduler.add([0, 1] * 14, SamplingParams(max_new_tokens=1), 1)
+    found = run(scheduler, [])
+    assert [len(found[0, 0]), len(found[1, 0])] == [15, 1]
+    assert scheduler.counters.preemptions
 
 
 def looping(tokens: tuple[int, ...], vocab_size: int) -> Any:
