@@ -138,9 +138,16 @@ def test_chat_renders_answers_and_adds_no_bos_of_its_own(llm: LLM, tmp_path: Pat
 
 def test_an_empty_prompt_begins_with_bos(llm: LLM, mute: LLM) -> None:
     assert one(llm.generate("", max_new_tokens=5)).tokens == one(llm.generate([1], max_new_tokens=5)).tokens
-    assert one(mute.generate([], max_new_tokens=5)).tokens == one(mute.generate([1], max_new_tokens=5)).tokens
+    assert next(iter(mute.generate([[]], max_new_tokens=5))).tokens == one(mute.generate([1], max_new_tokens=5)).tokens
     with pytest.raises(BadRequest, match="prompt is empty"):
-        make(None, bos_token_id=None).generate([])
+        make(None, bos_token_id=None).generate([[]])
+
+
+def test_no_prompts_give_no_texts(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.generate(()) == llm.generate(np.empty(0, int)) == []
+    with pytest.raises(BadRequest, match="top_k"):  # all the same
+        llm.generate([], top_k=-1)
 
 
 def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:

@@ -118,7 +118,8 @@ class LLM:
 
         With `chat` each text is asked as a question, through the chat template, after the `system` prompt if any.
 
-        An empty list is a prompt of no tokens, and begins like an empty text. `progress` is called with what is being
+        An empty list is no prompts, and gives an empty list; `[[]]` is one of no tokens, which begins as an empty text
+        does. `progress` is called with what is being
         done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)

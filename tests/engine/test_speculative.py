@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mock_backend import MockBackend, habitual_logits
 from schedules import CTX, VOCAB, Interrupted, check_accounts, run
 
+from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Scheduler
@@ -65,10 +66,10 @@ def test_who_gives_way_in_a_pass_takes_no_block_of_it() -> None:
     limits = {"max_batch_tokens": 3, "max_sequences": 3, "max_kv_tokens": 75}
     backend = MockBackend(VOCAB, CTX, logits=habitual_logits)
     scheduler = Scheduler(backend, **limits, kv=PrefixCache(backend, 1, 30))
-    scheduler.add([0] * 37, SamplingParams(max_new_tokens=15, ignore_eos=True, speculative="ngram"), 1)
-    scheduler.add([0, 1] * 14, SamplingParams(max_new_tokens=1), 1)
-    found = run(scheduler, [])
-    assert [len(found[0, 0]), len(found[1, 0])] == [15, 1]
+    params = SamplingParams(max_new_tokens=15, ignore_eos=True, speculative="ngram")
+    short = replace(params, max_new_tokens=1)
+    found = run(scheduler, [([0] * 37, params, 1), ([0, 1] * 14, short, 1)])
+    assert [type(outcome) for outcome in found[0, 0]] == [Event] * 15
     assert scheduler.counters.preemptions
 
 

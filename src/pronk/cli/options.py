@@ -245,7 +245,7 @@ LOADING = (
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
 sampling_options = together(
     click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
-                 metavar="N", help="Generate at most N tokens."),
+                 metavar="N", help="Generate at most N tokens; -1: to the end of the context."),
     click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, metavar="X",
                  help="Divide the logits by X before sampling; 0: greedy decoding, which draws nothing and refuses "
                  "--top-k, --top-p and --min-p."),
