@@ -20,9 +20,9 @@ from typing import Any
 import click
 
 from pronk import __version__
-from pronk.cli import console, llama2c
+from pronk.cli import console, llama2c, typed
 from pronk.cli.failures import Failure, Misuse
-from pronk.errors import PronkError, os_problem, out_of_memory, short
+from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, short
 
 # Heading of --help -> its verbs, in order.
 GROUPS = {
@@ -90,6 +90,9 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise Misuse(error) from None
+        except BadRequest as error:
+            said, verb = typed.in_words(ctx, str(error))
+            raise (Misuse(click.UsageError(said, verb)) if verb else Failure(said)) from error
         except PronkError as error:
             raise Failure(error) from error
         except BrokenPipeError:  # the reader of stdout has had enough, as in `| head`

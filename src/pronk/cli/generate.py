@@ -126,6 +126,8 @@ def command(
     if not chat and prompt_ids is None:
         _note_bare(rest["adapter"])
     llm, params = options.prepare(model, rest)
+    if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
+        raise click.UsageError(f"--prompt-ids has {bad[0]}, but the model's are from 0 to {llm.config.vocab_size - 1}")
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
     if chat:
         how |= {"chat": True, "system": system}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from pronk import engines, formats
+from pronk.cli import typed
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -31,19 +32,26 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
+        spelled = {}  # ours, as typed
         for n, argument in enumerate(args):
             if argument == "--":  # what follows is no option
                 break
             name, equals, value = argument.partition("=")
             if name in names or not name.startswith("--"):
+                short = name if name in names else name[:2]  # -n5
+                spelled[short] = short
                 continue
             same = SAME.get(name[2:].replace("-", "_"), name[2:])
             if (dashed := "--" + same.replace("_", "-")) in names:
                 args[n] = dashed + equals + value
+                spelled[dashed] = name
+        typed.remember(ctx, spelled)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
+            if isinstance(error, click.BadParameter):
+                typed.blame(ctx, error)
             if isinstance(error, click.NoSuchOption) and (way_out := self._way_out(error.option_name, ctx)):
                 raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None
             raise
@@ -324,13 +332,13 @@ def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, A
 
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:
-    """SamplingParams of its fields; a value out of range is wrong usage."""
+    """SamplingParams of its fields; what cannot be is wrong usage."""
     from pronk.engine.params import SamplingParams
 
     try:
         return SamplingParams(**fields)
     except BadRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(typed.in_words(click.get_current_context(), str(error))[0]) from None
 
 
 def describe(params: SamplingParams, seed: int) -> str:
