@@ -40,8 +40,8 @@ Examples:
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
 
-The prompt comes from PROMPT, -p, a file, or standard input where that is not a terminal, or where PROMPT
-is -; one trailing newline is removed from a file's and from standard input's. Without a prompt, or with an empty one, the
+The prompt comes from PROMPT, -p, a file, or standard input, where that is not a terminal or PROMPT is -;
+one trailing newline is removed from a file's and from standard input's. Without a prompt, or with an empty one, the
 text begins at the beginning-of-text token. A model without a tokenizer takes and prints token ids.
 
 Several prompts are computed in one batch, and their texts printed in the prompts' order when all are

@@ -112,7 +112,7 @@ class SamplingParams:
     @property
     def samples(self) -> int:
         """How many sequences sampling returns."""
-        return max(getattr(self, name) for name in _SAMPLES)
+        return max(self.num_samples, self.n, self.num_return_sequences)
 
     @property
     def penalizes(self) -> bool:
@@ -156,8 +156,8 @@ class SamplingParams:
                 raise BadRequest(f"{several} say how many samples, each another number; give one of them")
             if asked and self.temperature == 0:
                 raise BadRequest(
-                    f"{next(iter(asked))}={self.samples} gives the same text {self.samples} times, for temperature=0 is "
-                    "greedy; give temperature=0.8 to draw samples, or num_beams to search for several texts"
+                    f"{next(iter(asked))}={self.samples} gives the same text {self.samples} times, for temperature=0 "
+                    "is greedy; give temperature=0.8 to draw samples, or num_beams to search for several texts"
                 )
             self._refuse(("length_penalty", "early_stopping"), "means something in beam search only; give num_beams")
             if self.temperature == 0:
