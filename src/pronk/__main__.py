@@ -4,7 +4,7 @@ The first that it does is to let Ctrl-C end it as a signal does, in silence: imp
 40 ms, in which Python would show a traceback.
 """
 
-import _signal  # of `signal`, which imports for milliseconds itself
+import _signal  # type: ignore[import-not-found]  # of `signal`, which imports for milliseconds itself
 
 _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 

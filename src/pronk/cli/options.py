@@ -372,20 +372,21 @@ def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation]) -> str | None:
     return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"
 
 
-def read_file(path: str) -> str:
-    """The text of a file, or of standard input for "-", less one newline at its end. Raises BadRequest."""
+def read_file(path: str, *, whole: bool = False) -> str:
+    """The text of a file, or of standard input for "-", less one newline at its end unless it is wanted `whole`. Raises
+    BadRequest."""
     name = "standard input" if path == "-" else path
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise BadRequest(f"{name}: {error.strerror or error}") from None
-    return decode(raw, name).removeprefix(BOM)
+    return decode(raw, name, whole=whole).removeprefix(BOM)
 
 
-def decode(raw: bytes, name: str) -> str:
+def decode(raw: bytes, name: str, *, whole: bool = False) -> str:
     """UTF-8, less one newline at the end, which editors and `echo` put there."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from None
-    return text.removesuffix("\n").removesuffix("\r")
+    return text if whole else text.removesuffix("\n").removesuffix("\r")
