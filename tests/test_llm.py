@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk.tokenizer
 from pronk.engine.generation import Generation
-from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
+from pronk.errors import BadRequest, ContextOverflow, NoTokenizer, PronkError
 from pronk.llm import LLM
 from pronk.tokenizer.hf import HfTokenizer
 from pronk.torch_engine.backend import TorchBackend
@@ -138,9 +142,16 @@ def test_chat_renders_answers_and_adds_no_bos_of_its_own(llm: LLM, tmp_path: Pat
 
 def test_an_empty_prompt_begins_with_bos(llm: LLM, mute: LLM) -> None:
     assert one(llm.generate("", max_new_tokens=5)).tokens == one(llm.generate([1], max_new_tokens=5)).tokens
-    assert one(mute.generate([], max_new_tokens=5)).tokens == one(mute.generate([1], max_new_tokens=5)).tokens
+    assert next(iter(mute.generate([[]], max_new_tokens=5))).tokens == one(mute.generate([1], max_new_tokens=5)).tokens
     with pytest.raises(BadRequest, match="prompt is empty"):
-        make(None, bos_token_id=None).generate([])
+        make(None, bos_token_id=None).generate([[]])
+
+
+def test_no_prompts_give_no_texts(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.generate(()) == llm.generate(np.empty(0, int)) == []
+    with pytest.raises(BadRequest, match="top_k"):  # all the same
+        llm.generate([], top_k=-1)
 
 
 def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
@@ -360,3 +371,53 @@ def test_a_text_asked_as_a_question(llm: LLM) -> None:
             llm.generate([1, 2], chat=True)
     finally:
         llm.tokenizer.chat_template = before
+
+
+def test_close_ends_what_is_under_way_and_all_that_follows(tmp_path: Path) -> None:
+    llm = make(tmp_path)
+    kept = llm.stream("x", max_new_tokens=50, ignore_eos=True)
+    assert next(kept).token is not None
+    backend = weakref.ref(llm.backend)
+    llm.close()
+    llm.close()
+    with pytest.raises(PronkError, match="closed"):
+        list(kept)
+    for call in (llm.generate, llm.stream, lambda text: llm.logits([1]), lambda text: llm.session):
+        with pytest.raises(PronkError, match=r"tiny is closed; load it again with pronk\.load"):
+            call("x")
+    assert repr(llm).endswith("closed, context of 64 tokens>")
+    del kept
+    gc.collect()
+    assert backend() is None  # the weights are gone
+
+
+def test_with_closes(tmp_path: Path) -> None:
+    with make(tmp_path) as llm:
+        assert one(llm.generate("x", max_new_tokens=3)).tokens
+    with pytest.raises(PronkError, match="closed"):
+        llm.generate("x")
+    with pytest.raises(ZeroDivisionError), make(tmp_path) as llm:
+        raise ZeroDivisionError
+    with pytest.raises(PronkError, match="closed"):
+        llm.generate("x")
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_pickling_says_what_to_do_instead(llm: LLM, copied: Any) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied.*; call pronk\.load\('.*'\) in each process"):
+        copied(llm)
+
+
+@pytest.mark.parametrize("name", ["num_samples", "n", "num_return_sequences"])
+def test_python_takes_num_samples(llm: LLM, name: str) -> None:
+    sampled = {"max_new_tokens": 4, "temperature": 1.0, "seed": 3}
+    found = llm.generate("x", **{name: 2}, **sampled)
+    assert [one.tokens for one in found] == [one.tokens for one in llm.generate("x", n=2, **sampled)]
+    assert len(found) == 2
+    with pytest.raises(BadRequest, match=f"{name} must be a whole number from 1 to 65536, not 0"):
+        llm.generate("x", **{name: 0})
+
+
+def test_minus_one_new_tokens_fill_the_context(llm: LLM) -> None:
+    found = one(llm.generate([5] * 10, max_new_tokens=-1, ignore_eos=True))
+    assert (len(found.tokens), found.finish_reason) == (54, "length")

@@ -64,7 +64,7 @@ def test_llama2_c_s_prompt(files: tuple[str, str]) -> None:
 
 def test_llama2_c_s_chat_and_what_it_means() -> None:
     chat = llama2c.translated(["m.bin", "-m", "chat", "-y", "Be kind.", "-n", "0"])
-    assert chat[:5] == ["chat", "-m", "m.bin", "-n", "2147483647"]
+    assert chat[:5] == ["chat", "-m", "m.bin", "-n", "-1"]
     assert "--system Be kind. --chat-template llama2" in " ".join(chat)
     defaults = "generate -m m.bin -n 256 --rng xorshift --temperature 1.0 --top-p 0.9 --echo --prompt"
     assert llama2c.translated(["m.bin"]) == [*defaults.split(), ""]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's, which takes a while to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from pronk.config import ModelConfig
     from pronk.engine.params import SamplingParams
     from pronk.llm import LLM
@@ -25,6 +25,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pronk' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

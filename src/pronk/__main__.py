@@ -1,6 +1,19 @@
-"""`python -m pronk` is `pronk`."""
+"""The `pronk` program, and `python -m pronk`.
 
-from pronk.cli import main
+The first that it does is to let Ctrl-C end it as a signal does, in silence: importing what reads the command line takes
+40 ms, in which Python would show a traceback.
+"""
+
+import _signal  # type: ignore[import-not-found]  # of `signal`, which imports for milliseconds itself
+
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+def main() -> None:
+    from pronk.cli import main
+
+    main()
+
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer
+from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer, PronkError
 from pronk.prompts import Message, Prompt, Truncate
 from pronk.session import Session
 from pronk.torch_engine import import_torch
@@ -46,7 +46,8 @@ class Attached:
 class LLM:
     """A loaded model. Sampling options are those of SamplingParams, as `params=` or one by one.
 
-    Any thread may generate at any time: texts under way share forward passes (see Session).
+    Any thread may generate at any time: texts under way share forward passes (see Session). `close`, or the end of a
+    `with`, lets go of its memory.
     """
 
     def __init__(
@@ -67,21 +68,45 @@ class LLM:
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
         self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
         self.adapters: dict[str, Attached] = {}  # by name
+        self._backend: Backend | None = None
+        self._sessions: dict[bool, Session] = {}
         self.backend = backend
 
     def __repr__(self) -> str:
         parameters = sum(map(math.prod, self.config.tensor_shapes().values()))
-        where = f"{self.backend.dtype} on {self.backend.device}"
+        where = f"{self._backend.dtype} on {self._backend.device}" if self._backend else "closed"
         return f"<LLM {self.name}: {parameters:,} parameters, {where}, context of {self.ctx_size} tokens>"
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the weights and the cache. Texts under way end with an error, and so does all that is asked after;
+        closing again does nothing."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions, self._backend = {}, None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LLM cannot be pickled or copied, for its weights belong to this process; call "
+            f"pronk.load({str(self.path)!r}) in each process, or let threads share this one"
+        )
 
     @property
     def backend(self) -> Backend:
+        if self._backend is None:
+            raise PronkError(f"{self.name} is closed; load it again with pronk.load")
         return self._backend
 
     @backend.setter
     def backend(self, backend: Backend) -> None:
         """Of another backend nothing that was computed is known."""
-        self._backend, options = backend, self._session_options
+        self._backend = backend
+        options = self._session_options
         self._sessions = {
             cached: Session(
                 backend, self._tokenizer, eos_ids=self.eos_ids, cached=cached, load_s=self.load_s, **options
@@ -92,7 +117,7 @@ class LLM:
     @property
     def session(self) -> Session:
         """What `generate`, `stream` and `chat` run on: prompts of any thread share its forward passes and its cache."""
-        return self._sessions[True]
+        return self._session(True)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -135,7 +160,8 @@ class LLM:
         `adapter`: the name of one that was added, "none" for the model without any; None is the one that it was loaded
         with, if any.
 
-        An empty list is a prompt of no tokens, and begins like an empty text. `progress` is called with what is being
+        An empty list is no prompts, and gives an empty list; `[[]]` is one of no tokens, which begins as an empty text
+        does. `progress` is called with what is being
         done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)
@@ -279,6 +305,7 @@ class LLM:
     def _session(self, cache: bool) -> Session:
         if cache not in (True, False):
             raise BadRequest(f"cache must be True or False, not {cache!r}")
+        _ = self.backend  # which is gone when this is closed
         return self._sessions[cache]
 
     def _collect(

@@ -14,11 +14,11 @@ Message = Mapping[str, Any]
 
 
 def as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether they came as a list of several. An empty list is one prompt, of no tokens."""
+    """The prompts, and whether they came as a list of several. An empty list is none of them."""
     if isinstance(prompt, str):
         return [prompt], False
     items = _items(prompt, "a prompt is a text or a list of token ids")
-    if items and (isinstance(items[0], str) or _is_sequence(items[0])):
+    if not items or isinstance(items[0], str) or _is_sequence(items[0]):
         return items, True
     return [items], False
 

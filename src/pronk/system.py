@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from pronk.errors import NotEnoughMemory
@@ -127,9 +128,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path`, of a file or a folder, to write to. It takes its place at the end, and is removed on any
-    failure, Ctrl-C included: nobody ever finds half of it. Raises OSError, with the name of `path`.
+    failure, Ctrl-C included: nobody ever finds half of it. What a process left that was killed is removed by the next
+    that writes there. Raises OSError, with the name of `path`.
     """
-    fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
+    _clear(path)
+    fresh, old, lock = _beside(path, os.getpid())
+    held = _hold(lock)
     try:
         yield fresh
         if path.is_dir() and fresh.is_dir():  # one that holds files cannot be replaced in one step
@@ -143,5 +147,60 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         for leftover in (fresh, old):
-            with suppress(OSError):
-                shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+            _remove(leftover)
+        if held is not None:
+            os.close(held)
+            _remove(lock)
+
+
+def _beside(path: Path, pid: int) -> tuple[Path, Path, Path]:
+    """What a process writes, what stood there before, and the file that it keeps locked while it lives."""
+    new, old, lock = (path.with_name(f".{path.name}.{pid}.{kind}") for kind in ("part", "old", "lock"))
+    return new, old, lock
+
+
+def _clear(path: Path) -> None:
+    """Take away what processes left beside `path` that are no more. Their locks tell: numbers of processes are used
+    again, and mean nothing in another container."""
+    for lock in path.parent.glob(f".{escape(path.name)}.*.lock"):
+        pid = lock.name[len(path.name) + 2 : -len(".lock")]
+        held = _hold(lock) if pid.isdecimal() else None
+        if held is None:
+            continue
+        fresh, old, _ = _beside(path, int(pid))
+        _clear(fresh)  # which may have been written in the same way
+        with suppress(OSError):
+            if old.exists() and not path.exists():  # it died between two steps
+                old.rename(path)
+        for leftover in (fresh, old):
+            _remove(leftover)
+        os.close(held)
+        _remove(lock)
+
+
+def _hold(lock: Path) -> int | None:
+    """A descriptor that keeps `lock` locked until it is closed, or its process dies; None where that cannot be."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError | PermissionError):  # nobody holds it: this disk knows no locks
+            _remove(lock)
+        return None
+    return descriptor
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

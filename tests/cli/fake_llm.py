@@ -27,6 +27,9 @@ class FakeTokenizer:
     def token_text(self, token: int) -> str:
         return f"word{token} "
 
+    def token_bytes(self, token: int) -> bytes:
+        return self.token_text(token).encode()
+
 
 class FakeLLM:
     name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
@@ -69,7 +72,7 @@ class FakeLLM:
             return [one for some in found for one in (some if isinstance(some, list) else [some])]
         chunks = list(self.stream(prompt, params=params, **how))
         made, stats = [], chunks[-1].stats
-        for n in range(max(params.n, params.num_return_sequences)):
+        for n in range(params.samples):
             made.append(
                 Generation(
                     text="".join(c.text for c in chunks),

@@ -89,7 +89,8 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "stop": ("END", "STOP"),
         "stop_token_ids": (3,),
         "ignore_eos": True,
-        "n": 2,
+        "num_samples": 2,
+        "n": 1,
         "num_beams": 1,
         "length_penalty": 1.0,
         "early_stopping": False,
@@ -119,7 +120,7 @@ def test_nothing_asked_for_is_nothing_passed(run: Run, loaded: list[FakeLLM]) ->
         ("ünï\0cödé", "ünï\0cödé"),
     ],
 )
-@pytest.mark.parametrize("way", ["stdin", "dash", "file"])
+@pytest.mark.parametrize("way", ["stdin", "dash", "argument", "file"])
 def test_prompts_from_elsewhere(
     run: Run, loaded: list[FakeLLM], tmp_path: Path, typed: str, seen: str, way: str
 ) -> None:
@@ -128,9 +129,24 @@ def test_prompts_from_elsewhere(
         (tmp_path / "prompt.txt").write_bytes(raw)
         result = run("generate", "-n1", "-f", str(tmp_path / "prompt.txt"))
     else:
-        result = run("generate", "-n1", *(["-f", "-"] if way == "dash" else []), input=raw)
+        result = run("generate", "-n1", *{"stdin": [], "dash": ["-f", "-"], "argument": ["-"]}[way], input=raw)
     assert result.exit_code == 0, result.stderr
     assert loaded[0].calls[0]["prompt"] == seen
+
+
+def test_a_dash_by_name_is_a_prompt(run: Run, loaded: list[FakeLLM]) -> None:
+    run("generate", "-n1", "-p", "-", input="not read")
+    assert loaded[0].calls[0]["prompt"] == "-"
+
+
+def test_minus_one_new_tokens_reach_to_the_end_of_the_context(run: Run, model: str) -> None:
+    for given in (["-n", "-1"], ["-n-1"], ["--max-new-tokens=-1"]):
+        result = run("generate", "-m", model, "-c", "64", *given, "--ignore-eos", "--json", "Hello")
+        found = json.loads(result.stdout)
+        assert found["prompt_tokens"] + len(found["tokens"]) == 64
+        assert found["finish_reason"] == "length"
+    chat = run("chat", "-m", model, "-c", "64", "-n", "-1", "--ignore-eos", input="hi\n")
+    assert "the context of 64 tokens is full" in chat.stderr
 
 
 def test_a_prompt_may_be_empty(run: Run, loaded: list[FakeLLM]) -> None:
@@ -184,7 +200,9 @@ def test_json_with_all_that_can_be_asked_for(run: Run, loaded: list[FakeLLM]) ->
     result = run(*"generate -n 1 --json --logprobs 2 --num-samples 2 --temp 1 --truncate left".split(), "x " * 70)
     found = json.loads(result.stdout)
     assert found["truncated_tokens"] == 70 - 32
-    best, other = {"token": 0, "text": "word0 ", "logprob": -0.5}, {"token": 1, "text": "word1 ", "logprob": -1.5}
+    best, other = (
+        {"token": n, "text": f"word{n} ", "bytes": list(f"word{n} ".encode()), "logprob": -0.5 - n} for n in range(2)
+    )
     logprobs = [best | {"top": [best, other]}]
     assert found["logprobs"] == logprobs
     sequence = {"text": "word0 ", "tokens": [0], "finish_reason": "length", "seed": 1234, "logprobs": logprobs}
@@ -201,11 +219,11 @@ def test_several_prompts_are_one_batch_in_order(run: Run, loaded: list[FakeLLM])
     assert stopped == "2 of 2 stopped after 2 tokens; -n allows more"
 
 
-@pytest.mark.parametrize("way", ["file", "stdin"])
+@pytest.mark.parametrize("way", ["file", "stdin", "argument"])
 def test_each_line_is_a_prompt(run: Run, loaded: list[FakeLLM], tmp_path: Path, way: str) -> None:
     raw = b"\xef\xbb\xbfone two\r\n\n  three \n\nfour\n"
     (tmp_path / "prompts.txt").write_bytes(raw)
-    given = ["-f", str(tmp_path / "prompts.txt")] if way == "file" else []
+    given = {"file": ["-f", str(tmp_path / "prompts.txt")], "stdin": [], "argument": ["-"]}[way]
     result = run("generate", "-n1", *given, "--each-line", "--jsonl", input=raw)
     assert [json.loads(line)["prompt"] for line in result.stdout.splitlines()] == ["one two", "  three ", "four"]
     assert [call["prompt"] for call in loaded[0].calls] == ["one two", "  three ", "four"]
@@ -230,6 +248,8 @@ def test_jsonl_is_an_object_for_each_prompt(run: Run, loaded: list[FakeLLM]) -> 
         (["a", "b", "--json"], "--json is one object, for one prompt; --jsonl is one a line"),
         (["a", "--json", "--jsonl"], "--json is one object"),
         (["a", "--jsonl", "--echo"], "--echo and --jsonl exclude each other"),
+        (["-", "a"], "- is standard input, and stands alone; a prompt that is a dash goes with -p"),
+        (["-", "-p", "a"], "give prompts in one way"),
         (["-f", "-", "--each-line"], "--each-line found no line that is not blank"),
     ],
 )
@@ -315,7 +335,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(
     monkeypatch.setattr(FakeLLM, "has_tokenizer", False)
     assert run("generate", "-n3", "--prompt-ids", "5, 6 7").stdout == "0 1 2 \n"
     assert loaded[-1].calls[-1]["prompt"] == [5, 6, 7]
-    assert run("generate", "-n2", "--num-samples", "2", "--prompt-ids", "5").stdout == "0 1\n0 1\n"
+    assert run("generate", "-n2", "--num-samples", "2", "--temp", "1", "--prompt-ids", "5").stdout == "0 1\n0 1\n"
     found = json.loads(run("generate", "-n1", "--json", "--prompt-ids", "5").stdout)
     assert (found["prompt"], found["tokens"]) == ([5], [0])
     assert run("generate", "--prompt-ids", "5,x").exit_code == 2

@@ -54,6 +54,26 @@ def test_json_is_what_the_library_says(run: Run, model: str, llm: LLM) -> None:
     assert json.loads(run(*command, "-m", model, "--no-cache").stdout)["tokens"] == expected.tokens
 
 
+def test_logprobs_in_json_have_the_texts_and_bytes_of_tokens(run: Run, model: str, llm: LLM) -> None:
+    command = "generate --device cpu -n 30 --temp 3 -s 7 --logprobs 2 --ignore-eos --json Hello".split()
+    found = json.loads(run(*command, "-m", model).stdout)
+    entries = [part for entry in found["logprobs"] for part in (entry, *entry["top"])]
+    assert len(entries) == 90
+    for entry in entries:
+        assert bytes(entry["bytes"]) == llm.tokenizer.token_bytes(entry["token"])
+        assert bytes(entry["bytes"]).decode("utf-8", "backslashreplace") == entry["text"]
+    assert b"".join(bytes(entry["bytes"]) for entry in found["logprobs"]).decode("utf-8", "replace") == found["text"]
+    assert any(max(entry["bytes"], default=0) > 127 for entry in entries)  # half a character, which has no text
+
+
+def test_more_samples_than_run_at_once_queue(run: Run, model: str, llm: LLM) -> None:
+    command = "generate --device cpu -n 2 --temp 1 -s 7 --num-samples 1000 --json Hello".split()
+    found = json.loads(run(*command, "-m", model).stdout)["sequences"]
+    assert len(found) == 1000
+    few = llm.generate("Hello", max_new_tokens=2, temperature=1.0, seed=7, num_samples=5)
+    assert [one["tokens"] for one in found[:5]] == [one.tokens for one in few]
+
+
 def test_samples_and_beams(run: Run, model: str, llm: LLM) -> None:
     common = ["generate", "--device", "cpu", "-m", model, "-n", "6", "--json", "Hello"]
     samples = llm.generate("Hello", max_new_tokens=6, temperature=1.0, seed=7, n=3)

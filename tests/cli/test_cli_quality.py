@@ -46,6 +46,30 @@ def test_perplexity_is_the_librarys(run: Run, model: str, text: str) -> None:
     assert piped["value"] == found["value"]
 
 
+@pytest.mark.parametrize("verb", ["perplexity", "divergence"])
+def test_special_tokens_of_a_text_are_text_unless_told(run: Run, model: str, tmp_path: Path, verb: str) -> None:
+    llm, path = pronk.load(model, engine="cpu", threads=1), tmp_path / "text.txt"
+    path.write_text(text := TEXT + "<s>hello</s>" * 9)
+    command = [verb, model, "--text", str(path), "--ctx", "64", "--json", *CPU]
+    command += ["--quantize", "int8"] if verb == "divergence" else []
+    for more, special in ([], False), (["--parse-special"], True):
+        found = json.loads(run(*command, *more).stdout)
+        assert found["tokens"] == len(llm.tokenizer.encode(text, special=special))
+        if verb == "perplexity":
+            ids = llm.tokenizer.encode(text, special=special)
+            llm_ = pronk.load(model, engine="cpu", threads=1, quantize="auto")
+            assert found["value"] == perplexity(llm_, ids, ctx=64)["value"]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+def test_the_last_newline_of_a_text_is_measured(run: Run, model: str, tmp_path: Path, end: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes((TEXT + end).encode())
+    for given, more in ((str(path), {}), ("-", {"input": (TEXT + end).encode()})):
+        found = json.loads(run("perplexity", model, "--text", given, "--ctx", "64", "--json", *CPU, **more).stdout)
+        assert found["tokens"] == 292 + len(end)
+
+
 def test_several_models_are_compared_with_the_first_window_by_window(run: Run, model: str, text: str) -> None:
     """Perplexities of one text were compared as if of two: what all of them find hard was their error."""
     common = ["-f", text, "--ctx", "64", *CPU]
@@ -159,8 +183,8 @@ def test_tokens_that_share_scales_are_said_to(run: Run, model: str, text: str) -
     ("arguments", "code", "line"),
     [
         ("perplexity MODEL --text TEXT --ctx 300", 1, "the text has 292 tokens, and a window takes 300"),
-        ("perplexity MODEL --text TEXT --ctx 64 --stride 65", 1, "a stride of 65 would skip tokens"),
-        ("perplexity MODEL --text TEXT --ctx 128 --ctx-size 64", 1, "127 tokens are read are longer"),
+        ("perplexity MODEL --text TEXT --ctx 64 --stride 65", 2, "--stride 65 would skip tokens"),
+        ("perplexity MODEL --text TEXT --ctx 128 --ctx-size 64", 2, "127 tokens are read are longer"),
         ("perplexity MODEL --text nowhere.txt", 1, "nowhere.txt: No such file"),
         ("perplexity MODEL --text TEXT --ctx 3", 2, "3 is not in the range"),
         ("divergence MODEL --quantize int8 --text TEXT", 1, "the text has 292 tokens, and a window takes 512"),

@@ -112,7 +112,17 @@ DECIDES: dict[str, Any] = {
     **{"repetition_penalty": 30.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
 }
 LEAVES = {
-    *("max_new_tokens", "seed", "rng", "n", "num_beams", "length_penalty", "early_stopping", "num_return_sequences"),
+    *(
+        "max_new_tokens",
+        "seed",
+        "rng",
+        "num_samples",
+        "n",
+        "num_beams",
+        "length_penalty",
+        "early_stopping",
+        "num_return_sequences",
+    ),
     *("stop", "stop_token_ids", "ignore_eos", "logprobs", "speculative"),
 }
 

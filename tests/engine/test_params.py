@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("max_new_tokens", v) for v in (0, -1, 1.5, True, None, 1 << 31)],
+        *[("max_new_tokens", v) for v in (0, -2, 1.5, True, None, 1 << 31)],
         *[("temperature", v) for v in (-1, NAN, INF, 1e-5, "1", None, True)],
         *[("top_k", v) for v in (-1, 0.5, NAN)],
         *[("top_p", v) for v in (0, -0.1, 1.01, NAN)],
@@ -27,7 +27,8 @@ NAN, INF = float("nan"), float("inf")
         *[("logit_bias", v) for v in ({-1: 0.0}, {1: NAN}, {1: 101}, {"1": 1.0}, [(1, 1.0)], {True: 1.0})],
         *[("seed", v) for v in (-1, 1 << 64, 1.0, True)],
         ("rng", "mt19937"),
-        *[(name, v) for name in ("n", "num_beams", "num_return_sequences") for v in (0, 1.0)],
+        *[(name, v) for name in ("num_samples", "n", "num_beams", "num_return_sequences") for v in (0, 1.0)],
+        *[(name, 65537) for name in ("num_samples", "n", "num_return_sequences")],
         *[("early_stopping", v) for v in ("always", 1, None)],
         *[("stop", v) for v in ("", ("a", ""), (1,), None)],
         *[("stop_token_ids", v) for v in ((-1,), (1.0,), 5, (True,))],
@@ -53,7 +54,10 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
         {"num_beams": 2, "num_return_sequences": 3},
         {"num_beams": 2, "logprobs": 1},
         {"num_beams": 2, "stop": ("a",)},
+        {"num_beams": 2, "num_samples": 2},
         {"n": 2, "num_return_sequences": 3},
+        {"num_samples": 2, "n": 3},
+        {"num_samples": 2, "temperature": 0},
         {"rng": "xorshift", "seed": 0},
         {"rng": "numpy", "seed": 1 << 32},
         {"length_penalty": 0.5},
@@ -86,10 +90,31 @@ def test_sequences_are_kept_as_tuples_and_a_lone_stop_string_is_one() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "samples"),
-    [({}, 1), ({"n": 3}, 3), ({"num_return_sequences": 3}, 3), ({"n": 2, "num_return_sequences": 2}, 2)],
+    [
+        ({}, 1),
+        ({"num_samples": 3}, 3),
+        ({"n": 3}, 3),
+        ({"num_return_sequences": 3}, 3),
+        ({"n": 2, "num_return_sequences": 2}, 2),
+    ],
 )
-def test_n_and_num_return_sequences_are_two_names(fields: dict[str, Any], samples: int) -> None:
-    assert SamplingParams(**fields).samples == samples
+def test_n_and_num_return_sequences_are_names_of_num_samples(fields: dict[str, Any], samples: int) -> None:
+    assert SamplingParams(temperature=1.0, **fields).samples == samples
+
+
+@pytest.mark.parametrize("name", ["num_samples", "n", "num_return_sequences"])
+def test_greedy_samples_are_refused_with_the_way_out(name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        SamplingParams(**{name: 3})
+    said = str(caught.value)
+    assert said.startswith(f"{name}=3 gives the same text 3 times")
+    assert "temperature=0.8" in said
+    assert "num_beams" in said
+
+
+def test_minus_one_new_tokens_are_as_many_as_there_can_be() -> None:
+    assert SamplingParams(max_new_tokens=-1).max_new_tokens == (1 << 31) - 1
+    assert SamplingParams.of(SamplingParams(max_new_tokens=-1), {}).max_new_tokens == (1 << 31) - 1
 
 
 def test_stop_ids() -> None:

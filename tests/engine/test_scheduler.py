@@ -12,6 +12,7 @@ from mock_backend import MockBackend, MockKV, alone
 
 from pronk.engine.batch import Batch
 from pronk.engine.params import SamplingParams
+from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Event, Scheduler
 from pronk.errors import BadRequest, ContextOverflow
 
@@ -63,7 +64,7 @@ def random_workload(seed: int) -> tuple[dict[str, Any], list[tuple[list[int], Sa
             repetition_penalty=float(rng.choice([1.0, 1.3])),
             presence_penalty=float(rng.choice([0.0, 0.5])),
             rng=str(rng.choice(["philox", "xorshift", "numpy"])),  # type: ignore[arg-type]
-            n=int(rng.choice([1, 1, 2, 4])),
+            num_samples=int(rng.choice([1, 1, 2, 4])) if temperature else 1,
             stop_token_ids=(3,) if rng.random() < 0.2 else (),
             ignore_eos=bool(rng.random() < 0.6),
         )
@@ -109,6 +110,38 @@ def test_every_request_gets_the_tokens_it_would_get_alone(seed: int, cached: boo
     assert computed == sum(len(batch.token_ids) for batch in backend.batches)
     assert counters.prefill_tokens == sum(len(prompt) for _, prompt, _, _ in queued)
     assert counters.decode_tokens == sum(len(sample) for sample in events.values()) - len(events)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("keep_tokens", [0, 60])
+def test_samples_beyond_those_that_run_at_once_queue(cached: bool, keep_tokens: int) -> None:
+    backend, prompt, count = MockBackend(VOCAB, ctx_size=60), [1, 2, 3, 4, 5, 6], 1000
+    kv = PrefixCache(backend, 4, keep_tokens)
+    scheduler = Scheduler(backend, cached=cached, max_sequences=16, kv=kv)
+    params = SamplingParams(max_new_tokens=9, temperature=1.5, num_samples=count)
+    request = scheduler.add(prompt, params, 7, EOS)
+    neighbour = scheduler.add([5, 6], params.of(params, {"num_samples": 1}), 3, EOS)
+    events = run(scheduler)
+    for index in range(count):
+        check(events[request, index], alone(prompt, params, 7, index, vocab_size=VOCAB, ctx_size=60, eos_ids=EOS))
+    check(events[neighbour, 0], alone([5, 6], params, 3, 0, vocab_size=VOCAB, ctx_size=60, eos_ids=EOS))
+    at_once = [len(batch.lengths) for batch in backend.batches]
+    assert max(at_once) <= 16
+    assert sum(at_once) / len(at_once) > 12  # places that are free do not wait for the last of a group
+    if cached and keep_tokens:
+        assert scheduler.counters.recomputed_tokens == 0
+        assert scheduler.counters.prefill_tokens < len(prompt) * count / 2
+
+
+def test_queued_samples_are_cancelled_with_the_others() -> None:
+    scheduler = Scheduler(MockBackend(VOCAB, ctx_size=60), max_sequences=4, block_size=4)
+    request = scheduler.add([1, 2], SamplingParams(max_new_tokens=9, temperature=1.5, num_samples=30), 7)
+    scheduler.step()
+    scheduler.cancel(request, 29)
+    scheduler.step()
+    scheduler.cancel(request)
+    assert not scheduler.has_work
+    assert all_free(scheduler)
 
 
 def test_the_workloads_do_preempt() -> None:
@@ -213,8 +246,6 @@ def test_what_cannot_be_done_is_refused_when_it_is_added() -> None:
         scheduler.add([50], SAMPLED, 0)
     with pytest.raises(BadRequest, match="num_beams"):
         scheduler.add([1], SamplingParams(num_beams=513), 0)
-    with pytest.raises(BadRequest, match="n=4"):
-        scheduler.add([1], SamplingParams(n=4), 0)
     with pytest.raises(BadRequest, match="seed"):
         scheduler.add([1], SamplingParams(rng="xorshift"), 0)
     assert not scheduler.has_work
@@ -305,7 +336,7 @@ def test_an_interrupted_step_costs_no_token(seed: int, error: type[BaseException
 def test_close_frees_every_block_and_ends_the_scheduler() -> None:
     with Scheduler(MockBackend(VOCAB), block_size=2, max_sequences=4) as scheduler:
         for _ in range(3):
-            scheduler.add([1] * 9, SamplingParams(n=2), 0)
+            scheduler.add([1] * 9, SamplingParams(n=2, temperature=1.0), 0)
         scheduler.step()
         scheduler.step()
         assert not all_free(scheduler)

@@ -277,7 +277,8 @@ def test_who_fails_fails_alone() -> None:
 
 def test_a_tokenizer_that_fails_concerns_its_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     session, _ = made()
-    bad, good = session.submit([1], SamplingParams(max_new_tokens=9, n=2)), session.submit([2], greedy(9))
+    twice = SamplingParams(max_new_tokens=9, n=2, temperature=1.0)
+    bad, good = session.submit([1], twice), session.submit([2], greedy(9))
     plain = TextStream.chunk
 
     def chunk(self: TextStream, event: Any) -> Chunk:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mock_backend import MockBackend, habitual_logits
 from schedules import CTX, VOCAB, Interrupted, check_accounts, run
 
+from pronk.engine.events import Event
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.scheduler import Scheduler
@@ -31,7 +32,7 @@ def requests(draw: Any) -> tuple[list[int], SamplingParams, int]:
         rng=draw(st.sampled_from(["philox", "xorshift", "numpy"])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.1])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.2])),
-        n=draw(st.sampled_from([1, 1, 3])),
+        n=draw(st.sampled_from([1, 1, 3])) if temperature else 1,
         stop_token_ids=draw(st.sampled_from([(), (5,)])),
         ignore_eos=draw(st.booleans()),
         logprobs=draw(st.sampled_from([None, 2])),
@@ -57,6 +58,19 @@ def test_drafts_and_reuse_change_no_token_in_any_schedule(data: Any) -> None:
     found = run(scheduler, [(p, replace(params, speculative="ngram"), seed) for p, params, seed in wanted])
     assert found == expected
     check_accounts(scheduler, backend, kv, found)
+
+
+def test_who_gives_way_in_a_pass_takes_no_block_of_it() -> None:
+    """A prompt that had to give way began in the same pass with what the cache knew of it, held these blocks while it
+    waited, and the text it gave way to failed for want of memory."""
+    limits = {"max_batch_tokens": 3, "max_sequences": 3, "max_kv_tokens": 75}
+    backend = MockBackend(VOCAB, CTX, logits=habitual_logits)
+    scheduler = Scheduler(backend, **limits, kv=PrefixCache(backend, 1, 30))
+    params = SamplingParams(max_new_tokens=15, ignore_eos=True, speculative="ngram")
+    short = replace(params, max_new_tokens=1)
+    found = run(scheduler, [([0] * 37, params, 1), ([0, 1] * 14, short, 1)])
+    assert [type(outcome) for outcome in found[0, 0]] == [Event] * 15
+    assert scheduler.counters.preemptions
 
 
 def looping(tokens: tuple[int, ...], vocab_size: int) -> Any:

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -20,9 +22,9 @@ from typing import Any
 import click
 
 from pronk import __version__
-from pronk.cli import console, llama2c
+from pronk.cli import console, llama2c, typed
 from pronk.cli.failures import Failure, Misuse
-from pronk.errors import PronkError, os_problem, out_of_memory, short
+from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, short
 
 # Heading of --help -> its verbs, in order.
 GROUPS = {
@@ -87,9 +89,13 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _interruptible():
+                return super().invoke(ctx)
         except click.UsageError as error:
             raise Misuse(error) from None
+        except BadRequest as error:
+            said, verb = typed.in_words(ctx, str(error))
+            raise (Misuse(click.UsageError(said, verb)) if verb else Failure(said)) from error
         except PronkError as error:
             raise Failure(error) from error
         except BrokenPipeError:  # the reader of stdout has had enough, as in `| head`
@@ -150,7 +156,7 @@ def group() -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _terminate)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # which nohup has ignored
         signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
@@ -163,6 +169,19 @@ def main() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(encoding="utf-8", errors="backslashreplace")
     group(prog_name="pronk")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """In here Ctrl-C raises. Before and after, there is nothing to be cleared away, and it ends the program as a signal
+    does: in silence, and not with the traceback of an import."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as main left it; in a test it is the test's
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ _VERDICTS = {
     epilog="""\b
 Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
-  pronk convert ./Llama-2-7b llama2-7b.gguf --to gguf --dtype q8_0
+  pronk convert ./Llama-2-7b llama2-7b.gguf --dtype q8_0
+  pronk convert old.gguf new.gguf                                 each tensor in the type it has
   pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32
   pronk convert smollm2:135m twin --to safetensors --rotate 0     the same function with other weights
 
@@ -46,13 +48,15 @@ an error of one ulp in every token embedding causes."""
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
 @click.option(
-    "--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="Write DST in this file format."
+    "--to",
+    type=click.Choice(["safetensors", "llama2c", "gguf"]),
+    help="Write DST in this file format.  [default: gguf where DST ends in .gguf, llama2c where it ends in .bin]",
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["f32", "bf16", "f16", "q8_0", "int8"]),
-    help="Store the weights in this data type.  [default: SRC's own; f32 if that is quantized or the file format lacks "
-    "it]",
+    type=click.Choice([name for name, format in FORMATS.items() if format.files]),
+    help="Store the weights in this data type; q8_0 is q8 rounded as llama.cpp rounds it.  [default: SRC's own, in "
+    "GGUF tensor by tensor; f32 if the file format lacks it, or is not GGUF and SRC is quantized]",
 )
 @click.option(
     "--version",
@@ -96,6 +100,7 @@ def command(
     from pronk.checkpoint import rotation
     from pronk.checkpoint.writers import write
 
+    to = to or _format_of(dst)
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     if to != "llama2c" and version is not None:
@@ -125,16 +130,31 @@ def command(
         receipt = _receipt(src, dst, tokenizer, revision, rotate)
     except PronkError as error:
         raise PronkError(f"{dst} is written and complete, but cannot be measured: {error}") from error
+    except (KeyboardInterrupt, SystemExit):
+        again = shlex.join(["pronk", "divergence", src, dst])
+        console.note(f"\ninterrupted; {dst} is written and complete, but not compared with {src}; do it with: {again}")
+        raise
     if as_json:
         console.write_json(receipt)
     else:
         console.write(_as_text(receipt) + "\n")
 
 
+def _format_of(dst: str) -> Any:
+    """The file format that a name tells."""
+    if found := {".gguf": "gguf", ".bin": "llama2c"}.get(Path(dst).suffix.lower()):
+        return found
+    raise click.UsageError(f"--to is missing, and the name {dst} tells no file format (.gguf and .bin do)")
+
+
 def _default_dtype(checkpoint: Checkpoint, to: Any, version: int | None) -> Any:
     """Nothing is lost, unless a version was asked for that has 8 bits only."""
+    from pronk.checkpoint.writers.gguf_types import has
     from pronk.checkpoint.writers.write import DTYPES
 
+    if to == "gguf":  # each tensor as it is, but for types that GGUF has not
+        matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
+        return {tensor.name: "f32" for tensor in matrices if not has(tensor.dtype)}
     if to == "llama2c" and version == 2:
         return "int8"
     stored = {kept(tensor.dtype).name for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}

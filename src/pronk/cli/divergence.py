@@ -37,6 +37,7 @@ each is read four times, twice by each model."""
 @measuring.per_window_option
 @click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,
               help="Convert A's weights to this format; auto keeps its file's formats.")  # fmt: skip
+@measuring.special_option
 @options.loading_options
 @options.json_option
 def command(
@@ -47,6 +48,7 @@ def command(
     windows: int,
     per_window: str | None,
     reference: str,
+    parse_special: bool,
     as_json: bool,
     **loading: Any,
 ) -> None:
@@ -70,9 +72,11 @@ def command(
             loading["quantize"] = first["quantize"]
     one = options.load_model(a, first)
     other = options.load_model(a if b is None else b, loading)
-    ids = (one if one.has_tokenizer or not other.has_tokenizer else other).tokenizer.encode(text)
+    teller = one if one.has_tokenizer or not other.has_tokenizer else other
+    ids = teller.tokenizer.encode(text, special=parse_special)
     if other.has_tokenizer:
-        measuring.check_same_tokens(one.name, ids, other.name, other.tokenizer.encode(text))
+        others = other.tokenizer.encode(text, special=parse_special)
+        measuring.check_same_tokens(one.name, ids, other.name, others)
     levels = grid.find(one.checkpoint)
     if levels and other.backend.dtype in levels.formats:
         console.note(f"A's {levels}, which {other.backend.dtype} can hold, so it looks free here; "

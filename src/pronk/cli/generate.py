@@ -40,8 +40,8 @@ Examples:
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
 
-The prompt comes from PROMPT, -p, a file, or standard input where that is not a terminal; one trailing
-newline is removed from a file's and from standard input's. Without a prompt, or with an empty one, the
+The prompt comes from PROMPT, -p, a file, or standard input, where that is not a terminal or PROMPT is -;
+one trailing newline is removed from a file's and from standard input's. Without a prompt, or with an empty one, the
 text begins at the beginning-of-text token. A model without a tokenizer takes and prints token ids.
 
 Several prompts are computed in one batch, and their texts printed in the prompts' order when all are
@@ -66,8 +66,8 @@ control characters in the text are shown as visible symbols; files and pipes get
 @options.loading_options
 @options.sampling_options
 @options.together(
-    click.option("--num-samples", "n", type=int, default=1, show_default=True, metavar="N",
-                 help="Draw N independent samples for each prompt."),
+    click.option("--num-samples", type=int, default=1, show_default=True, metavar="N",
+                 help="Draw N independent samples for each prompt; needs a --temperature above 0."),
     heading=options.DECODING,
 )  # fmt: skip
 @options.generation_options
@@ -126,6 +126,8 @@ def command(
     if not chat and prompt_ids is None:
         _note_bare(rest["adapter"])
     llm, params = options.prepare(model, rest)
+    if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
+        raise click.UsageError(f"--prompt-ids has {bad[0]}, but the model's are from 0 to {llm.config.vocab_size - 1}")
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
     if chat:
         how |= {"chat": True, "system": system}
@@ -170,10 +172,14 @@ def _prompts(
         raise click.UsageError(f"{arguments[0]} is a file, and stands where a prompt does; a model goes with -m")
     if sum((bool(arguments), bool(given), file is not None, ids is not None)) > 1:
         raise click.UsageError("give prompts in one way: PROMPT, -p, -f or --prompt-ids")
-    if each_line and (arguments or given or ids is not None):
+    if each_line and (arguments not in ((), ("-",)) or given or ids is not None):
         raise click.UsageError("--each-line is for the lines of a file, -f FILE, or of standard input")
     if ids is not None:
         return [ids]
+    if arguments == ("-",):
+        arguments, file = (), "-"
+    elif "-" in arguments:
+        raise click.UsageError("- is standard input, and stands alone; a prompt that is a dash goes with -p")
     if texts := [*arguments, *given]:
         if len(arguments) > 1 and not any(c.isspace() for c in "".join(arguments)):
             console.note(f"{len(arguments)} prompts of a word each; a prompt of several words goes in quotes")

@@ -52,5 +52,7 @@ def _sequence(generation: Generation, llm: LLM) -> dict[str, Any]:
 
 def _scored(token: int, logprob: float, llm: LLM) -> dict[str, Any]:
     """Without a tokenizer there are ids alone."""
-    text = {"text": llm.tokenizer.token_text(token)} if llm.has_tokenizer else {}
-    return {"token": token, **text, "logprob": logprob}
+    if not llm.has_tokenizer:
+        return {"token": token, "logprob": logprob}
+    codec = llm.tokenizer
+    return {"token": token, "text": codec.token_text(token), "bytes": [*codec.token_bytes(token)], "logprob": logprob}

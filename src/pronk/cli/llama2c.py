@@ -16,7 +16,7 @@ import click
 _FLAGS = {"-t": "temperature", "-p": "top-p", "-s": "seed", "-n": "n", "-i": "prompt", "-z": "tokenizer", "-m": "mode",
           "-y": "system"}  # fmt: skip
 _NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
-_WHOLE_CONTEXT = str((1 << 31) - 1)
+_WHOLE_CONTEXT = "-1"
 
 
 def is_model(argument: str) -> bool:

@@ -32,13 +32,18 @@ per_window_option = click.option(
 )
 
 
+special_option = click.option(
+    "--parse-special", is_flag=True, help="Read special tokens that the text spells as such; by default they are text."
+)
+
+
 def read_text(file: str | None) -> tuple[str, str]:
-    """The text, and what to call it."""
+    """The text, whole, and what to call it."""
     from pronk.measure.windows import evaluation_text
 
     if file is None:
         return evaluation_text(), "pronk's own text"
-    return options.read_file(file), "standard input" if file == "-" else file
+    return options.read_file(file, whole=True), "standard input" if file == "-" else file
 
 
 def check_folder(file: str | None) -> None:

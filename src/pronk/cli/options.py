@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from pronk import engines, formats
+from pronk.cli import typed
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -31,19 +32,26 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
+        spelled = {}  # ours, as typed
         for n, argument in enumerate(args):
             if argument == "--":  # what follows is no option
                 break
             name, equals, value = argument.partition("=")
             if name in names or not name.startswith("--"):
+                short = name if name in names else name[:2]  # -n5
+                spelled[short] = short
                 continue
             same = SAME.get(name[2:].replace("-", "_"), name[2:])
             if (dashed := "--" + same.replace("_", "-")) in names:
                 args[n] = dashed + equals + value
+                spelled[dashed] = name
+        typed.remember(ctx, spelled)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
+            if isinstance(error, click.BadParameter):
+                typed.blame(ctx, error)
             if isinstance(error, click.NoSuchOption) and (way_out := self._way_out(error.option_name, ctx)):
                 raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None
             raise
@@ -249,7 +257,7 @@ LOADING = (
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.
 sampling_options = together(
     click.option("-n", "--max-new-tokens", "--max-tokens", "--n-predict", type=int, default=256, show_default=True,
-                 metavar="N", help="Generate at most N tokens."),
+                 metavar="N", help="Generate at most N tokens; -1: to the end of the context."),
     click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, metavar="X",
                  help="Divide the logits by X before sampling; 0: greedy decoding, which draws nothing and refuses "
                  "--top-k, --top-p and --min-p."),
@@ -330,13 +338,13 @@ def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, A
 
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:
-    """SamplingParams of its fields; a value out of range is wrong usage."""
+    """SamplingParams of its fields; what cannot be is wrong usage."""
     from pronk.engine.params import SamplingParams
 
     try:
         return SamplingParams(**fields)
     except BadRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(typed.in_words(click.get_current_context(), str(error))[0]) from None
 
 
 def describe(params: SamplingParams, seed: int) -> str:
@@ -370,20 +378,21 @@ def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation]) -> str | None:
     return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"
 
 
-def read_file(path: str) -> str:
-    """The text of a file, or of standard input for "-", less one newline at its end. Raises BadRequest."""
+def read_file(path: str, *, whole: bool = False) -> str:
+    """The text of a file, or of standard input for "-", less one newline at its end unless it is wanted `whole`. Raises
+    BadRequest."""
     name = "standard input" if path == "-" else path
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise BadRequest(f"{name}: {error.strerror or error}") from None
-    return decode(raw, name).removeprefix(BOM)
+    return decode(raw, name, whole=whole).removeprefix(BOM)
 
 
-def decode(raw: bytes, name: str) -> str:
+def decode(raw: bytes, name: str, *, whole: bool = False) -> str:
     """UTF-8, less one newline at the end, which editors and `echo` put there."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from None
-    return text.removesuffix("\n").removesuffix("\r")
+    return text if whole else text.removesuffix("\n").removesuffix("\r")

@@ -31,6 +31,7 @@ standard error than either perplexity."""
 @click.option("--stride", type=click.IntRange(min=1), metavar="N",
               help="Advance the window by N tokens each time (sliding windows).  "
               "[default: disjoint windows]")  # fmt: skip
+@measuring.special_option
 @options.loading_options
 @options.json_option
 def command(
@@ -40,6 +41,7 @@ def command(
     windows: int,
     stride: int | None,
     per_window: str | None,
+    parse_special: bool,
     as_json: bool,
     **loading: Any,
 ) -> None:
@@ -56,7 +58,7 @@ def command(
     first: tuple[str, list[int]] | None = None
     for model in models:
         llm = options.load_model(model, dict(loading))
-        ids = llm.tokenizer.encode(text)
+        ids = llm.tokenizer.encode(text, special=parse_special)
         first = first or (llm.name, ids)
         measuring.check_same_tokens(*first, llm.name, ids)
         with progress.shown(unit=progress.of_tokens) as advance:

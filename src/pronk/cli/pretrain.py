@@ -27,7 +27,7 @@ _LESS = (
 _text = options.together(
     click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
                  help="Split TEXT into documents at each LINE like this."),
-    click.option("--vocab-size", type=_N, metavar="N",
+    click.option("--vocab-size", type=click.IntRange(1, 300_000), metavar="N",
                  help="Train a tokenizer with a vocabulary of N tokens.  [default: 512]"),
     options.tokenizer_option,
     heading="Data",

@@ -23,14 +23,15 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "length_penalty": ("from -5 to 5", lambda x: -5 <= x <= 5),
     **{filter_.name: filter_.allowed for filter_ in FILTERS if filter_.allowed},
 }
-_INTEGERS = {  # name: least
-    "max_new_tokens": 1,
-    "n": 1,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    **{filter_.name: int(filter_.off) for filter_ in FILTERS if not filter_.allowed},
-}
 _LARGEST = (1 << 31) - 1
+_MOST_SAMPLES = 1 << 16  # of one request, each of which takes a little memory from the start
+_SAMPLES = ("num_samples", "n", "num_return_sequences")  # names of the same thing
+_INTEGERS: dict[str, tuple[int, int, str]] = {  # name: least, most, and what else there is
+    "max_new_tokens": (1, _LARGEST, ", or -1 (to the end of the context)"),
+    **dict.fromkeys(_SAMPLES, (1, _MOST_SAMPLES, "")),
+    "num_beams": (1, _LARGEST, ""),
+    **{filter_.name: (int(filter_.off), _LARGEST, "") for filter_ in FILTERS if not filter_.allowed},
+}
 
 FinishReason = Literal["stop", "length", "error"]
 Speculative = Literal["ngram"]
@@ -40,12 +41,12 @@ Speculative = Literal["ngram"]
 class SamplingParams:
     """What a request asks of decoding; every field is checked, and two that contradict each other are refused by name.
 
-    `n` and, without beams, `num_return_sequences` are two names for the number of samples (`samples`). `stop` strings
-    are carried for the text layer. `logprobs=N` asks for the chosen token's log-probability and the N likeliest.
-    Raises BadRequest.
+    `n` and, without beams, `num_return_sequences` are other names of `num_samples` (`samples` is the number). `stop`
+    strings are carried for the text layer. `logprobs=N` asks for the chosen token's log-probability and the N
+    likeliest. Raises BadRequest.
     """
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = 256  # -1 stands for the most there can be: to the end of the context
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
@@ -56,6 +57,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None  # of the random numbers, which greedy decoding draws none of
     rng: Rng = "philox"
+    num_samples: int = 1
     n: int = 1
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -68,8 +70,10 @@ class SamplingParams:
     speculative: Speculative | None = None  # guess ahead, from the text so far; the tokens stay the same
 
     def __post_init__(self) -> None:
-        for name, least in _INTEGERS.items():
-            _check_integer(name, getattr(self, name), least)
+        if self.max_new_tokens == -1:
+            self._settle("max_new_tokens", _LARGEST)
+        for name, bounds in _INTEGERS.items():
+            _check_integer(name, getattr(self, name), *bounds)
         for name, (allowed, holds) in _NUMBERS.items():
             value = getattr(self, name)
             if not _is_number(value) or not holds(value):
@@ -108,7 +112,7 @@ class SamplingParams:
     @property
     def samples(self) -> int:
         """How many sequences sampling returns."""
-        return max(self.n, self.num_return_sequences)
+        return max(self.num_samples, self.n, self.num_return_sequences)
 
     @property
     def penalizes(self) -> bool:
@@ -146,9 +150,15 @@ class SamplingParams:
 
     def _check_contradictions(self) -> None:
         if self.num_beams == 1:
-            if self.n > 1 and self.num_return_sequences not in (1, self.n):
-                both = f"n={self.n} and num_return_sequences={self.num_return_sequences}"
-                raise BadRequest(f"{both} both say how many samples; give one of them")
+            asked = {name: value for name in _SAMPLES if (value := getattr(self, name)) > 1}
+            if len(set(asked.values())) > 1:
+                several = " and ".join(f"{name}={value}" for name, value in asked.items())
+                raise BadRequest(f"{several} say how many samples, each another number; give one of them")
+            if asked and self.temperature == 0:
+                raise BadRequest(
+                    f"{next(iter(asked))}={self.samples} gives the same text {self.samples} times, for temperature=0 "
+                    "is greedy; give temperature=0.8 to draw samples, or num_beams to search for several texts"
+                )
             self._refuse(("length_penalty", "early_stopping"), "means something in beam search only; give num_beams")
             if self.temperature == 0:
                 self._refuse(FILTER_NAMES, "needs a temperature above 0; the default, 0, is greedy")
@@ -157,8 +167,11 @@ class SamplingParams:
             raise BadRequest(
                 f"num_return_sequences={self.num_return_sequences} must not exceed num_beams={self.num_beams}"
             )
-        if self.n > 1:
-            raise BadRequest(f"n={self.n} contradicts num_beams={self.num_beams}; ask for num_return_sequences")
+        for name in _SAMPLES[:2]:
+            if getattr(self, name) > 1:
+                raise BadRequest(
+                    f"{name}={getattr(self, name)} contradicts num_beams={self.num_beams}; ask for num_return_sequences"
+                )
         unheard = ("temperature", *FILTER_NAMES, "seed", "rng", "logprobs", "stop", "speculative")
         self._refuse(unheard, f"contradicts num_beams={self.num_beams}")
 
@@ -172,9 +185,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise BadRequest(f"{name} must be a whole number from {least} to {_LARGEST}, not {value!r}")
+def _check_integer(name: str, value: object, least: int, most: int = _LARGEST, more: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadRequest(f"{name} must be a whole number from {least} to {most}{more}, not {value!r}")
 
 
 def _strings(value: Any) -> tuple[str, ...]:

@@ -49,14 +49,21 @@ class Planner:
         return [*self.running, *self.waiting]
 
     def add(self, request: Request, tokens: list[int]) -> Entry:
-        table = BlockTable(self._pool)
-        entry: Entry
+        """Gives the first of its entries; there are more where it has more samples than run at once."""
         if request.params.num_beams > 1:
-            entry = BeamSearch.of(request, tokens, table)
+            entries: list[Entry] = [BeamSearch.of(request, tokens, BlockTable(self._pool))]
         else:
-            entry = Sequence(request, list(range(request.params.samples)), tokens, table)
-        self.waiting.append(entry)
-        return entry
+            groups = self._groups(request.params.samples)
+            entries = [Sequence(request, samples, list(tokens), BlockTable(self._pool)) for samples in groups]
+        self.waiting += entries
+        return entries[0]
+
+    def _groups(self, samples: int) -> list[list[int]]:
+        """Samples that read the prompt together: as many as run at once, and of the rest an eighth of that each time,
+        so that a group need not wait for the last sample of the one before."""
+        most = self.max_sequences
+        starts = [0, *range(most, samples, max(1, most // 8))]
+        return [list(range(start, stop)) for start, stop in zip(starts, [*starts[1:], samples], strict=True)]
 
     def next(self) -> list[tuple[Sequence, Run]]:
         """The runs of the next pass, those of one entry side by side. Their tokens count as cached from now on."""
@@ -93,13 +100,15 @@ class Planner:
         copies: list[tuple[int, int]] = []
         used, shares = 0, self._shares()
         for entry in list(self.running):
+            if entry not in self.running:  # preempted meanwhile: it is to hold no blocks
+                continue
             count = 1
             if entry in shares:
                 count = shares[entry]
                 for part in entry.parts if count else ():
                     if not part.table.length:
                         self._reuse(part)
-            if not count or entry not in self.running:  # preempted meanwhile
+            if not count:
                 continue
             wanted = entry.wants(count)
             if not self._make_room_for(entry, wanted):

@@ -101,8 +101,6 @@ class Scheduler:
         check_seed(params.rng, seed)
         if params.speculative and not self._cached:
             raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
-        if params.num_beams == 1 and params.samples > self._plan.max_sequences:
-            raise BadRequest(f"n={params.samples} samples exceed the {self._plan.max_sequences} sequences run at once")
         if params.num_beams > self._max_batch_tokens:
             raise BadRequest(f"num_beams={params.num_beams} exceed the {self._max_batch_tokens} tokens of one pass")
         return Request(

@@ -65,7 +65,7 @@ def windows(
         if value is not None and (type(value) is not int or value < least):
             raise BadRequest(f"{name} must be a whole number from {least} on, not {value!r}")
     if stride is not None and stride > ctx:
-        raise BadRequest(f"a stride of {stride} would skip tokens between windows of {ctx}; take one of at most {ctx}")
+        raise BadRequest(f"stride={stride} would skip tokens between windows of {ctx}; take one of at most {ctx}")
     if len(ids) < ctx:
         raise BadRequest(
             f"the text has {len(ids)} tokens, and a window takes {ctx}; give a longer text, or smaller windows (--ctx)"

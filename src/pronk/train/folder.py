@@ -80,7 +80,7 @@ def _clean(folder: Path) -> None:
     """Take away what a run that was killed had half written; elsewhere such names may be somebody's."""
     if not ((folder / METRICS).exists() or (folder / CHECKPOINTS).exists()):
         return
-    halves = (".*.part", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
+    halves = (".*.part", ".*.*.lock", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
     for pattern in halves:
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -37,6 +37,11 @@ def assign(checkpoint: Checkpoint, wanted: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def has(dtype: str) -> bool:
+    """Whether GGUF holds numbers stored so as they are."""
+    return dtype in PLAIN_DTYPES or dtype in BLOCK_TYPES
+
+
 def stored(format: str) -> str:
     """The GGUF type of a format that `assign` gave."""
     return FORMATS[format].stored[0] if format in FORMATS else format
@@ -54,7 +59,7 @@ def _format(tensor: LazyTensor, wanted: Mapping[str, str]) -> str:
     if len(tensor.shape) == 1:
         return "f32"
     prefix = prefixes.longest(tensor.name, wanted)
-    if prefix is None and (tensor.dtype in PLAIN_DTYPES or tensor.dtype in BLOCK_TYPES):
+    if prefix is None and has(tensor.dtype):
         return formats.kept(tensor.dtype).name if tensor.dtype in PLAIN_DTYPES else tensor.dtype
     # Without a format: int8 rows, which GGUF has not.
     format = formats.FALLBACK if prefix is None else FORMATS[wanted[prefix]]

@@ -1,0 +1,52 @@
+"""Options as they were typed: the library's messages name its parameters, and people are told their own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import click
+
+_KEY = f"{__name__}.spelled"
+
+
+def remember(ctx: click.Context, names: Mapping[str, str]) -> None:
+    """How the verb's options are spelled: `names`, those of ours that were typed, and as what; else their own."""
+    spelled = {}
+    for option in ctx.command.params:
+        if isinstance(option, click.Option) and option.name:
+            own = next((name for name in option.opts if name.startswith("--")), option.opts[0])
+            spelled[option.name] = next((names[name] for name in option.opts if name in names), own)
+    ctx.meta[_KEY] = ctx, spelled  # which the group's context sees as well
+
+
+def blame(ctx: click.Context, error: click.BadParameter) -> None:
+    """Let a value's error name the one spelling that was typed, where click lists them all."""
+    if isinstance(error.param, click.Option) and not error.param_hint:
+        error.param_hint = f"'{ctx.meta[_KEY][1][error.param.name]}'"
+
+
+def in_words(ctx: click.Context, message: str) -> tuple[str, click.Context | None]:
+    """A message of the library's with options for its parameters; and, where it begins with one, so that it is of a
+    value out of range, the context of the verb."""
+    if _KEY not in ctx.meta:
+        return message, None
+    verb, spelled = ctx.meta[_KEY]
+    begins = None
+
+    def option(found: re.Match[str]) -> str:
+        nonlocal begins
+        name, value = found["name"], found["value"]
+        if value is None and "_" not in name and (found.start() or not message.startswith(name + " ")):
+            return found[0]  # a word like any other, as temperature is
+        begins = begins or (verb if not found.start() else None)
+        return " ".join((spelled[name], *([] if value is None else _as_typed(value))))
+
+    names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
+    pattern = rf"(?<![\w./-])(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>'[^']*'|\([^)]*\)|[^\s,;:]+))?"
+    return re.sub(pattern, option, message), begins
+
+
+def _as_typed(value: str) -> list[str]:
+    """A value as Python shows it. Several, of an option that is repeated, are left out."""
+    return [] if value.startswith("(") else [value.lower() if value in ("True", "False") else value.strip("'")]

@@ -1,0 +1,88 @@
+"""Ctrl-C while pronk starts: it ends in silence. Measured by interrupting it at one moment after another."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pronk import __main__
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+# As pip writes it for [project.scripts]; and with a byte that says when the first module of pronk is there.
+PACKAGE = Path(__main__.__file__).parent
+ENTRY = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
+SCRIPT = "import sys\nfrom pronk.__main__ import main\nsys.exit(main())\n"
+TELLING = "import os, pronk.__main__\nos.write(1, b'.')\n" + SCRIPT
+DELAYS = [*range(0, 60, 5), *range(60, 301, 15)]  # ms
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "pronk"
+
+
+def interrupted(script: Path, model: str, delay: int) -> tuple[int, str]:
+    command = [sys.executable, str(script), "generate", "-m", model, "-n", "-1", "--ignore-eos", "x"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        if "os.write" in script.read_text():
+            assert process.stdout
+            assert process.stdout.read(1) == "."
+        time.sleep(delay / 1000)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_of_the_start_is_silent(script: Path, model: str) -> None:
+    script.write_text(TELLING)
+    early = 0
+    for delay in DELAYS:
+        code, said = interrupted(script, model, delay)
+        assert "Traceback" not in said, (delay, said)
+        assert "Error" not in said, (delay, said)
+        assert "Aborted" not in said, (delay, said)
+        assert code in (-signal.SIGINT, 130, 0), (delay, code)  # 0: it was done before
+        early += code == -signal.SIGINT
+        if code == -signal.SIGINT:
+            assert said == "", (delay, said)
+    assert early > 3
+
+
+@pytest.mark.slow
+def test_before_that_no_traceback_reaches_into_pronk(script: Path, model: str) -> None:
+    """While Python itself starts, no program has a say: its traceback ends at our entry at the latest."""
+    script.write_text(SCRIPT)
+    for delay in DELAYS[:12]:
+        _, said = interrupted(script, model, delay)
+        frames = re.findall(r'File "(.*)", line', said)
+        assert not [file for file in frames if str(PACKAGE) in file and Path(file) not in ENTRY], said
+
+
+def test_the_entry_imports_nothing_before_it_sets_the_signal() -> None:
+    """`typing`, `enum` and `re` would take as long as Python's own start."""
+    known = (
+        "import sys; before = set(sys.modules)\n"
+        "import _signal; real = _signal.signal\n"
+        "def signal(*given):\n"
+        "    print(sorted(set(sys.modules) - before - {'_signal', 'pronk', 'pronk.__main__', '__future__'}))\n"
+        "    return real(*given)\n"
+        "_signal.signal = signal\n"
+        "import pronk.__main__\n"
+    )
+    found = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+    done = subprocess.run([sys.executable, "-S", "-c", found + known], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_installed_program_begins_there() -> None:
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'pronk = "pronk.__main__:main"' in project
