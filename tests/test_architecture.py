@@ -23,6 +23,7 @@ FLOORS = [
     (4, ("engine.scheduler",)),
     (2, ("checkpoint", "tokenizer", "engine")),
     (3, ("torch_engine", "cpu_engine")),
+    (6, ("train.runs",)),
     (5, ("prompts", "engines", "session", "llm", "loading", "train")),
     (6, ("measure",)),
     (7, ("cli",)),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from adapters import random_adapter, save
 from tiny_folder import save_tiny_chat_model
+from training_runs import write_sums
 
 import pronk
 
@@ -28,23 +29,51 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(page: str) -> dict[str, Any]:
-    """All that its Python has named."""
+def run(page: str, heading: str = "") -> dict[str, Any]:
+    """All that its Python has named; of a page in several parts, that under a heading."""
     names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)), names)
+    text = (DOCS / page).read_text("utf-8")
+    if heading:
+        text = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
     return names
 
 
-def test_ten_lines_of_adamw_learn_as_transformers_does(
-    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_training_from_python(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch")
-    from transformers import LlamaForCausalLM
+    pytest.importorskip("torch")
+    finetune = pronk.finetune
+    monkeypatch.setitem(vars(pronk), "finetune", lambda name, *given, **more: finetune(tiny, *given, **more))
+    monkeypatch.chdir(tmp_path)
+    write_sums(tmp_path / "mine.jsonl", lambda a, b: {"completion": f" {a + b}."})
+    names = run("training.md", "From Python")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["held", "1", "2"]
+    assert len(lines) == 20 + 3 + 1
+    assert lines[-1].startswith("mine {'first': ")
+    assert names["run"].result.adapter == "mine"
+    assert names["llm"].generate("1 plus 1 is", max_new_tokens=1)
 
+
+def test_several_adapters_of_one_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.parent)
     for name in ("mine", "alpaca"):
         save(Path(name), random_adapter(pronk.checkpoint.open(tiny).config, uneven=False))
-    names = run("training.md")
+    assert list(run("training.md", "Using an adapter")["llm"].adapters) == ["instructions"]
+
+
+def test_every_function_of_training_is_on_the_page_of_python() -> None:
+    page = (DOCS / "api.md").read_text("utf-8")
+    for name in ("finetune", "dpo", "pretrain", "run.Run", "result.Result"):
+        assert f"::: pronk.train.runs.{name}\n" in page
+
+
+def test_ten_lines_of_adamw_learn_as_transformers_does(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import LlamaForCausalLM
+
+    names = run("training.md", "A loop of your own")
     losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     theirs = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-5)

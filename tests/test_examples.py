@@ -82,6 +82,18 @@ def test_compare_formats_with_a_model_that_one_of_them_cannot_hold(tmp_path: Pat
     assert "rope_theta 100000" in rows[2]
 
 
+def test_train(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("PYTHONPATH")  # where torch is none
+    lines = run("train.py", model, "--out", str(tmp_path / "mine"), "--steps", "4").splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("step")] == [f"step {n}" for n in range(1, 5)]
+    assert "stopped after step 2, and goes on" in lines
+    assert lines[-2].startswith("its adapter: ")
+    assert lines[-1].startswith("a loop of one's own: ")
+    before, after = map(float, lines[-1].split()[-3::2])
+    assert after < before
+
+
 @pytest.mark.slow
 def test_the_page_of_prompts_has_what_the_default_model_says(smollm2: Path) -> None:
     """To the letter where processors round as the one that wrote it did; else its prompts and its frame."""
@@ -105,4 +117,5 @@ def test_no_example_is_left_out() -> None:
         "decoding.py",
         "compare_formats.py",
         "outputs.py",
+        "train.py",
     }

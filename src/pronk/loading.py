@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -126,6 +127,12 @@ def load(
     if found:
         llm.adapters[str(adapter)] = Attached(found, backend.adapter)
     return llm
+
+
+def open_source(src: str, tokenizer: str | None, revision: str | None = None) -> Checkpoint:
+    """The checkpoint, with the tokenizer that is named, if any, so that it is that one which goes along."""
+    opened = checkpoints.open(hub.resolve(src, revision=revision))
+    return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:

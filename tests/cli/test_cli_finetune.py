@@ -65,7 +65,9 @@ def test_an_adapter_and_a_report(finetune: Run, run: Run, model: str, tmp_path: 
     assert [note.split(":")[0] for note in notes] == ["step 0 of 6", "step 3 of 6", "step 6 of 6"]
     assert adapter.read_config(tmp_path / "out")[0].rank == 4
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names - {".lock"} == {adapter.CONFIG, adapter.WEIGHTS, "metrics.jsonl", "checkpoints", "loss.svg"}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    own = {adapter.CONFIG, adapter.WEIGHTS, "metrics.jsonl", "checkpoints", "loss.svg"}
+    assert names - {".lock"} == own | tokenizer
     said = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "64", "-p", sample["prompt"])
     assert said.exit_code == 0, said.stderr
     assert said.stdout.strip() == sample["after"]

@@ -140,6 +140,7 @@ def test_it_is_an_ordinary_module() -> None:
     ("given", "problem"),
     [
         ({"input_ids": torch.tensor([1, 2])}, r"input_ids must be \[texts, tokens\].* these are \[2\]"),
+        ({"input_ids": [1, 2]}, r"input_ids must be a tensor \[texts, tokens\], not list; torch.tensor\(\[ids\]\) is"),
         ({"input_ids": torch.empty(1, 0, dtype=torch.long)}, r"these are \[1, 0\]"),
         ({"input_ids": torch.ones(1, 2, dtype=torch.long), "labels": torch.ones(1, 3)}, "labels must be"),
         ({"input_ids": torch.ones(1, 2, dtype=torch.long), "attention_mask": torch.ones(2, 2)}, "attention_mask must"),

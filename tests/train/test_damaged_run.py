@@ -12,11 +12,11 @@ from training_runs import run_of
 
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint.adapter import LoraConfig
-from pronk.cli import training_report
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
 from pronk.train.data.sources import prepare
 from pronk.train.folder import CHECKPOINTS, METRICS
+from pronk.train.runs import result
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
 
@@ -119,7 +119,7 @@ def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Pat
     done.train()
     (tmp_path / "run" / METRICS).unlink()
     with pytest.raises(PronkError, match=f"{METRICS} is gone or damaged"):
-        training_report.of(done)
+        result.of(done, pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_report_of_damaged_metrics_is_refused_in_one_line(
     with (tmp_path / "run" / METRICS).open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(PronkError, match=f"{METRICS} is gone or damaged"):
-        training_report.of(done)
+        result.of(done, pytest.fail)
 
 
 def test_the_model_is_named_before_what_follows_from_it(model: Path, data: Path, tmp_path: Path) -> None:

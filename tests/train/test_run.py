@@ -230,13 +230,14 @@ def test_killed_between_checkpoints(model: Path, data: Path, tmp_path: Path) -> 
     class Killed(BaseException):
         pass
 
-    def watch(step: Any) -> None:
-        if step.step == 5:
+    def kill() -> bool:
+        if first.loop.position.step == 5:
             raise Killed
+        return False
 
     first = make(chosen, tmp_path / "parts")
     with pytest.raises(Killed):
-        first.train(watch)
+        first.train(kill)
     with (tmp_path / "parts" / METRICS).open("a") as file:
         file.write('{"step": 6, "lo')
     again = make(chosen, tmp_path / "parts")
@@ -296,8 +297,7 @@ def test_nothing_to_resume(model: Path, data: Path, tmp_path: Path) -> None:
 
 def test_it_learns_and_keeps_the_best(model: Path, data: Path, tmp_path: Path) -> None:
     run = make(settings(model, data, max_steps=30, eval_every=10), tmp_path / "run")
-    told: list[tuple[int, float]] = []
-    run.train(evaluated=lambda step, found: told.append((step, found.loss)))
+    told = [(line["step"], line["held_out_loss"]) for line in run.metrics() if "held_out_loss" in line]
     assert [step for step, _ in told] == [0, 10, 20, 30]
     assert told[-1][1] < told[0][1] - 0.5
     assert run.loop.position.best == min(loss for _, loss in told[1:])
@@ -320,7 +320,7 @@ def test_it_stops_where_held_out_loss_no_longer_falls(model: Path, data: Path, t
     again = make(settings(model, data, lora=None, max_steps=200, eval_every=5, patience=2), tmp_path / "run")
     again.resume()
     assert again.finished  # and has nothing left to do
-    assert again.train(watch=lambda step: pytest.fail(f"step {step}"))
+    assert list(again.metrics()) == []
     assert min(held_out) == held_out[-3]
     # What is in the folder is what did best, not what came last.
     best = load_module(checkpoint.open(tmp_path / "run" / MODEL))

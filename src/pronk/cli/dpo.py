@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pronk.cli import options, training, training_options
-
-if TYPE_CHECKING:
-    from pronk.train.objectives.dpo import DPO
-
-RATES = training_options.Rates(lora=5e-5, full=1e-6)  # TRL's for all weights; docs/training.md has figures for LoRA
 
 _own = options.together(
     click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
@@ -22,12 +17,6 @@ _own = options.together(
                  metavar="P", help="sigmoid: assume that this fraction of the records has its answers swapped."),
     heading="Objective",
 )  # fmt: skip
-
-
-def _objective() -> type[DPO]:
-    from pronk.train.objectives.dpo import DPO
-
-    return DPO
 
 
 @options.verb(
@@ -43,11 +32,12 @@ conversations that begin with the same messages.
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )
-@training_options.of_records(_own, RATES)
-def command(model: str, **given: Any) -> None:
+@training_options.of_records(_own, "dpo")
+def command(**given: Any) -> None:
     """Train a model on preference pairs with DPO.
 
     Direct preference optimization teaches MODEL which of two answers people prefer, by LoRA or in all weights.
     """
-    settings, how = training_options.settings(model, given, RATES, _objective)
-    training.perform(settings, **how)
+    from pronk.train.runs import dpo
+
+    training.perform(dpo, given)

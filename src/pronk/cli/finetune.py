@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pronk.cli import options, training, training_options
-
-if TYPE_CHECKING:
-    from pronk.train.objectives.sft import SFT
-
-RATES = training_options.Rates(lora=2e-4, full=2e-5)  # TRL's for all weights; for LoRA the usual ten times that
 
 _own = options.together(
     click.option("--train-on-prompt", is_flag=True, help="Compute the loss on prompt tokens too."),
@@ -20,12 +15,6 @@ _own = options.together(
                  "where the model has one."),
     heading="Data",
 )  # fmt: skip
-
-
-def _objective() -> type[SFT]:
-    from pronk.train.objectives.sft import SFT
-
-    return SFT
 
 
 @options.verb(
@@ -41,12 +30,13 @@ A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "inpu
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )
-@training_options.of_records(_own, RATES)
-def command(model: str, **given: Any) -> None:
+@training_options.of_records(_own, "sft")
+def command(**given: Any) -> None:
     """Fine-tune a model on your data, with LoRA or in full.
 
     LoRA trains two low-rank matrices beside each linear layer of MODEL and writes them as an adapter; MODEL's own
     weights stay as they are.
     """
-    settings, how = training_options.settings(model, given, RATES, _objective)
-    training.perform(settings, **how)
+    from pronk.train.runs import finetune
+
+    training.perform(finetune, given)

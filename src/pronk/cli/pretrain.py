@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pronk.cli import console, options, progress, training, training_options, training_report
-from pronk.errors import BadRequest, ModelNotFound
-
-if TYPE_CHECKING:
-    from pronk.tokenizer import Tokenizer
-    from pronk.train.pretrain import Ready, Shape
-    from pronk.train.settings import Settings
+from pronk.cli import options, training, training_options
 
 _N = click.IntRange(min=1)
-_PROMPT = 12  # tokens of held-out text that a sample goes on from
-_LESS = (
-    "a smaller model (--hidden, --layers, --vocab-size), --recompute 1, a smaller --batch-size or --ctx, "
-    "--precision bf16, --optimizer adamw8bit"
-)
 
 _text = options.together(
     click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
@@ -85,123 +71,17 @@ was never stopped. Training needs torch."""
 @_text
 @_shape
 @training_options.shared("by --hidden: 3e-3 for 128, 4e-4 for 1024")
-def command(
-    text: str,
-    out: str | None,
-    separator: str,
-    vocab_size: int | None,
-    tokenizer: str | None,
-    device: str | None,
-    threads: int | None,
-    resume: bool,
-    samples: int,
-    log_to: tuple[str, ...],
-    as_json: bool,
-    **given: Any,
-) -> None:
+def command(**given: Any) -> None:
     """Train a small LLaMA and its tokenizer from scratch.
 
     Both are trained on TEXT. The defaults make a model of about 0.9 million parameters.
     """
-    from pronk.torch_engine import import_torch
+    from pronk.train.runs import pretrain
 
-    import_torch()
-    from pronk.tokenizer.export import huggingface_files
-    from pronk.train import pretrain
-    from pronk.train.folder import MODEL, claimed
-    from pronk.train.trainer import Trainer
-
-    if tokenizer and vocab_size:
-        raise click.UsageError("--tokenizer names a vocabulary that is made already; leave --vocab-size out")
-    folder = training.folder_of(out)
-    vocabulary: Tokenizer | int = _tokenizer(tokenizer) if tokenizer else vocab_size or 512
-    settings, shape = _settings(text, tokenizer or f"{vocabulary} tokens", device, given)
-    with training.joined(device) as group, ExitStack() as held:
-        group.lead(lambda _: held.enter_context(claimed(folder, resume=resume)))
-        held.enter_context(training.memory_suffices(_LESS))
-        with progress.shown("reading", unit=_of_characters, logged=True) as advance:
-            ready = pretrain.prepare(settings, shape, vocabulary, separator, advance)
-        _note(ready)
-        training.note_step(ready.data, ready.settings)
-        files = huggingface_files(ready.tokenizer)
-        how: dict[str, Any] = {"device": group.device or device, "threads": threads}
-        run = Trainer(ready.checkpoint, ready.data, ready.settings, folder, tokenizer_files=files, group=group, **how)
-        training.to_its_end(run, resume=resume, log_to=log_to)
-        if not group.first:
-            return
-        report = training_report.of(run) | {"model_folder": str(folder / MODEL)}
-        del run  # what it kept best is read back, not what it ended with
-        losses = report["held_out_loss"]
-        report |= {
-            "parameters": sum(math.prod(tensor.shape) for tensor in ready.checkpoint.tensors.values()),
-            "vocabulary": ready.tokenizer.vocab_size,
-            "bits_a_byte": ready.bits_a_byte(losses["kept"]) if losses else None,
-            "samples": _samples(folder / MODEL, ready, samples, **how),
-        }
-        console.write_json(report) if as_json else console.write(_as_text(report) + "\n")
+    training.perform(pretrain, given)
 
 
 command.params = [parameter for parameter in command.params if parameter.name not in _WITHOUT]
 for _parameter in command.params:
     for _name, _value in _OTHERWISE.get(_parameter.name or "", {}).items():
         setattr(_parameter, _name, _value)
-
-
-def _settings(text: str, vocabulary: str, device: str | None, given: dict[str, Any]) -> tuple[Settings, Shape]:
-    """What contradicts itself is wrong usage."""
-    from pronk.train.objectives.pretraining import Pretraining
-    from pronk.train.pretrain import Shape
-    from pronk.train.settings import Settings
-
-    training_options.settle_computing(given, device)
-    try:
-        shape = Shape(**{name: given.pop(name) for name in ("hidden", "layers", "heads", "kv_heads", "ctx_size")})
-        given["lr"] = given["lr"] or shape.usual_lr
-        pack = given["batch_size"] * (shape.ctx_size + 1)
-        model = f"{shape} of {vocabulary}"
-        return Settings(model, text, lora=None, objective=Pretraining(), pack=pack, **given), shape
-    except BadRequest as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _tokenizer(path: str) -> Tokenizer:
-    from pronk import tokenizer
-    from pronk.loading import find_tokenizer
-
-    source = find_tokenizer(path)
-    if source is None:
-        raise ModelNotFound(f"{path} carries no tokenizer")
-    return tokenizer.load(source)
-
-
-def _of_characters(done: int, total: int) -> str:
-    return f"{done / 1e6:.1f} of {total / 1e6:.1f} million characters"
-
-
-def _note(ready: Ready) -> None:
-    from pronk.train.pretrain import tokens
-
-    learned, held_out = tokens(ready.data.train), tokens(ready.data.held_out)
-    console.note(
-        f"{learned:,} tokens to learn and {held_out:,} held out; {ready.tokenizer.vocab_size:,} different ones, of "
-        f"{ready.train_bytes / learned:.2f} bytes on average"
-    )
-
-
-def _samples(folder: Path, ready: Ready, count: int, **loading: Any) -> list[dict[str, str]]:
-    """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
-    prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.data.held_out if len(one) > _PROMPT + 1][:count]
-    room = min(training.SAMPLE_TOKENS * 2, ready.checkpoint.config.max_position_embeddings - _PROMPT - 1)
-    drawn = {"max_new_tokens": room, "temperature": 0.8, "seed": ready.settings.seed}
-    texts = training.answered(str(folder), prompts, drawn, **loading)
-    return [{"prompt": ready.tokenizer.decode(p), "goes on": text} for p, text in zip(prompts, texts, strict=True)]
-
-
-def _as_text(report: dict[str, Any]) -> str:
-    rows = {
-        "trained": f"{report['parameters']:,} parameters, {report['model']}",
-        "examples": f"{report['examples']['train']:,} sequences, and {report['examples']['held_out']:,} held out",
-    }
-    if report["bits_a_byte"] is not None:
-        rows["bits a byte"] = f"{report['bits_a_byte']:.3f}, of held-out text"
-    return training_report.as_text(report, rows | {"model": report["model_folder"]})

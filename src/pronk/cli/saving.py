@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,9 @@ def save(
 
 
 def open_source(src: str, tokenizer: str | None, revision: str | None) -> Checkpoint:
-    """The checkpoint, with the tokenizer that --tokenizer names, if any, so that it is that one which goes along."""
-    from pronk import checkpoint
-    from pronk.checkpoint.hub import resolve as hub
-    from pronk.loading import find_tokenizer
+    from pronk.loading import open_source
 
-    opened = checkpoint.open(hub.resolve(src, revision=revision))
-    return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened
+    return open_source(src, tokenizer, revision)
 
 
 def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, dict[str, bytes] | None]:

@@ -1,32 +1,22 @@
-"""Options of the training verbs, and the way from them to Settings."""
+"""Options of the training verbs; what they are, pronk.train.runs checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import click
 
 from pronk.cli import options
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
-
-if TYPE_CHECKING:
-    from pronk.train.objectives.objective import Objective
-    from pronk.train.settings import Settings
+from pronk.train.runs.options import LOGS, RATES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _N = click.IntRange(min=1)
 _POSITIVE = options.Number(min=0, min_open=True)
-
-
-class Rates(NamedTuple):
-    """Learning rates where none is given."""
-
-    lora: float
-    full: float
 
 
 def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -147,7 +137,7 @@ def shared(lr: str) -> Callable[[F], F]:
                      help="Save a checkpoint to resume from every N optimizer steps."),
         click.option("--resume", is_flag=True,
                      help="Continue from the newest checkpoint in --out; more --epochs or --max-steps go on longer."),
-        click.option("--log-to", "--report-to", type=click.Choice(["tensorboard", "wandb"]), multiple=True,
+        click.option("--log-to", "--report-to", type=click.Choice(LOGS), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
         options.json_option,
@@ -165,63 +155,23 @@ _looking = options.together(
 )  # fmt: skip
 
 
-def of_records(own: Callable[[F], F], usual: Rates) -> Callable[[F], F]:
+def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
-    lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in usual)
+    lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in RATES[objective])
     return options.together(options.model_argument, data, own, lora, shared(f"{lr}; with --full {full}"), _looking)
 
 
-# Of all these, what a run is not made of: how it is done and shown.
-HOW = ("out", "device", "threads", "resume", "show_batch", "plan", "samples", "log_to", "tokenizer", "as_json")
+VIEWS = ("show_batch", "plan", "as_json")  # of all these, what Python has no use for
 
 
-def settings(
-    model: str, given: dict[str, Any], usual: Rates, objective: Callable[[], type[Objective]]
-) -> tuple[Settings, dict[str, Any]]:
-    """What makes the run, and HOW it is done. What contradicts itself is wrong usage.
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is wrong with options, or contradicts itself, is wrong usage."""
+    from pronk.train.runs.options import Contradiction
 
-    `objective` imports its class, whose fields are options of the verb.
-    """
-    from pronk.torch_engine import import_torch
-
-    import_torch()
-    from pronk.checkpoint.adapter import TARGETS, LoraConfig, read_config
-    from pronk.system import expanded
-    from pronk.train.settings import Settings
-
-    how = {name: given.pop(name) for name in HOW}
-    full = given.pop("full")
-    lora = {name: given.pop(f"lora_{name}") for name in ("rank", "alpha", "dropout")}
-    lora["target_modules"] = targets = given.pop("target_modules")
-    lora = {name: value for name, value in lora.items() if value is not None}
-    if full and lora:
-        raise click.UsageError("--full trains all weights; leave the options of LoRA out")
-    if targets:
-        names = tuple(name.strip() for name in targets.split(","))
-        lora["target_modules"] = TARGETS if names == ("all-linear",) else names
-    if given["from_adapter"] and not full:
-        if lora.keys() - {"dropout"}:
-            raise click.UsageError("--from-adapter has a rank, an alpha and modules of its own; leave these out")
-        own_config, _ = read_config(expanded(given["from_adapter"]))
-        lora = {**asdict(own_config), "dropout": lora.get("dropout", 0.0)}
-    settle_computing(given, how["device"])
-    given["data"] = given["data"][0] if len(given["data"]) == 1 else given["data"]
-    given["skip_bad"] = given.pop("skip_bad_records")
-    given["lr"] = given["lr"] or (usual.full if full else usual.lora)
-    kind = objective()
-    own = {field.name: given.pop(field.name) for field in fields(kind)}
     try:
-        return Settings(model, **given, objective=kind(**own), lora=None if full else LoraConfig(**lora)), how
+        yield
+    except Contradiction as error:
+        raise click.UsageError(error.said(lambda name: "--" + name.replace("_", "-"))) from None
     except BadRequest as error:
         raise click.UsageError(str(error)) from None
-
-
-def settle_computing(given: dict[str, Any], device: str | None) -> None:
-    """Options that stand for others, and the precision that fits the device, in place."""
-    from pronk.torch_engine.backend import pick_device
-
-    if given.pop("gradient_checkpointing"):
-        if given["recompute"] > 1:
-            raise click.UsageError("--gradient-checkpointing is --recompute 1; give one of them")
-        given["recompute"] = 1
-    given["precision"] = given["precision"] or ("f32" if pick_device(device).type == "cpu" else "bf16")

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pronk.cli import console, progress
+from pronk.cli import console
 from pronk.cli.console import size
 
 if TYPE_CHECKING:
-    from pronk.checkpoint.tensors import Checkpoint
-    from pronk.train.data.sources import Data
     from pronk.train.memory import Plan
     from pronk.train.settings import Settings
 
 
-def show(checkpoint: Checkpoint, data: Data, settings: Settings, device: str | None, *, as_json: bool) -> None:
-    from pronk.torch_engine.backend import pick_device
-    from pronk.train.memory import plan
-
-    with being_made():
-        found = plan(checkpoint, settings, data.train, pick_device(device))
+def show(found: Plan, settings: Settings, *, as_json: bool) -> None:
     if as_json:
         console.write_json(found.to_dict())
     else:
         console.write(_as_text(found, settings) + "\n")
-
-
-@contextmanager
-def being_made() -> Iterator[Callable[[], None]]:
-    """A sign that a plan is being made, which takes seconds; what is called when it is there takes the sign away."""
-    with progress.shown("planning", lambda done, total: "what memory it will take", patience=0) as advance:
-        advance("", 0, 1)
-        yield partial(advance, "", 1, 1)
 
 
 def _as_text(found: Plan, settings: Settings) -> str:

@@ -2,66 +2,120 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, progress
+from pronk.train.runs.watcher import Advance, Of, Watcher, Work
 
 if TYPE_CHECKING:
-    from pronk.train.loop import Evaluation, Step
     from pronk.train.trainer import Trainer
 
-
-def train(run: Trainer, stop: Callable[[], bool]) -> bool:
-    """`run.train`, and what it returns."""
-    first, steps = run.loop.position.step, run.loop.schedule.steps
-    begun, tokens, seconds, state = time.monotonic(), 0, 0.0, ""  # of the steps of this process
-
-    def unit(done: int, total: int) -> str:
-        return f"step {first + done} of {steps}{state}"
-
-    with (
-        progress.shown("training", unit, patience=0, logged=True) as advance,
-        progress.shown("", lambda done, total: f"{done} of {total} examples", logged=True) as look,
-    ):
-        advance("", 0, max(1, steps - first))
-
-        def watch(step: Step) -> None:
-            nonlocal tokens, seconds, state
-            tokens, seconds = tokens + step.tokens, seconds + step.seconds
-            speed, memory = f"{tokens / seconds:.0f} tokens/s", console.size(peak_bytes(run))
-            state = f", loss {step.loss:.3f}{_words(step.seen)}, {speed}, {memory}"
-            advance("", step.step - first, steps - first)
-
-        def evaluated(step: int, found: Evaluation) -> None:
-            look("", 1, 1)  # takes the bar away
-            best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
-            left = ""
-            if first < step < steps:
-                each = (time.monotonic() - begun) / (step - first)
-                left = f", {progress.duration(each * (steps - step))} left"
-            loss = f"held-out loss {found.loss:.4f}{_words(found.seen)}"
-            console.note(f"step {step} of {steps}: {loss}{best}{state if step else ''}{left}")
-
-        def looking(done: int, total: int) -> None:
-            advance("", 1, 1)
-            look(f"held-out data after step {run.loop.position.step}", done, total)
-
-        return run.train(watch, evaluated, stop, looking)
+_UNITS: dict[Of, progress.Unit] = {
+    "bytes": progress.of_bytes,
+    "tokens": progress.of_tokens,
+    "records": lambda done, total: f"{done} of {total} records",
+    "examples": lambda done, total: f"{done} of {total} examples",
+    "characters": lambda done, total: f"{done / 1e6:.1f} of {total / 1e6:.1f} million characters",
+}
+_LOGGED = ("characters", "examples")  # of which there may be so many that a file or a pipe is told, too
 
 
-def peak_bytes(run: Trainer) -> int:
-    """The most that was in use so far: of the GPU's memory, or else of the process's."""
-    from pronk.system import peak_memory
-    from pronk.torch_engine import device_memory
+class Watch(Watcher):
+    """Ctrl-C and SIGTERM call `stop`, so that the step is finished and saved; a second one ends the program at once."""
 
-    on_gpu = device_memory.of(run.loop.device)
-    return on_gpu.peak() if on_gpu else peak_memory() or 0
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.code = 0  # the exit code that says why it was stopped
+        self._stop = stop
+        self.tell: Callable[[Mapping[str, Any]], None] = lambda metrics: None
+
+    def note(self, text: str) -> None:
+        console.note(text)
+
+    def progress(self, work: Work, of: Of = "bytes") -> AbstractContextManager[Advance]:
+        if work == "planning":
+            unit: progress.Unit = lambda done, total: "what memory it will take"  # noqa: E731
+        else:
+            unit = _UNITS[of]
+        patience = 0.0 if work in ("planning", "loading") else progress.PATIENCE
+        return progress.shown(work, unit, patience, logged=of in _LOGGED)
+
+    @contextmanager
+    def training(self, run: Trainer) -> Iterator[None]:
+        first, steps = run.loop.position.step, run.loop.schedule.steps
+        begun, tokens, seconds, state = time.monotonic(), 0, 0.0, ""  # of the steps of this process
+
+        def unit(done: int, total: int) -> str:
+            return f"step {first + done} of {steps}{state}"
+
+        with (
+            self._stopping(),
+            progress.shown("training", unit, patience=0, logged=True) as advance,
+            progress.shown("", _UNITS["examples"], logged=True) as look,
+        ):
+            advance("", 0, max(1, steps - first))
+
+            def tell(metrics: Mapping[str, Any]) -> None:
+                nonlocal tokens, seconds, state
+                step = metrics["step"]
+                if "loss" in metrics:
+                    tokens, seconds = tokens + metrics["tokens"], seconds + metrics["seconds"]
+                    speed, memory = f"{tokens / seconds:.0f} tokens/s", console.size(peak_bytes(run))
+                    state = f", loss {metrics['loss']:.3f}{_words(metrics)}, {speed}, {memory}"
+                    advance("", step - first, steps - first)
+                    return
+                look("", 1, 1)  # takes the bar away
+                best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
+                left = ""
+                if first < step < steps:
+                    each = (time.monotonic() - begun) / (step - first)
+                    left = f", {progress.duration(each * (steps - step))} left"
+                loss = f"held-out loss {metrics['held_out_loss']:.4f}{_words(metrics, 'held_out_')}"
+                console.note(f"step {step} of {steps}: {loss}{best}{state if step else ''}{left}")
+
+            def looking(done: int, total: int) -> None:
+                advance("", 1, 1)
+                look(f"held-out data after step {run.loop.position.step}", done, total)
+
+            from pronk.train.runs.result import peak_bytes
+
+            self.tell, self.looking = tell, looking  # type: ignore[method-assign]
+            yield
+            self.tell = lambda metrics: None  # and holds the run no longer
+            self.looking = lambda done, total: None  # type: ignore[method-assign]
+        if not run.finished:
+            console.note(
+                f"stopped after step {run.loop.position.step} of {steps}, and saved; go on with the same command and "
+                "--resume"
+            )
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        def noted(number: int, frame: FrameType | None) -> None:
+            if self.code:
+                os._exit(self.code)
+            self.code = 128 + number
+            self._stop()
+            with suppress(OSError):  # a stderr that is closed; and not by click, which may be at work just now
+                os.write(sys.stderr.fileno(), b"\nstopping after this step; once more stops at once\n")
+
+        before = {number: signal.signal(number, noted) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _words(seen: Mapping[str, float]) -> str:
+def _words(metrics: Mapping[str, Any], which: str = "") -> str:
     """What preference tuning shows besides its loss."""
-    if "rewards/accuracies" not in seen:
+    if f"{which}rewards/accuracies" not in metrics:
         return ""
-    return f", margin {seen['rewards/margins']:.3f} ({seen['rewards/accuracies']:.0%} right)"
+    margin, right = metrics[f"{which}rewards/margins"], metrics[f"{which}rewards/accuracies"]
+    return f", margin {margin:.3f} ({right:.0%} right)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pronk.tokenizer.base import Tokenizer
-from pronk.tokenizer.source import SOURCE_FILE
+from pronk.tokenizer.source import BARE, SOURCE_FILE, TEMPLATE
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
 
@@ -29,6 +30,27 @@ def huggingface_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         "tokenizer.model": _spm_model(v),
         "tokenizer_config.json": _config(v, made="tokenizer.json" in files),
     }
+
+
+def beside_adapter(files: Mapping[str, bytes], template: str | None) -> dict[str, bytes]:
+    """A model's files as an adapter's folder has them. `template`: the chat template that it was trained through, which
+    then is the only one; where there was none, the model's stays, and it is noted whose it is."""
+    found = dict(files)
+    raw = found.get("tokenizer_config.json")
+    settings = json.loads(raw) if raw else {}
+    settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast" if "tokenizer.json" in found else "LlamaTokenizer")
+    if template is None:
+        settings[BARE] = True
+    else:
+        for name in ("chat_template.json", TEMPLATE):
+            found.pop(name, None)
+        settings.pop("chat_template", None)
+        found[TEMPLATE] = template.encode()
+    return found | {"tokenizer_config.json": _lines(settings)}
+
+
+def _lines(settings: Mapping[str, Any]) -> bytes:
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _tokenizer_json(v: Vocabulary) -> bytes:
@@ -105,4 +127,4 @@ def _config(v: Vocabulary, *, made: bool = False) -> bytes:
         config["legacy"] = True  # LLaMA's first tokenizers put a space after every special token
     if v.chat_template is not None:
         config["chat_template"] = v.chat_template
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return _lines(config)

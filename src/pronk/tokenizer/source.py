@@ -13,6 +13,7 @@ from pronk.tokenizer.vocabulary import TokenizerSource
 
 TEMPLATE = "chat_template.jinja"
 SOURCE_FILE = "pronk_source_file"  # in tokenizer_config.json: what tokenizer.json was made of, for others to read
+BARE = "pronk_trained_on_bare_texts"  # in an adapter's tokenizer_config.json: its template is the model's, and not its
 _MAX_TEMPLATE = 1 << 20  # bytes
 
 
@@ -41,9 +42,10 @@ def present(path: Path) -> bool:
 
 
 def chat_template(folder: Path) -> str | None:
-    """That which a folder brings, with or without a tokenizer, as adapters do. Raises BadFile."""
+    """What an adapter was trained through, which its folder brings, with or without a tokenizer. Raises BadFile."""
     config = folder / "tokenizer_config.json"
-    return _chat_template(folder, strict_json.read(config) if present(config) else {})
+    settings = strict_json.read(config) if present(config) else {}
+    return None if settings.get(BARE) is True else _chat_template(folder, settings)
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

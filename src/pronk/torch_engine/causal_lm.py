@@ -51,7 +51,11 @@ class CausalLM(Llama):
         loss is the mean, over all texts, of -log p of each label given the tokens before its place; none counts at the
         first place of a text, at padding, and where it is -100. Raises BadRequest for other shapes.
         """
-        for name, tensor in (("input_ids", input_ids), ("attention_mask", attention_mask), ("labels", labels)):
+        given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        for name, tensor in given.items():
+            if not isinstance(tensor, Tensor | None):
+                way_out = "torch.tensor([ids]) is one, of a list of token ids"
+                raise BadRequest(f"{name} must be a tensor [texts, tokens], not {type(tensor).__name__}; {way_out}")
             if tensor is not None and (tensor.ndim != 2 or tensor.shape != input_ids.shape or not tensor.numel()):
                 shape = list(tensor.shape)
                 raise BadRequest(f"{name} must be [texts, tokens], as large as input_ids, not empty; these are {shape}")

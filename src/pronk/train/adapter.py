@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from pronk.checkpoint.adapter import CONFIG, WEIGHTS, LoraConfig, key, read, rea
 from pronk.checkpoint.containers import safetensors
 from pronk.errors import BadRequest
 from pronk.system import replacing
-from pronk.tokenizer.source import TEMPLATE
 from pronk.train import lora
 from pronk.train.distributed import Whole
 
@@ -25,11 +25,11 @@ def save(
     base: str,
     folder: Path,
     whole: Whole = lambda weight: weight,
-    template: str | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Into `folder`, which exists; over an adapter that may be there each file is whole, the old or the new, after a
-    power cut too. `base`: the name of the model that it is an adapter of; `template`: the chat template that it was
-    trained through, if any."""
+    power cut too. `base`: the name of the model that it is an adapter of; `files`: of its tokenizer, and the chat
+    template that it was trained through."""
     tensors = {}
     for name, layer in lora.layers(model):
         for part in ("lora_A", "lora_B"):
@@ -48,9 +48,10 @@ def save(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    if template is not None:
-        with replacing(folder / TEMPLATE) as fresh:
-            fresh.write_bytes(template.encode())
+    for name, content in (files or {}).items():
+        if not (folder / name).exists():  # else it was written with an earlier state of this adapter
+            with replacing(folder / name) as fresh:
+                fresh.write_bytes(content)
     for path in (folder / WEIGHTS, folder / CONFIG):
         with replacing(path) as fresh:
             if path.name == WEIGHTS:

@@ -66,9 +66,11 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight: Codes = ctx.weight
-        found = torch.zeros(len(grad), weight.columns, dtype=torch.float32, device=grad.device)
+        found: Tensor | None = None  # a sum in float32
         for rows in weight.pieces():
-            found += product(grad[:, rows].contiguous(), weight.floats(rows).to(grad.dtype))
+            part = product(grad[:, rows].contiguous(), weight.floats(rows).to(grad.dtype)).float()
+            found = part if found is None else found.add_(part)
+        assert found is not None
         return found.to(ctx.like), None, None
 
 

@@ -48,7 +48,7 @@ def save(
 ) -> Path:
     """A checkpoint in `folder`; of those there, the newest `keep` stay. `beside` puts more into it. Raises PronkError
     where the disk refuses."""
-    destination = folder / f"step-{loop.position.step:06d}"
+    destination = folder / name_of(loop.position.step)
     partial = folder / f".{destination.name}.part"  # one run has the folder for itself
     position = {
         "position": asdict(loop.position),
@@ -86,6 +86,11 @@ def save(
         if loop.group.first:
             shutil.rmtree(partial, ignore_errors=True)
     return destination
+
+
+def name_of(step: int) -> str:
+    """A checkpoint's."""
+    return f"step-{step:06d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:

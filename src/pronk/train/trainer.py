@@ -7,7 +7,7 @@ before the first step on, so that a run that died can be resumed whenever it did
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.system import expanded, replacing
+from pronk.tokenizer.export import beside_adapter
 from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
@@ -30,12 +31,13 @@ from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, 
 from pronk.train.data.sources import Data
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
-from pronk.train.loop import Evaluation, Loop, Step
+from pronk.train.loop import Loop
 from pronk.train.memory import plan
 from pronk.train.recompute import recompute
 from pronk.train.saved_settings import DIGEST, flat
 from pronk.train.settings import Settings
 
+Metrics = dict[str, Any]  # a line of metrics.jsonl
 _MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
 
 
@@ -56,7 +58,8 @@ class Trainer:
         preparing: Callable[[int, int], None] | None = None,
         group: Group | None = None,
     ) -> None:
-        """`tokenizer_files`: for a trained model's folder, where `checkpoint` has none to copy; see write.save.
+        """`tokenizer_files`: for the adapter's folder; or for that of a trained model, where `checkpoint` has none to
+        copy (write.save).
 
         `threads` is torch's, and holds for the whole process. `preparing` is told how many examples the objective is
         done with before the first step, and of how many. `group`: the processes that share the run; each makes a
@@ -100,6 +103,11 @@ class Trainer:
         patience = self.settings.patience
         return self.loop.done or (patience is not None and self.loop.position.waited >= patience)
 
+    @property
+    def newest(self) -> Path | None:
+        """Checkpoint."""
+        return None if self._saved is None else self.folder / CHECKPOINTS / state.name_of(self._saved)
+
     def resume(self) -> None:
         """From the newest checkpoint. Raises BadRequest where there is none, settings differ or its product is gone."""
         found = to_resume(self.folder)
@@ -124,40 +132,49 @@ class Trainer:
             raise BadRequest(f"the run was of {before} steps, and now it is {now}: it can be prolonged, not cut short")
         self.prolonged_from = before if now > before else None
 
-    def train(
-        self,
-        watch: Callable[[Step], None] | None = None,
-        evaluated: Callable[[int, Evaluation], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-        looking: Callable[[int, int], None] | None = None,
-    ) -> bool:
-        """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from.
+    def train(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Whether it came to its end; where it was told to stop, a checkpoint is there to go on from."""
+        for _ in self.metrics(stop):
+            pass
+        return self.finished
 
-        `watch` is told of each step, `evaluated` of each look at held-out data, and after which step, and `looking` how
-        many of its examples have been read, and of how many.
+    def metrics(
+        self, stop: Callable[[], bool] = lambda: False, looking: Callable[[int, int], None] | None = None
+    ) -> Generator[Metrics]:
+        """Train; what comes are the lines of metrics.jsonl, those of a step when all is done that was due after it.
+        Whoever closes it, or has it stop, finds a checkpoint to go on from.
+
+        `looking` is told how many held-out examples have been read, and of how many.
         """
+        try:
+            if self.resumed_from is None:
+                first = [self._evaluate(looking)] if self.data.held_out else []
+                self.save()
+                yield from first
+            while not (self.finished or self.group.any(stop())):
+                yield from self._step(looking)
+        except GeneratorExit:
+            self._leave()
+            raise
+        self._leave()
+
+    def _step(self, looking: Callable[[int, int], None] | None) -> list[Metrics]:
+        """One, and what is due after it."""
         settings, loop = self.settings, self.loop
         every = settings.eval_every or max(1, round(self.epoch_steps))
-        if self.resumed_from is None:
-            if self.data.held_out:
-                self._evaluate(evaluated, looking)
+        line = asdict(loop.step())
+        found = [self._note(line | line.pop("seen"))]
+        step = loop.position.step
+        if self.data.held_out and (step % every == 0 or loop.done):
+            found.append(self._evaluate(looking))
+        if step % settings.save_every == 0 or self.finished:
             self.save()
-        while not self.finished:
-            if self.group.any(stop()):
-                self.save()
-                return False
-            step = loop.step()
-            line = asdict(step)
-            self._note(line | line.pop("seen"))
-            if watch:
-                watch(step)
-            if self.data.held_out and (step.step % every == 0 or loop.done):
-                self._evaluate(evaluated, looking)
-            if step.step % settings.save_every == 0 or self.finished:
-                self.save()
-        if not self.data.held_out:
+        return found
+
+    def _leave(self) -> None:
+        self.save()
+        if self.finished and not self.data.held_out:
             self.write()
-        return True
 
     def save(self) -> None:
         """A checkpoint, unless there is one of this step: whoever dies while it is replaced would have none."""
@@ -191,7 +208,15 @@ class Trainer:
 
     def _write_adapter(self, folder: Path, whole: Whole) -> None:
         assert self.settings.lora
-        adapter.save(self.model, self.settings.lora, self.settings.model, folder, whole, self.data.template)
+        adapter.save(self.model, self.settings.lora, self.settings.model, folder, whole, self._beside)
+
+    @cached_property
+    def _beside(self) -> dict[str, bytes]:
+        """An adapter."""
+        template = self.data.template
+        if self._tokenizer_files:
+            return beside_adapter(self._tokenizer_files, template)
+        return {} if template is None else {TEMPLATE: template.encode()}
 
     def _load(self, where: torch.device, progress: Progress | None) -> Llama:
         """What is trained, and what it is trained beside."""
@@ -212,23 +237,21 @@ class Trainer:
             sharding.cut(model, self.group, settings.precision)
         return model
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Metrics) -> Metrics:
         if self.group.first:
             write_metrics(self.folder, line)
             self.listener(line)
+        return line
 
-    def _evaluate(
-        self, evaluated: Callable[[int, Evaluation], None] | None, looking: Callable[[int, int], None] | None
-    ) -> None:
+    def _evaluate(self, looking: Callable[[int, int], None] | None) -> Metrics:
         """The model as it was before is no rival: what is written is the best of what was trained."""
         step = self.loop.position.step
         found = self.loop.evaluate(self.data.held_out, looking)
         shown = {f"held_out_{name}": value for name, value in found.seen.items()}
-        self._note({"step": step, "held_out_loss": found.loss, **shown})
+        line = self._note({"step": step, "held_out_loss": found.loss, **shown})
         if step and self.loop.improved(found.loss):
             self.write()
-        if evaluated:
-            evaluated(step, found)
+        return line
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what data and weights came to: a file may have changed under its name."""

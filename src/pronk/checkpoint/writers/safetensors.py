@@ -27,6 +27,7 @@ TOKENIZER_NAMES = {
     "sentencepiece": "tokenizer.model",
     "tiktoken": "tokenizer.model",
 }
+_GENERATION = "generation_config.json"
 _COMPANIONS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -35,7 +36,7 @@ _COMPANIONS = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    "generation_config.json",
+    _GENERATION,
 )
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -71,11 +72,18 @@ def write(
 
 def copy_tokenizer(folder: Path, source: TokenizerSource) -> None:
     """The tokenizer and the files that belong to it, as they are."""
-    for name in _COMPANIONS:
-        beside = source.path.with_name(name)
-        if beside.is_file():
-            shutil.copyfile(beside, folder / name)
-    shutil.copyfile(source.path, folder / TOKENIZER_NAMES[source.kind])
+    for name, path in _tokenizer_paths(source).items():
+        shutil.copyfile(path, folder / name)
+
+
+def tokenizer_files(source: TokenizerSource) -> dict[str, bytes]:
+    """The same files, name -> content, without what is the model's own."""
+    return {name: path.read_bytes() for name, path in _tokenizer_paths(source).items() if name != _GENERATION}
+
+
+def _tokenizer_paths(source: TokenizerSource) -> dict[str, Path]:
+    beside = {name: source.path.with_name(name) for name in _COMPANIONS}
+    return {name: path for name, path in beside.items() if path.is_file()} | {TOKENIZER_NAMES[source.kind]: source.path}
 
 
 def foreign_files(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pronk.checkpoint.tensors import Progress
-from pronk.errors import BadFile, BadRequest, short
+from pronk.errors import BadFile, BadRequest, one_line, short
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
 from pronk.train.data.containers import BadRecord
@@ -21,6 +21,7 @@ from pronk.train.objectives.objective import Objective
 from pronk.train.settings import Settings
 
 _MOST_WEIGHT = 1000
+_KEYS = 10  # that nobody reads, and that are named
 _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 
@@ -36,6 +37,27 @@ class Data:
     unused: dict[str, int] = field(default_factory=dict)  # keys that nobody reads: in how many records
     mixture: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each source, examples and those of an epoch
     template: str | None = None  # through which the examples went
+
+    def losses(self) -> Iterator[str]:
+        """What of the data is not trained on, in words."""
+        if self.skipped:
+            yield f"malformed records left out: {len(self.skipped)}; the first: {one_line(self.skipped[0], 300)}"
+        for what, count in (("examples cut at their end", self.cut), ("examples left out as too long", self.too_long)):
+            if count:
+                yield f"{what}: {count}"
+        if any(there != seen for there, seen in self.mixture.values()):
+            told = (
+                f"{seen} of {one_line(name, 60)}, which has {there}" for name, (there, seen) in self.mixture.items()
+            )
+            yield f"an epoch has {len(self.train)} examples: {'; '.join(told)}"
+        if self.duplicates:
+            yield f"examples that are exact copies of another: {self.duplicates} (none of them on both sides)"
+        if self.unused:
+            keys = ", ".join(f"{one_line(key, 60)} ({count})" for key, count in sorted(self.unused.items())[:_KEYS])
+            more = f" and {len(self.unused) - _KEYS} more" if len(self.unused) > _KEYS else ""
+            yield f"keys that nobody reads, and of how many records: {keys}{more}"
+        if not self.held_out:
+            yield "no data is held out, so that overfitting will not show"
 
 
 def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:

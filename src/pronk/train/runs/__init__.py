@@ -1,0 +1,115 @@
+"""Training from Python: pronk.finetune, pronk.dpo and pronk.pretrain, which the verbs of these names call as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pronk.torch_engine import import_torch
+from pronk.train.runs.names import named
+
+if TYPE_CHECKING:
+    from pronk.train.runs.run import Run
+
+Name = str | Path  # of a model, a file or a folder
+Log = Literal["tensorboard", "wandb"]
+Precision = Literal["f32", "bf16", "f16"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+TooLong = Literal["error", "cut", "skip"]
+
+
+@named
+def finetune(
+    model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
+    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
+    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
+    train_on_prompt: bool = False, instructions: Literal["auto", "chat", "alpaca"] = "auto",
+    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
+    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
+    from_adapter: Name | None = None, quantize: str | None = None,
+    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
+    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
+    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
+    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
+    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
+    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
+    resume: bool = False, log_to: Log | Sequence[Log] = (),
+) -> Run:  # fmt: skip
+    """A run that fine-tunes `model` on your data, with LoRA or in full; it begins when it is iterated over.
+
+        for metrics in pronk.finetune("smollm2:135m", "mine.jsonl", "mine", max_steps=100):
+            print(metrics)
+
+    Options are those of `pronk finetune`, under their names and with their defaults; `pronk finetune --help` says what
+    each does. In Python `fields` may be a mapping from your records' keys to ours, `data`, `target_modules` and
+    `log_to` one name or several. `out` is not needed for `run.plan()` and `run.data`.
+
+    Raises BadRequest, which names the option, for values and combinations that cannot be, and PronkError where torch
+    is not installed. What is wrong with files and records is raised when the run begins.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.objectives.sft import SFT
+    from pronk.train.runs.options import of_records
+    from pronk.train.runs.tuning import Tuning
+
+    return Tuning(*of_records(SFT, given))
+
+
+@named
+def dpo(
+    model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
+    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
+    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
+    beta: float = 0.1, loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid", label_smoothing: float = 0.0,
+    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
+    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
+    from_adapter: Name | None = None, quantize: str | None = None,
+    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
+    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
+    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
+    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
+    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
+    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
+    resume: bool = False, log_to: Log | Sequence[Log] = (),
+) -> Run:  # fmt: skip
+    """A run that teaches `model` which of two answers people prefer, by direct preference optimization.
+
+    Its records are {"prompt", "chosen", "rejected"}; its metrics have "rewards/margins" and "rewards/accuracies", too.
+    Options are those of `pronk dpo`, as those of `finetune` are of its verb.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.objectives.dpo import DPO
+    from pronk.train.runs.options import of_records
+    from pronk.train.runs.tuning import Tuning
+
+    return Tuning(*of_records(DPO, given))
+
+
+@named
+def pretrain(
+    text: Name, out: Name | None = None, *,
+    separator: str = "<|endoftext|>", vocab_size: int | None = None, tokenizer: Name | None = None,
+    hidden: int = 128, layers: int = 4, heads: int = 4, kv_heads: int | None = None, ctx_size: int = 256,
+    epochs: float = 1.0, max_steps: int | None = None, batch_size: int = 4, accumulate: int = 1,
+    lr: float | None = None, warmup: float = 0.05, schedule: Schedule = "cosine", weight_decay: float = 0.1,
+    clip: float = 1.0, optimizer: Optimizer = "adamw", seed: int = 0, precision: Precision | None = None,
+    recompute: int = 0, gradient_checkpointing: bool = False, threads: int | None = None, device: str | None = None,
+    eval_data: Name | None = None, eval_share: float = 0.1, eval_every: int | None = None,
+    patience: int | None = None, samples: int = 2, save_every: int = 50, resume: bool = False,
+    log_to: Log | Sequence[Log] = (),
+) -> Run:  # fmt: skip
+    """A run that makes a small LLaMA and its tokenizer from nothing but `text`: a file, or a dataset on the hub.
+
+    The model is a Hugging Face folder, `run.result.model_folder`. Options are those of `pronk pretrain`, as those of
+    `finetune` are of its verb; `ctx_size` is --ctx.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.runs.options import of_text
+    from pronk.train.runs.scratch import Scratch
+
+    return Scratch(*of_text(given))
