@@ -18,7 +18,8 @@ from fake_llm import FakeLLM
 
 Run = Callable[..., Result]
 ANSWER = {"role": "assistant", "content": "word0 word1 "}
-REPORT = "2 tokens at 40.0 tok/s; greedy; stopped after 2 tokens; -n allows more\n"
+DRAWN = "temperature 0.7, top-p 0.95, seed 1234"
+REPORT = f"2 tokens at 40.0 tok/s; {DRAWN}; stopped after 2 tokens; -n allows more\n"
 
 
 def user(text: str) -> dict[str, str]:

@@ -144,8 +144,7 @@ class Chat:
     def _open_editor(self, whose: str) -> None:
         names = self.sampling.names()
         self.editor = chat_editor.best(chat_history.of_the_user(), lambda line: completions(line, names))
-        drawn = options.describe(self.sampling.params, None)
-        console.note(f"answers are {'' if drawn.startswith('greedy') else 'drawn with '}{drawn}, {whose}")
+        console.note(f"sampling: {options.describe(self.sampling.params, None)} ({whose}); /set changes it")
         if not self.editor.pastes:
             console.note('lines pasted here are sent one by one; pip install "pronk[chat]" mends that, and so does """')
         console.note("/help lists the commands; Ctrl-D ends.")
@@ -275,7 +274,7 @@ class Chat:
         if self.how["overflow"] == "error":
             return f"{used} tokens; {max(0, ctx_size - 1 - used)} more fit in the context of {ctx_size}"
         limit = longest_prompt(ctx_size, self.sampling.params.max_new_tokens)
-        kept = f"the context has {ctx_size}, of which {ctx_size - limit} are an answer's"
+        kept = f"a context of {ctx_size}, less {ctx_size - limit} for an answer"
         if used <= limit:
-            return f"{used} tokens; {limit - used} more before the oldest turns are left out ({kept})"
-        return f"{used} tokens; the oldest turns are left out of what the model reads ({kept})"
+            return f"{used} tokens; room for {limit - used} more ({kept}), then the oldest turns are left out"
+        return f"{used} tokens, and room for {limit} ({kept}): the model does not see the oldest turns"

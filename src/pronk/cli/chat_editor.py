@@ -37,7 +37,7 @@ class Editor(Protocol):
 
 def best(history: History, complete: Complete) -> Editor:
     """The best one there is, for what the terminal can do."""
-    if not console.is_dumb():
+    if not console.is_dumb() and (sys.stdout.isatty() or sys.stderr.isatty()):
         try:
             return Toolkit(history, complete)
         except ImportError:
@@ -151,6 +151,7 @@ class Readline:
         self.pastes = is_gnu and not console.is_dumb()
         if is_gnu:
             self.library.parse_and_bind("tab: complete")
+            self.library.parse_and_bind("set show-all-if-ambiguous on")
             self.library.parse_and_bind(r'"\e\C-m": "\C-q\C-j"')  # Alt-Enter: a newline, and not the end
         else:
             self.library.parse_and_bind("bind ^I rl_complete")

@@ -36,9 +36,9 @@ class Sampling:
             self.params = self._params(self.given)
         except BadRequest as error:
             raise BadRequest(f"generation_config.json, or what is asked for beside it: {error}") from None
-        if "temperature" in self.given:
+        if self.given.keys() & {*OWN, *self.advised}:
             return "as asked for"
-        return "as the model's generation_config.json says" if "temperature" in self.advised else "the chat's default"
+        return "the model's generation_config.json" if "temperature" in self.advised else "the chat's default"
 
     def set(self, name: str, text: str) -> str:
         """Set one field to what `text` says, or back to its default; what it is then, in words. Raises BadRequest."""
