@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,23 +30,29 @@ class Terminal:
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
         """What was shown up to and with `text`, since the last wait."""
+        return self.wait_for_any(re.escape(text), seconds)
+
+    def wait_for_any(self, pattern: str, seconds: float = 60) -> str:
         deadline = time.monotonic() + seconds
-        while text not in self.shown:
+        while (found := re.search(pattern, self.shown)) is None:
             ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{text!r} did not come; there was {self.shown!r}"
+            assert ready, f"{pattern!r} did not come; there was {self.shown!r}"
             try:
                 piece = os.read(self.master, 4096).decode(errors="replace")
             except OSError:  # the other side has closed
-                assert text in self.shown, f"{text!r} did not come; there was {self.shown!r}"
+                piece = ""
+            assert piece, f"{pattern!r} did not come; there was {self.shown!r}"
             self.shown += piece
             self.everything += piece
-        until = self.shown.index(text) + len(text)
-        seen, self.shown = self.shown[:until], self.shown[until:]
+        seen, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return seen
 
     def ends_with(self) -> int:
-        """The exit code, once the program has ended."""
-        return self.process.wait(timeout=60)
+        """The exit code, once the program has ended and all that it wrote has been read."""
+        with suppress(OSError):
+            while select.select([self.master], [], [], 30)[0] and (piece := os.read(self.master, 4096)):
+                self.everything += piece.decode(errors="replace")
+        return self.process.wait(timeout=1)
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -116,7 +116,8 @@ def load(chat: Chat, argument: str) -> None:
         raise BadRequest("/load needs a file name")
     conversation = Conversation.read(expanded(argument))
     chat.go_on_from(conversation)
-    said = f"{len(conversation.turns)} messages" + (" and a system prompt" if conversation.system else "")
+    count = len(conversation.turns)
+    said = f"{count} message{'s' * (count != 1)}" + (" and a system prompt" if conversation.system else "")
     console.note(f"loaded {said} from {argument}")
 
 
@@ -145,7 +146,7 @@ def obey(chat: Chat, line: str) -> None:
         raise BadRequest(f"no command {name}; {near}/help lists them, and // says a line that begins with /")
     argument = unquoted(argument) or argument.strip()
     if argument and not found.argument:
-        raise BadRequest(f"{name} takes no {_short(argument)}; nothing was done")
+        raise BadRequest(f"{name} takes no argument; {_short(argument)!r} was given, so nothing was done")
     found.run(chat, argument)
 
 

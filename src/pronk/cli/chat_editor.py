@@ -91,17 +91,18 @@ class Toolkit:
 
 
 def _toolkit_keys() -> KeyBindings:
-    from prompt_toolkit.application.current import get_app
     from prompt_toolkit.enums import DEFAULT_BUFFER
-    from prompt_toolkit.filters import Condition, has_focus
+    from prompt_toolkit.filters import has_focus
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
-    closed = Condition(lambda: not is_open(get_app().current_buffer.text))
 
-    @keys.add("enter", filter=typing & closed)
+    @keys.add("enter", filter=typing)
     def _(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
+        if is_open(event.current_buffer.text):
+            event.current_buffer.insert_text("\n")
+        else:
+            event.current_buffer.validate_and_handle()
 
     @keys.add("escape", "enter", filter=typing)
     def _(event: KeyPressEvent) -> None:
