@@ -220,6 +220,15 @@ def test_edit_changes_the_last_question(run: Run, loaded: list[FakeLLM]) -> None
     assert result.stderr.splitlines()[-1] == "pronk: /edit needs the new text: /edit TEXT"
 
 
+def test_system_alone_shows_what_it_takes_away(run: Run, loaded: list[FakeLLM]) -> None:
+    said = run("chat", "--system", "Be kind.", input="/system Be brief.\n/system\n/system\n").stderr
+    assert said.splitlines() == [
+        "system prompt set; it was: Be kind.",
+        "system prompt removed; it was: Be brief.",
+        "there is no system prompt; /system TEXT sets one",
+    ]
+
+
 def test_load_goes_on_from_a_file(run: Run, loaded: list[FakeLLM], tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     saved.write_text(json.dumps([{"role": "system", "content": "Be kind."}, user("one"), ANSWER]))
@@ -294,7 +303,7 @@ class TestSampling:
         assert (self.asked(loaded).temperature, self.asked(loaded).top_p) == (0.0, 1.0)
         result = run("chat", "--temperature", "0", "--top-p", "0.9", input="hi\n")
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "top_p=0.9 needs a temperature above 0" in result.stderr
+        assert "top-p needs a temperature above 0, for 0 is greedy" in result.stderr
 
     def test_generation_config_says(self, run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
         advised = GenerationConfig(sampling={"temperature": 0.6, "top_p": 0.9, "top_k": 40}, absent=("typical_p=0.9",))
@@ -338,13 +347,18 @@ class TestSampling:
         ("typed", "problem"),
         [
             ("temperature hot", "temperature: 'hot' is not a valid float."),
-            ("temperature -1", "temperature must be 0 (greedy) or from 0.0001 to 10000, not -1.0"),
+            (
+                "temperature -1",
+                "temperature must be 0 (greedy) or from 0.0001 to 10000, not -1.0; /set NAME default takes "
+                "a setting back",
+            ),
+            ("temperatur 0", "nothing called temperatur can be set; did you mean temperature?"),
             ("top-k 1.5", "top-k: '1.5' is not a valid integer."),
             ("rng dice", "rng: 'dice' is not one of 'philox', 'xorshift', 'numpy'."),
             ("ignore-eos maybe", "ignore-eos is on or off, not 'maybe'"),
             ("logit-bias x", "logit-bias: 'x' is not a token id and a number, as in 42=-5.0"),
             ("ctx-size 3", "nothing called ctx-size can be set; /set lists what can, other options begin a chat"),
-            ("n", "nothing called n can be set; /set lists what can, other options begin a chat"),
+            ("width", "nothing called width can be set; /set lists what can, other options begin a chat"),
         ],
     )
     def test_set_wrongly_changes_nothing(self, run: Run, loaded: list[FakeLLM], typed: str, problem: str) -> None:
@@ -352,6 +366,15 @@ class TestSampling:
         assert result.stderr.splitlines()[0] == f"pronk: {problem}"
         assert result.stderr.endswith(REPORT)
         assert result.exit_code == 1
+
+    def test_set_that_contradicts_says_the_way_out(self, run: Run, loaded: list[FakeLLM]) -> None:
+        script = "/set top-p 0.5\n/set temperature 0\nhi\n/set top-p default\n/set temperature 0\nhi\n"
+        said = run("chat", "-n", "2", input=script).stderr
+        assert (
+            "pronk: top-p needs a temperature above 0, for 0 is greedy and draws nothing; /set NAME default takes a "
+            "setting back\n" in said
+        )
+        assert [call["params"].temperature for call in loaded[0].calls] == [0.7, 0.0]
 
     def test_set_shows(self, run: Run, loaded: list[FakeLLM]) -> None:
         shown = run("chat", "-n", "2", input="/set\n/set top-p\n").stderr.splitlines()

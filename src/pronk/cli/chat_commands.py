@@ -75,6 +75,9 @@ def edit(chat: Chat, argument: str) -> None:
 @_command("[TEXT]", "set the system prompt; without TEXT, remove it")
 def system(chat: Chat, argument: str) -> None:
     before, chat.conversation.system = chat.conversation.system, argument or None
+    if not before and not argument:
+        console.note("there is no system prompt; /system TEXT sets one")
+        return
     was = f"; it was: {_short(before)}" if before else ""
     console.note(("system prompt set" if argument else "system prompt removed") + was)
 

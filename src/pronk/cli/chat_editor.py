@@ -79,7 +79,7 @@ class Toolkit:
             complete_while_typing=False,
             key_bindings=_toolkit_keys(),
             multiline=True,
-            prompt_continuation=MORE,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else MORE,
             search_ignore_case=True,
             enable_suspend=True,
             enable_open_in_editor=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,10 @@ class Sampling:
         given = {key: value for key, value in self.given.items() if key != field}
         if text != "default":
             given[field] = self._read(field, text)
-        params = self._params(given)
+        try:
+            params = self._params(given)
+        except BadRequest as error:
+            raise BadRequest(f"{error}; /set NAME default takes a setting back") from None
         before = self.params.temperature
         self.given, self.params = given, params
         drawn = "; answers are greedy now, which draws nothing" if before and not params.temperature else ""
@@ -56,7 +60,9 @@ class Sampling:
         """The field that `name` spells. Raises BadRequest."""
         said = name.lstrip("-").replace("-", "_")
         if (field := SAME.get(said, said)) not in self.options:
-            raise BadRequest(f"nothing called {name} can be set; /set lists what can, other options begin a chat")
+            close = difflib.get_close_matches(_spelled(said), self.names(), n=1)
+            way_out = f"did you mean {close[0]}?" if close else "/set lists what can, other options begin a chat"
+            raise BadRequest(f"nothing called {name} can be set; {way_out}")
         return field
 
     def names(self) -> list[str]:
@@ -83,7 +89,9 @@ class Sampling:
 
         fields = {**({} if "temperature" in self.advised else OWN), **self.advised, **given}
         if not fields["temperature"]:
-            fields = {key: value for key, value in fields.items() if key not in FILTER_NAMES or key in given}
+            if named := [name for name in FILTER_NAMES if name in given]:
+                raise BadRequest(f"{_spelled(named[0])} needs a temperature above 0, for 0 is greedy and draws nothing")
+            fields = {key: value for key, value in fields.items() if key not in FILTER_NAMES}
         return SamplingParams(**fields)
 
     def _read(self, field: str, text: str) -> Any:
