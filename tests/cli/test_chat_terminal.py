@@ -186,7 +186,7 @@ def test_tab_completes_commands_settings_and_files(chat: Start, tmp_path: Path) 
         time.sleep(0.3)  # prompt_toolkit completes aside of what is typed
         say(screen, f"{after}\r", answered)
 
-    tabbed("/tok", "", "room for")
+    tabbed("/tok", "", "more fit beside")
     tabbed("/set freq", " 0.5", "frequency-penalty 0.5")
     tabbed(f"/load {tmp_path}/a_conv", "", "loaded 1 message")
     tabbed("no /re", "sult", "allows more")  # in a message there are no commands

@@ -262,13 +262,10 @@ def test_content_parts_in_a_saved_conversation(run: Run, loaded: list[FakeLLM], 
 def test_tokens_are_counted(run: Run, loaded: list[FakeLLM]) -> None:
     result = run("chat", "-n", "2", "--system", "Be kind.", input="/tokens\none two\n/tokens\n")
     counted = [line for line in result.stderr.splitlines() if "tok/s" not in line]
-    room = "(a context of 64, less 2 for an answer), then the oldest turns are left out"
-    assert counted == [f"2 tokens; room for 60 more {room}", f"6 tokens; room for 56 more {room}"]
-    script = "one\n" * 30 + "/tokens\n"
-    counted = run("chat", "-n", "2", input=script).stderr.splitlines()[-1:]
-    assert counted == [
-        "90 tokens, and room for 62 (a context of 64, less 2 for an answer): the model does not see the oldest turns"
-    ]
+    beside = "fit beside an answer of 2 in the context of 64"
+    assert counted == [f"2 tokens; 60 more {beside}", f"6 tokens; 56 more {beside}"]
+    counted = run("chat", "-n", "2", input="one\n" * 30 + "/tokens\n").stderr.splitlines()[-1:]
+    assert counted == [f"90 tokens; 62 {beside}, so the oldest turns are left out"]
     result = run("chat", "--overflow", "error", input="/tokens\n")
     assert result.stderr == "0 tokens; 63 more fit in the context of 64\n"
 
@@ -392,8 +389,8 @@ def test_generate_stays_greedy(run: Run, loaded: list[FakeLLM], monkeypatch: pyt
 
 def test_help_says_whose_the_defaults_are(run: Run) -> None:
     said = " ".join(run("chat", "--help").stdout.split())
-    assert "[default: (the model's, else 0.7)]" in said
-    assert "[default: (the model's, else 0.95)]" in said
+    assert "[default: the model's, else 0.7]" in said
+    assert "[default: the model's, else 0.95]" in said
     assert "else 0.7" not in " ".join(run("generate", "--help").stdout.split())
 
 

@@ -14,7 +14,7 @@ from pronk.errors import BadFile, short
 NAME = "generation_config.json"
 
 # What changes the sampling, by the names that it has in SamplingParams too, and the type of each. The ranges are there.
-_KNOWN: dict[str, tuple[type, ...]] = {
+ADVISED: dict[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "top_k": (int,),
     "top_p": (int, float),
@@ -67,7 +67,7 @@ def read(folder: Path) -> GenerationConfig:
 def _sampling(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """`do_sample` decides where it is there; else a temperature or a filter means that there is to be a draw."""
     said: dict[str, Any] = {}
-    for key, types in _KNOWN.items():
+    for key, types in ADVISED.items():
         if (value := raw.get(key)) is None:
             continue
         if type(value) not in types:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pronk.checkpoint.generation_config import ADVISED
 from pronk.cli import chat_editor, chat_history, console, options, progress
 from pronk.cli.chat_commands import HELP, Over, completions, obey
 from pronk.cli.chat_sampling import OWN, Sampling, settable
@@ -94,9 +95,9 @@ def command(
 def _show_whose_defaults(parameters: Iterable[click.Parameter]) -> None:
     """In --help, of what generation_config.json may say."""
     for option in parameters:
-        if isinstance(option, click.Option) and option.name in ("temperature", "top_k", "top_p", "min_p",
-                                                                "repetition_penalty"):  # fmt: skip
-            option.show_default = f"the model's, else {OWN.get(option.name, option.default)}"
+        if isinstance(option, click.Option) and option.name in ADVISED:
+            own = f"{OWN.get(option.name, option.default):g}"
+            option.help, option.show_default = f"{option.help}  [default: the model's, else {own}]", False
 
 
 _show_whose_defaults(command.params)
@@ -274,7 +275,7 @@ class Chat:
         if self.how["overflow"] == "error":
             return f"{used} tokens; {max(0, ctx_size - 1 - used)} more fit in the context of {ctx_size}"
         limit = longest_prompt(ctx_size, self.sampling.params.max_new_tokens)
-        kept = f"a context of {ctx_size}, less {ctx_size - limit} for an answer"
+        beside = f"fit beside an answer of {ctx_size - limit} in the context of {ctx_size}"
         if used <= limit:
-            return f"{used} tokens; room for {limit - used} more ({kept}), then the oldest turns are left out"
-        return f"{used} tokens, and room for {limit} ({kept}): the model does not see the oldest turns"
+            return f"{used} tokens; {limit - used} more {beside}"
+        return f"{used} tokens; {limit} {beside}, so the oldest turns are left out"
