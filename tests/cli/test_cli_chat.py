@@ -11,7 +11,9 @@ import pytest
 from click.testing import Result
 from fake_llm import FakeLLM
 
+from pronk.checkpoint import generation_config
 from pronk.checkpoint.generation_config import GenerationConfig
+from pronk.cli import chat_sampling
 from pronk.cli.chat_commands import COMMANDS
 
 Run = Callable[..., Result]
@@ -385,6 +387,10 @@ def test_generate_stays_greedy(run: Run, loaded: list[FakeLLM], monkeypatch: pyt
     monkeypatch.setattr(FakeLLM.checkpoint, "generation", GenerationConfig(sampling={"temperature": 0.6}))
     run("generate", "-n", "2", "hi")
     assert loaded[0].calls[0]["params"].temperature == 0.0
+
+
+def test_what_may_be_advised_is_what_is_read() -> None:
+    assert set(chat_sampling.ADVISED) == set(generation_config.ADVISED)
 
 
 def test_help_says_whose_the_defaults_are(run: Run) -> None:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pronk.checkpoint.generation_config import ADVISED
 from pronk.cli import chat_editor, chat_history, console, options, progress
 from pronk.cli.chat_commands import HELP, Over, completions, obey
-from pronk.cli.chat_sampling import OWN, Sampling, settable
+from pronk.cli.chat_sampling import ADVISED, OWN, Sampling, settable
 from pronk.cli.conversation import Conversation, Message
 from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
 from pronk.terminal import shown

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Where nobody says otherwise. Greedy answers of small models repeat themselves.
 OWN = {"temperature": 0.7, "top_p": 0.95}
 
+# What pronk.checkpoint.generation_config reads; a test holds the two together, so that --help need not import it.
+ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 class Sampling:
     """`given`: fields of SamplingParams that the user named. `options`: those of the command line, by their fields;

@@ -10,7 +10,6 @@ from pronk.cli import options
 from pronk.errors import BadFile, BadRequest
 from pronk.strict_json import half_character
 from pronk.system import replacing
-from pronk.tokenizer.messages import checked
 
 Message = dict[str, str]
 
@@ -38,6 +37,8 @@ class Conversation:
 
         Raises BadFile, and BadRequest where it cannot be read as text.
         """
+        from pronk.tokenizer.messages import checked
+
         text = options.read_file(str(path))
         try:
             messages = json.loads(text)
