@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from scripts import script
 from terminal import Terminal
 
 Start = Callable[..., Terminal]
@@ -322,3 +324,27 @@ def test_a_long_history_is_cut_and_two_chats_keep_both_theirs(tmp_path: Path) ->
     assert History(path).entries == [str(n) for n in range(1500, 2500)]
     assert len(path.read_text().splitlines()) == 1000
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_picture_of_a_chat_is_what_its_terminal_shows(
+    fake_pronk: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/make_chat.py, with other answers: a paste is one question, notes are grey, menus have a ground."""
+    for needed in ("pty", "pyte", "prompt_toolkit"):
+        pytest.importorskip(needed)
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs))
+    monkeypatch.setenv("PRONK_HOME", str(tmp_path))
+    made = script(docs / "make_chat.py")
+    session = [(made.PASTE, None), ("\r", "tok/s"), ("/re\t", None)]
+    screen = made.record([*fake_pronk, "chat", "-n", "2"], session)
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    assert lines[2:6] == ["> What does this do?", ". def f(x):", ".     return x + 1", "word0 word1"]
+    assert lines[-3] == "> /re"
+    assert "/reset" in lines[-1]
+    drawn = ElementTree.fromstring(made.picture(screen))
+    texts = {each.text: each.get("fill") for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert texts["word0 word1"] == made.INK
+    assert texts["/help lists the commands; Ctrl-D ends."] == made.DIM
+    grounds = {each.get("fill") for each in drawn.iter("{http://www.w3.org/2000/svg}rect")}
+    assert len(grounds - {made.PAPER}) >= 2

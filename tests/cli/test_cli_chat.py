@@ -15,6 +15,7 @@ from pronk.checkpoint import generation_config
 from pronk.checkpoint.generation_config import GenerationConfig
 from pronk.cli import chat_sampling
 from pronk.cli.chat_commands import COMMANDS
+from pronk.engine.params import SamplingParams
 
 Run = Callable[..., Result]
 ANSWER = {"role": "assistant", "content": "word0 word1 "}
@@ -305,18 +306,21 @@ class TestSampling:
         assert "top-p needs a temperature above 0, for 0 is greedy" in result.stderr
 
     def test_generation_config_says(self, run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-        advised = GenerationConfig(sampling={"temperature": 0.6, "top_p": 0.9, "top_k": 40}, absent=("typical_p=0.9",))
+        advised = GenerationConfig(
+            sampling={"temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1},
+            absent=("typical_p=0.9",),
+        )
         monkeypatch.setattr(FakeLLM.checkpoint, "generation", advised)
         result = run("chat", "-n", "2", input="hi\n/set\n")
         params = self.asked(loaded)
-        assert (params.temperature, params.top_p, params.top_k) == (0.6, 0.9, 40)
+        assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 0.9, 40, 1.1)
         assert "generation_config.json asks for typical_p=0.9, which pronk does not have" in result.stderr
         assert "top-k               40      generation_config.json" in result.stderr
         run("chat", "-n", "2", "--top-k", "0", "--temp", "1.5", input="hi\n")
         params = self.asked(loaded)
         assert (params.temperature, params.top_p, params.top_k) == (1.5, 0.9, 0)
         run("chat", "-n", "2", "--temp", "0", input="hi\n")
-        assert (self.asked(loaded).temperature, self.asked(loaded).top_k) == (0.0, 0)
+        assert self.asked(loaded) == SamplingParams(max_new_tokens=2)  # no penalty either
         monkeypatch.setattr(FakeLLM.checkpoint, "generation", GenerationConfig(sampling={"temperature": 0.0}))
         assert "; greedy; " in run("chat", "-n", "2", input="hi\n").stderr
         monkeypatch.setattr(FakeLLM.checkpoint, "generation", GenerationConfig(sampling={"temperature": -1}))

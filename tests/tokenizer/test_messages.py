@@ -118,6 +118,22 @@ def test_any_conversation(turns: list[tuple[int, int]], limit: int, has_system: 
     assert (left_out == 0) == (len(kept[0]) <= limit or len(turns) == 0)
 
 
+def test_a_long_conversation_is_encoded_few_times() -> None:
+    """It takes longest of all that is done before an answer begins."""
+    turns = [m for n in range(200) for m in (user("q" * (n % 17)), answer("a" * (n % 29)))]
+    messages, encoded = [SYSTEM, *turns, user("now?")], 0
+
+    def counted(messages: Sequence[Message]) -> list[int]:
+        nonlocal encoded
+        encoded += 1
+        return encode(messages)
+
+    for limit in (4300, 3000, 1000, 100):
+        encoded = 0
+        assert len(without_oldest(messages, counted, limit)[0]) <= limit
+        assert encoded <= 5, limit
+
+
 def test_an_answer_has_room() -> None:
     assert longest_prompt(2048, 256) == 1792
     assert longest_prompt(2048, 1 << 30) == 1024

@@ -147,6 +147,8 @@ class Chat:
         console.note(f"sampling: {options.describe(self.sampling.params, None)} ({whose}); /set changes it")
         if not self.editor.pastes:
             console.note('lines pasted here are sent one by one; pip install "pronk[chat]" mends that, and so does """')
+        if count := len(self.conversation.turns):
+            console.note(f"going on from {self.conversation.path}: {count} message{'s' * (count > 1)}")
         console.note("/help lists the commands; Ctrl-D ends.")
 
     def complain(self, problem: str) -> None:

@@ -86,7 +86,7 @@ class Sampling:
         return rows
 
     def _params(self, given: Mapping[str, Any]) -> SamplingParams:
-        """Greedy decoding draws nothing: filters that nobody asked for by name are no contradiction to it."""
+        """Who names a temperature of 0 wants plain greedy decoding: no advice, and no filters, which contradict it."""
         from pronk.engine.filters import FILTER_NAMES
         from pronk.engine.params import SamplingParams
 
@@ -94,7 +94,8 @@ class Sampling:
         if not fields["temperature"]:
             if named := [name for name in FILTER_NAMES if name in given]:
                 raise BadRequest(f"{_spelled(named[0])} needs a temperature above 0, for 0 is greedy and draws nothing")
-            fields = {key: value for key, value in fields.items() if key not in FILTER_NAMES}
+            advised = {} if "temperature" in given else self.advised
+            fields = {key: value for key, value in {**advised, **given}.items() if key not in FILTER_NAMES}
         return SamplingParams(**fields)
 
     def _read(self, field: str, text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, get_args
@@ -59,9 +58,22 @@ def without_oldest(
     def rest(dropped: int) -> list[int]:
         return encode([*messages[:opening], *messages[starts[dropped] :]])
 
+    characters = [sum(len(str(m.get("content"))) for m in messages[start:]) for start in starts]
+
     def fewest(most: int) -> int:
-        """How many turns have to go; as many as there are, where no number of them is enough."""
-        return 1 + bisect_left(range(1, len(starts)), True, key=lambda dropped: len(rest(dropped)) <= most)
+        """How many turns have to go; as many as there are, where no number of them is enough. Looked for around the
+        place where it is by characters: to encode a long conversation takes a while.
+        """
+        too_few, enough, stride = 0, len(starts), 1
+        at = sum(len(whole) * each > most * characters[0] for each in characters)
+        while enough - too_few > 1:
+            at = min(max(at, too_few + 1), enough - 1)
+            if len(rest(at)) <= most:
+                enough, at = at, at - stride
+            else:
+                too_few, at = at, at + stride
+            stride *= 2
+        return enough
 
     step = max(1, limit // 4)
     steps = -(-(len(whole) - limit) // step)
