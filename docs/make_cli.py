@@ -28,8 +28,10 @@ one newline that is not the model's. Option names may be spelled with `_` for `-
 | 130 | interrupted with Ctrl-C; a second Ctrl-C does not wait for anything |
 
 On a terminal, control characters in generated text are shown as signs (`␛`), so that a model cannot give the terminal
-orders; files and pipes get the text as it is. `chat` keeps the lines you typed in `chat_history`, readable by you
-alone, in pronk's folder of the user's state directory (on Linux `~/.local/state/pronk`) or in `$PRONK_HOME`.
+orders; files and pipes get the text as it is. Where `NO_COLOR` is set, nothing is coloured or dimmed. `chat` keeps what
+you typed in `chat_history`, readable by you alone, in pronk's folder of the user's state directory (on Linux
+`~/.local/state/pronk`) or in `$PRONK_HOME`. It edits what you type with prompt_toolkit where that is installed
+(`pip install 'pronk[chat]'`), else with readline.
 
 Shell completion: `eval "$(_PRONK_COMPLETE=bash_source pronk)"`, likewise `zsh_source`, and `fish_source` for `source`.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 PICTURE = Path(__file__).with_name("terminal.svg")
 COMMANDS = (
     """pronk generate --echo --stop $'\\n' "Bread is made from\"""",
-    """echo "What is the capital of Peru?" | pronk chat""",
+    """echo "What is the capital of Peru?" | pronk chat --temp 0""",
 )
 COLUMNS, LINE, CHARACTER, MARGIN = 96, 20, 8.43, 18
 PAPER, INK, DIM, PROMPT = "#14171d", "#e6e8ed", "#a0a7b4", "#56d4a0"  # dark on every page, as terminals are
@@ -31,23 +31,29 @@ def lines(command: str) -> list[tuple[str, str]]:
 
 
 def picture(shown: list[tuple[str, str]]) -> str:
-    width, height = COLUMNS * CHARACTER + 2 * MARGIN, len(shown) * LINE + 2 * MARGIN + 14
-    texts = [
-        f'<text x="{MARGIN}" y="{MARGIN + 26 + n * LINE}" fill="{colour}" xml:space="preserve">{escape(text)}</text>'
-        for n, (colour, text) in enumerate(shown)
-    ]
-    said = escape(" ".join(text for _, text in shown))
+    texts = [text_at(n, 0, colour, text) for n, (colour, text) in enumerate(shown)]
+    return window(len(shown), "pronk in a terminal", " ".join(text for _, text in shown), texts)
+
+
+def text_at(row: int, column: int, colour: str, text: str) -> str:
+    x, y = MARGIN + column * CHARACTER, MARGIN + 26 + row * LINE
+    return f'<text x="{x:.4g}" y="{y}" fill="{colour}" xml:space="preserve">{escape(text)}</text>'
+
+
+def window(rows: int, title: str, said: str, drawn: list[str]) -> str:
+    """A terminal of so many rows, and what is drawn in it; `said`: the same for those who cannot see."""
+    width, height = COLUMNS * CHARACTER + 2 * MARGIN, rows * LINE + 2 * MARGIN + 14
     dots = [f'<circle cx="{MARGIN + 6 + 18 * n}" cy="{MARGIN}" r="5" fill="{DIM}"/>' for n in range(3)]
     style = "font: 14px 'DejaVu Sans Mono', Menlo, Consolas, monospace"
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" role="img" '
         'aria-labelledby="title said">',
-        '<title id="title">pronk in a terminal</title>',
-        f'<desc id="said">{said}</desc>',
+        f'<title id="title">{escape(title)}</title>',
+        f'<desc id="said">{escape(said)}</desc>',
         f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>',
         *dots,
         f'<g style="{style}">',
-        *texts,
+        *drawn,
         "</g>",
         "</svg>\n",
     ])  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,8 +22,10 @@ from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer, PronkError
-from pronk.prompts import Message, Prompt, Truncate
+from pronk.prompts import Prompt, Truncate
 from pronk.session import Session
+from pronk.tokenizer import messages as conversation
+from pronk.tokenizer.messages import Message, Overflow
 from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
@@ -190,28 +192,94 @@ class LLM:
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
-        self, messages: Sequence[Message], *, chat_template: str | Path | None = None, **options: Any
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        chat_template: str | Path | None = None,
+        overflow: Overflow = "error",
+        params: SamplingParams | None = None,
+        truncate: Truncate | None = None,
+        cache: bool = True,
+        progress: Progress | None = None,
+        **sampling: Any,
     ) -> Generation | list[Generation]:
-        """The answer to `messages`, each {"role": "system" | "user" | "assistant", "content": text}.
+        """The answer to `messages`, each {"role": "system" | "user" | "assistant", "content": text}; or a list of
+        answers, conversation by conversation, to a list of such lists. A content may be a list of OpenAI's text parts,
+        {"type": "text", "text": text} each: they become lines of one text.
 
         `chat_template`: a template file or the name of a built-in one, instead of the checkpoint's own.
+        `overflow`: what becomes of a conversation that leaves no room for `max_new_tokens` (at most half of the
+        context). "drop-oldest" leaves out its oldest turns: a question goes with its answer, the system prompt and the
+        last question stay. `truncated_tokens` of the answer says how many tokens went. "error": where it does not
+        fit, ContextOverflow.
+
+        Decoding is greedy, as in `generate`; `checkpoint.generation.sampling` holds what the model's makers advise:
+        `llm.chat(messages, **llm.checkpoint.generation.sampling)`.
         """
-        return self.generate(self.chat_prompt(messages, chat_template), **options)
+        several: list[Sequence[Message]]
+        several, listed = conversation.conversations(messages)
+        params = SamplingParams.of(params, sampling)
+        prompts = [self._conversation(one, chat_template, overflow, params) for one in several]
+        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress)
+        each = len(found) // len(prompts)
+        for n, generation in enumerate(found):
+            if left_out := prompts[n // each][1]:
+                found[n] = replace(generation, truncated_tokens=generation.truncated_tokens + left_out)
+        return found if listed or len(found) > 1 else found[0]
 
     def stream_chat(
-        self, messages: Sequence[Message], *, chat_template: str | Path | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | Path | None = None,
+        overflow: Overflow = "error",
+        params: SamplingParams | None = None,
+        truncate: Truncate | None = None,
+        cache: bool = True,
+        progress: Progress | None = None,
+        **sampling: Any,
     ) -> Iterator[Chunk]:
-        return self.stream(self.chat_prompt(messages, chat_template), **options)
+        """The same of one conversation, as it comes."""
+        if conversation.conversations(messages)[1]:
+            raise BadRequest("stream_chat takes one conversation; chat takes a list of them")
+        params = SamplingParams.of(params, sampling)
+        ids, left_out = self._conversation(messages, chat_template, overflow, params)
+        chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress)
+        if not left_out:
+            return chunks
+        return (replace(chunk, truncated_tokens=chunk.truncated_tokens + left_out) for chunk in chunks)
 
     def chat_prompt(self, messages: Sequence[Message], chat_template: str | Path | None = None) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins."""
+        return self._encode_chat(chat_template)(conversation.checked(messages))
+
+    def _conversation(
+        self,
+        messages: Sequence[Message],
+        chat_template: str | Path | None,
+        overflow: Overflow,
+        params: SamplingParams,
+    ) -> tuple[list[int], int]:
+        """The token ids of a conversation, and how many were left out with its oldest turns."""
+        conversation.check_overflow(overflow)
+        checked = conversation.checked(messages)
+        encode = self._encode_chat(chat_template)
+        return (
+            (encode(checked), 0)
+            if overflow == "error"
+            else conversation.without_oldest(
+                checked, encode, conversation.longest_prompt(self.ctx_size, params.max_new_tokens)
+            )
+        )
+
+    def _encode_chat(self, chat_template: str | Path | None) -> Callable[[Sequence[Message]], list[int]]:
         from pronk.tokenizer import chat
 
         if not isinstance(chat_template, str | Path | None):
             raise BadRequest(f"chat_template must be a file or a name, not {type(chat_template).__name__}")
         template = chat.choose(self.tokenizer, chat_template)
         # A template writes the beginning-of-text token itself where the model was trained with one.
-        return self.tokenizer.encode(template.render(given.messages(messages)), bos=False)
+        return lambda messages: self.tokenizer.encode(template.render(messages), bos=False)
 
     def logits(self, token_ids: Sequence[int], *, cache: bool = False, chunk: int | None = None) -> NDArray[np.float32]:
         """[T, V] for one text. With `cache`, through the KV cache, `chunk` tokens at a time (1, as in decoding)."""
@@ -366,7 +434,7 @@ class LLM:
             return ids, 0
         if truncate is None:
             raise ContextOverflow(len(ids), limit)
-        keep = max(self.ctx_size - params.max_new_tokens, self.ctx_size // 2)
+        keep = conversation.longest_prompt(self.ctx_size, params.max_new_tokens)
         return given.cut(ids, keep, truncate, self._bos()), len(ids) - keep
 
     def _bos(self) -> int | None:

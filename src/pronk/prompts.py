@@ -1,16 +1,15 @@
-"""Prompts as callers hand them over, told apart and checked: texts, token ids, lists of either, messages."""
+"""Prompts as callers hand them over, told apart and checked: texts, token ids, lists of either."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from pronk.errors import BadRequest
 
 Prompt = str | Sequence[int]  # text, or token ids taken as they are
 Truncate = Literal["left", "right"]
-Message = Mapping[str, Any]
 
 
 def as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
@@ -32,12 +31,6 @@ def token_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
     if bad := [i for i in ids if not 0 <= i < vocab_size]:
         raise BadRequest(f"token id {bad[0]} is outside the vocabulary of {vocab_size}")
     return ids
-
-
-def messages(given: Sequence[Message]) -> list[dict[str, Any]]:
-    if not _is_sequence(given) or not given or not all(isinstance(m, Mapping) and "role" in m for m in given):
-        raise BadRequest('messages must be a list of {"role": "system" | "user" | "assistant", "content": text}')
-    return [dict(message) for message in given]
 
 
 def check_truncate(side: Truncate | None) -> None:

@@ -6,6 +6,7 @@ misbehave.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from pronk.checkpoint.generation_config import GenerationConfig
 from pronk.engine.generation import Chunk, Generation, Stats, TokenLogprob
 from pronk.errors import BadFile, BadRequest, ContextOverflow
 
@@ -21,7 +23,7 @@ CTX_SIZE = 64
 
 
 class FakeTokenizer:
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, bos: bool = True) -> list[int]:
         return list(range(len(text.split())))
 
     def token_text(self, token: int) -> str:
@@ -34,6 +36,7 @@ class FakeTokenizer:
 class FakeLLM:
     name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
     config = SimpleNamespace(vocab_size=100, max_position_embeddings=CTX_SIZE, rope_scaling=None)
+    checkpoint = SimpleNamespace(generation=GenerationConfig())
 
     def __init__(self, **loading: Any) -> None:
         self.loading = loading
@@ -93,15 +96,29 @@ class FakeLLM:
     def chat_prompt(self, messages: Sequence[dict[str, str]], chat_template: Any = None) -> list[int]:
         if messages[0] == {"role": "system", "content": "refused"}:
             raise BadRequest("the model's chat template refuses these messages: no system prompt")
-        return [0]
+        return list(range(_words(messages)))
 
-    def stream_chat(self, messages: Sequence[dict[str, str]], *, chat_template: Any, **how: Any) -> Iterator[Chunk]:
+    def stream_chat(
+        self, messages: Sequence[dict[str, str]], *, chat_template: Any, overflow: str, **how: Any
+    ) -> Iterator[Chunk]:
         how.pop("progress")
-        self.calls.append({"messages": [dict(m) for m in messages], "chat_template": chat_template})
-        words = sum(len(m["content"].split()) for m in messages)
+        messages = [dict(m) for m in messages]
+        call = {"messages": messages, "chat_template": chat_template, "overflow": overflow, "params": how["params"]}
+        self.calls.append(call)
+        before = words = _words(messages)
+        while overflow == "drop-oldest" and words > CTX_SIZE - 1 and len(messages) > 2:
+            first = int(messages[0]["role"] == "system")
+            del messages[first : first + 2]
+            words = _words(messages)
         if words > CTX_SIZE and how["truncate"] is None:
             raise ContextOverflow(words, CTX_SIZE - 1)
-        return self._chunks(messages[-1]["content"], words, how["params"])
+        cut = before - min(words, CTX_SIZE // 2 if words > CTX_SIZE else words)
+        chunks = self._chunks(messages[-1]["content"], words, how["params"])
+        return (replace(chunk, truncated_tokens=cut) for chunk in chunks)
+
+
+def _words(messages: Sequence[dict[str, str]]) -> int:
+    return sum(len(m["content"].split()) for m in messages)
 
 
 def _interrupt() -> None:
@@ -133,6 +150,8 @@ def fake_load(model: str, **loading: Any) -> FakeLLM:
 
 
 if __name__ == "__main__":
+    for library in filter(None, os.environ.get("FAKE_ABSENT", "").split()):
+        vars(sys)["modules"][library] = None  # as if it were not installed
     import pronk
     from pronk.cli import main
 

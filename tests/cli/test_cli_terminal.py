@@ -111,6 +111,7 @@ def test_nothing_else_writes() -> None:
     known = {
         "cli/console.py",
         "cli/training_progress.py",  # from a signal handler, bytes of its own
+        "cli/chat_editor.py",  # prompt_toolkit's, of what is typed; /edit hands it what `shown` leaves alone
         "checkpoint/hub/local.py",  # shown
         "checkpoint/hub/wheel.py",  # a name from a table of pronk's
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.generation_config import GenerationConfig
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, Unsupported
 from pronk.tokenizer.vocabulary import TokenizerSource
@@ -86,6 +87,7 @@ class Checkpoint:
     quantization: str | None = None  # the block types and how many tensors have each, as in "Q4_1 x 210, Q8_0 x 1"
     int8_threshold: float | None = None  # what an LLM.int8() checkpoint says of itself
     files: tuple[Path, ...] = ()  # those that hold weights
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def plan(self, itemsize: int | None = None, *, head_apart: bool = False) -> LoadPlan:
         """`itemsize`: bytes an element once loaded; None keeps each plain type and makes block types float32.

@@ -44,7 +44,7 @@ def write_json(value: object) -> None:
 def note(text: str) -> None:
     """A line to stderr, dimmed on a terminal that can."""
     said = shown(text)
-    click.echo(said if is_dumb() else click.style(said, dim=True), err=True)
+    click.echo(said if is_plain() else click.style(said, dim=True), err=True)
 
 
 def say(text: str = "", end: str = "\n") -> None:
@@ -60,6 +60,11 @@ def draw(line: str) -> None:
 def is_dumb() -> bool:
     """Whether the terminal, if it is one, takes text alone."""
     return os.environ.get("TERM") in ("dumb", "unknown")
+
+
+def is_plain() -> bool:
+    """Whether nothing is to be dimmed or coloured: the terminal cannot, or its user does not want it (no-color.org)."""
+    return is_dumb() or bool(os.environ.get("NO_COLOR"))
 
 
 def size(nbytes: float) -> str:

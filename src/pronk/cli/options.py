@@ -347,8 +347,9 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
         raise click.UsageError(typed.in_words(click.get_current_context(), str(error))[0]) from None
 
 
-def describe(params: SamplingParams, seed: int) -> str:
-    """The sampling that took place, in a few words: what differs from the defaults, and the seed if any was used."""
+def describe(params: SamplingParams, seed: int | None) -> str:
+    """The sampling that took place, in a few words: what differs from the defaults, and the seed if any was used. No
+    seed: that which is to take place."""
     from pronk.engine.filters import FILTER_NAMES
     from pronk.engine.params import SamplingParams
 
@@ -360,19 +361,20 @@ def describe(params: SamplingParams, seed: int) -> str:
             words.append(f"{name.replace('_', '-')} {value:g}")
     if params.logit_bias:
         words.append(f"{len(params.logit_bias)} logit biases")
-    if params.temperature > 0:
+    if params.temperature > 0 and seed is not None:
         words.append(f"seed {seed}" + (f" ({params.rng})" if params.rng != plain.rng else ""))
     return ", ".join(words)
 
 
-def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation]) -> str | None:
-    """What cut sequences short, if anything did: their last chunks or wholes tell. Ends in what may let them go on."""
+def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation], option: str = "-n") -> str | None:
+    """What cut sequences short, if anything did: their last chunks or wholes tell. Ends in what may let them go on.
+    `option`: what raises the number of new tokens."""
     cut = [end.stats for end in ends if end.finish_reason == "length" and end.stats]
     if not cut:
         return None
     some = f"{len(cut)} of {len(ends)} stopped" if len(ends) > 1 else "stopped"
     if all(stats.prompt_tokens + stats.new_tokens < llm.ctx_size for stats in cut):
-        return f"{some} after {cut[0].new_tokens} tokens; -n allows more"
+        return f"{some} after {cut[0].new_tokens} tokens; {option} allows more"
     trained = llm.config.max_position_embeddings
     more = f"; -c allows up to {trained}" if llm.ctx_size < trained else ""
     return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"

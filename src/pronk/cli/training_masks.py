@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from itertools import groupby
 from operator import itemgetter
@@ -27,7 +26,7 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
 
     chosen = settings.batches(data.train).epoch(0)[:_SHOWN]
     on_terminal = sys.stdout.isatty()
-    coloured = on_terminal and not console.is_dumb() and not os.environ.get("NO_COLOR")
+    coloured = on_terminal and not console.is_plain()
     lines = []
     for number, indices in enumerate(chosen, 1):
         examples = [data.train[index] for index in indices]

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pronk import strict_json
+from pronk.checkpoint import generation_config
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.containers import safetensors, torch_zip, weight_file
 from pronk.checkpoint.readers import quantization
 from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
-from pronk.config.model_config import end_ids
 from pronk.errors import BadFile, short
 from pronk.tokenizer import source as tokenizer_source
 from pronk.tokenizer.vocabulary import TokenizerSource
@@ -43,7 +43,8 @@ def read(path: Path) -> Checkpoint:
     raw = strict_json.read(config_path)
     quantized = quantization.parse(raw.pop("quantization_config", None), config_path)
     config = ModelConfig.from_dict(raw, path=str(config_path))
-    config = _more_ends(config, folder)
+    generation = generation_config.read(folder)  # chat models have several tokens that end a text, and list them there
+    config = replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *generation.eos_ids))))
     files, weight_map, source = _chosen_files(path)
     tensors = {n: t for n, t in _all_tensors(files, weight_map, source).items() if not _is_table(n)}
     if config.tie_word_embeddings and HEAD in tensors:
@@ -56,24 +57,14 @@ def read(path: Path) -> Checkpoint:
         if not quantized or tensor.dtype != quantized.layout.dtype:
             plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
     threshold = quantized.threshold if quantized else None
-    return Checkpoint(path, "huggingface", config, tensors, _tokenizer(folder), described, threshold, tuple(files))
+    return Checkpoint(
+        path, "huggingface", config, tensors, _tokenizer(folder), described, threshold, tuple(files), generation
+    )
 
 
 def _is_table(name: str) -> bool:
     """Rotary frequencies, which old versions of transformers saved though they follow from the config."""
     return name.endswith("rotary_emb.inv_freq")
-
-
-def _more_ends(config: ModelConfig, folder: Path) -> ModelConfig:
-    """The ids that end a text, with those of generation_config.json: chat models have several, and list them there."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return config
-    try:
-        ids = end_ids(strict_json.read(path).get("eos_token_id"))
-    except ValueError as error:
-        raise BadFile(path, str(error)) from None
-    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ids))))
 
 
 # Which files
