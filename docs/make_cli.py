@@ -25,6 +25,7 @@ one newline that is not the model's. Option names may be spelled with `_` for `-
 | 0 | done; also when the reader of stdout left early, as `head` does |
 | 1 | an error, said in one line that begins with `pronk:`; or `verify` found a bug |
 | 2 | wrong usage: an unknown option, a value out of range; said in one line, and a second names the help |
+| 3 | `merge` or `quantize` would lose over a third of what the model was taught, and wrote nothing (`--accept-loss`) |
 | 130 | interrupted with Ctrl-C; a second Ctrl-C does not wait for anything |
 
 On a terminal, control characters in generated text are shown as signs (`␛`), so that a model cannot give the terminal

@@ -26,13 +26,22 @@ IDS = [1, 50, 60, 70, 80, 90]
 @pytest.fixture(scope="module")
 def folder(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random adapter, large enough to be seen."""
+    return save(model, tmp_path_factory.mktemp("adapter"), 0.1)
+
+
+@pytest.fixture(scope="module")
+def faint(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One that changes less than 4 bits can tell, and more than 8 bits cannot."""
+    return save(model, tmp_path_factory.mktemp("faint"), 0.045)
+
+
+def save(model: str, folder: Path, size: float) -> str:
     draw, weights = np.random.default_rng(4), {}
     for name, shape in checkpoint.open(model).config.tensor_shapes().items():
         module = name.removesuffix(".weight")
         if module.endswith("proj"):
-            weights[adapter.key(module, "lora_A")] = draw.normal(0, 0.1, (3, shape[1])).astype(np.float32)
-            weights[adapter.key(module, "lora_B")] = draw.normal(0, 0.1, (shape[0], 3)).astype(np.float32)
-    folder = tmp_path_factory.mktemp("adapter")
+            weights[adapter.key(module, "lora_A")] = draw.normal(0, size, (3, shape[1])).astype(np.float32)
+            weights[adapter.key(module, "lora_B")] = draw.normal(0, size, (shape[0], 3)).astype(np.float32)
     safetensors.numpy.save_file(weights, folder / adapter.WEIGHTS)
     config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     config["target_modules"] = [*config["target_modules"], "gate_proj", "up_proj", "down_proj"]  # type: ignore[misc]
@@ -53,7 +62,9 @@ def test_merged(
     assert least <= receipt["divergence"]["mean"] <= most
     merged = pronk.load(tmp_path / name, engine="cpu")
     assert merged.has_tokenizer
-    expected = pronk.load(model, adapter=folder, engine="cpu", quantize="f32").logits(IDS)
+    opened = checkpoint.open(model)
+    summed = adapter.applied(opened, adapter.open(Path(folder), opened))
+    expected = pronk.load(summed, engine="cpu", quantize="f32").logits(IDS)
     if dtype == "f32":
         assert np.array_equal(merged.logits(IDS), expected)
     assert not np.allclose(pronk.load(model, engine="cpu").logits(IDS), expected, atol=0.05)
@@ -66,6 +77,7 @@ def test_the_receipt_as_text(run: Run, model: str, folder: str, tmp_path: Path) 
     assert lines[0].endswith(f"; merged into {model} (F32)")
     assert lines[1].startswith(f"mean KL divergence from {model} in f32 with {folder} applied: 0 ± 0; ")
     assert lines[1].endswith("is the same in 100.0% of 508 predictions")
+    assert lines[2].startswith("lost of what was learned: 0.0%; the untouched base lies ")
 
 
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
@@ -151,3 +163,64 @@ def test_no_adapter(run: Run, model: str, tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (
         1, f"pronk: {tmp_path}: no adapter in this folder; looked for adapter_config.json\n",
     )  # fmt: skip
+
+
+def test_over_a_third_of_what_was_learned_lost(run: Run, model: str, faint: str, tmp_path: Path) -> None:
+    """Refused in one line with the way out, and exit code 3; 8 bits keep it; it is written where that is accepted."""
+    destination = tmp_path / "m.gguf"
+    result = run("merge", model, faint, str(destination), "--dtype", "q4")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"pronk: {destination} is not written: q4 loses ")
+    assert "% of what was learned: on pronk's own text its predictions lie " in result.stderr
+    for way in ("store q8", "pronk quantize --max-kld", "keep the adapter apart (--adapter)", "--accept-loss"):
+        assert way in result.stderr
+    assert not list(tmp_path.iterdir())
+
+    result = run("merge", model, faint, str(destination), "--dtype", "q8", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    learned = json.loads(result.stdout)["learned"]
+    assert 0 < learned["lost"] < 1 / 3
+    assert 0 <= learned["noise_floor"] < learned["divergence"]["mean"]
+
+    result = run("merge", model, faint, str(destination), "--dtype", "q4", "--accept-loss", "--overwrite", "--json")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("q4 loses ")
+    receipt = json.loads(result.stdout)
+    assert receipt["learned"]["lost"] > 1 / 3
+    assert checkpoint.open(destination).quantization == receipt["quantization"] == "Q4_1 x 14, Q8_0 x 2"
+
+
+def test_lost_is_a_share_of_two_divergences_over_the_same_predictions(
+    run: Run, model: str, faint: str, tmp_path: Path
+) -> None:
+    """Measured once more here, apart from each other."""
+    from pronk.measure.divergence import divergence
+    from pronk.measure.windows import evaluation_text
+
+    destination = tmp_path / "m.gguf"
+    receipt = json.loads(
+        run("merge", model, faint, str(destination), "--dtype", "q4", "--accept-loss", "--json").stdout
+    )
+    opened = checkpoint.open(model)
+    merged = pronk.load(adapter.applied(opened, adapter.open(Path(faint), opened)), engine="cpu", quantize="f32")
+    ids = merged.tokenizer.encode(evaluation_text())
+    written, base = (
+        divergence(merged, pronk.load(other, engine="cpu"), ids, ctx=256, count=4)["mean"]
+        for other in (destination, model)
+    )
+    assert receipt["divergence"]["mean"] == pytest.approx(written, rel=1e-6)
+    assert receipt["learned"]["divergence"]["mean"] == pytest.approx(base, rel=1e-6)
+    assert receipt["learned"]["lost"] == pytest.approx(written / base, rel=1e-6)
+
+
+def test_a_text_that_shows_nothing_of_what_was_learned(run: Run, model: str, tmp_path: Path) -> None:
+    """Nothing is claimed of what rounding hides, and another text asked for."""
+    silent = save(model, tmp_path, 1e-6)
+    result = run("merge", model, silent, str(tmp_path / "m.gguf"), "--dtype", "q4", "--json")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("pronk's own text shows nothing of what was learned (KL divergence ")
+    assert "--text FILE" in result.stderr
+    learned = json.loads(result.stdout)["learned"]
+    assert learned["lost"] is None
+    assert "lost of what" not in run("merge", model, silent, str(tmp_path / "m2.gguf")).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -351,3 +352,58 @@ def test_rows_that_no_blocks_fill_are_told(run: Run, tmp_path: Path, how: list[s
     result = run("quantize", str(tmp_path / "source"), str(tmp_path / "m.gguf"), *how)
     assert result.exit_code == 0, result.stderr
     assert ("2 of 16 matrices have rows that do not fill blocks of 32" in result.stderr) == told
+
+
+@pytest.fixture(scope="module")
+def taught(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model after training of all its weights, which moved them by less than 4 bits can tell."""
+    folder = tmp_path_factory.mktemp("taught") / "m"
+    shutil.copytree(model, folder)
+    weights, draw = safetensors.numpy.load_file(folder / "model.safetensors"), np.random.default_rng(1)
+    for weight in weights.values():
+        weight += draw.normal(0, 0.002, weight.shape).astype(weight.dtype)
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_over_a_third_of_what_was_learned_lost(run: Run, model: str, taught: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "m.gguf"
+    result = run("quantize", str(taught), str(destination), "--to", "q4", "--base", model)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"pronk: {destination} is not written: q4 loses ")
+    assert "store q8" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+    result = run("quantize", str(taught), str(destination), "--to", "q8", "--base", model)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "\nlost of what was learned: " in result.stdout
+    assert checkpoint.open(destination).quantization == "Q8_0 x 16"
+
+    arguments = ("--to", "q4", "--base", model, "--accept-loss", "--json")
+    assert "exists; overwrite it" in run("quantize", str(taught), str(destination), *arguments).stderr
+    result = run("quantize", str(taught), str(destination), *arguments, "--overwrite")
+    assert result.exit_code == 0
+    receipt = json.loads(result.stdout)
+    assert receipt["base"] == model
+    assert receipt["learned"]["lost"] > 1 / 3
+    assert checkpoint.open(destination).quantization == receipt["quantization"]
+
+
+def test_without_a_base_nothing_is_claimed_of_what_was_learned(
+    run: Run, model: str, taught: Path, tmp_path: Path
+) -> None:
+    result = run("quantize", str(taught), str(tmp_path / "m.gguf"), "--to", "q4", "--json")
+    receipt = json.loads(result.stdout)
+    assert (result.exit_code, receipt["base"], receipt["learned"]) == (0, None, None)
+    result = run("quantize", str(taught), str(tmp_path / "n.gguf"), "--to", "q4", "--accept-loss")
+    assert (result.exit_code, "--accept-loss is for --base" in result.stderr) == (2, True)
+
+
+def test_a_base_of_another_vocabulary(run: Run, taught: Path, tmp_path: Path) -> None:
+    config = tiny_config(vocab_size=96)
+    save_huggingface(tmp_path / "other", config, random_weights(config))
+    result = run("quantize", str(taught), str(tmp_path / "m.gguf"), "--to", "q4", "--base", str(tmp_path / "other"))
+    assert result.exit_code == 1
+    assert "has another vocabulary" in result.stderr
+    assert not (tmp_path / "m.gguf").exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -62,8 +64,15 @@ def test_broken_at_random(tmp_path: Path, name: str) -> None:
     assert outcomes.total() - outcomes["read"] > EXAMPLES / 3, outcomes
 
 
-@pytest.mark.parametrize("key", [*GOOD, "lora_dropout", "use_rslora", "use_dora", "rank_pattern"])
-@pytest.mark.parametrize("value", [0, -1, 1 << 64, 10**300, 1e308, True, None, "", "x", [], {}, [[]], [None]])
+KEYS = """lora_dropout use_rslora use_dora rank_pattern alpha_pattern layers_to_transform layers_pattern exclude_modules
+modules_to_save ensure_weight_tying""".split()
+
+
+@pytest.mark.parametrize("key", [*GOOD, *KEYS])
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 1 << 64, 10**300, 1e308, True, None, "", "x", [], {}, [[]], [None], ["."], {"up_proj": None}, "(a+)+"],
+)
 def test_values_of_every_kind(tmp_path: Path, key: str, value: Any) -> None:
     outcome(save(tmp_path / "adapter", **{key: value}))
 
@@ -75,3 +84,48 @@ def test_numbers_whose_product_is_none(tmp_path: Path) -> None:
         with pytest.raises(BadFile, match="its change': holds infinity or NaN") as caught:
             tensor.read()
         assert str(folder / adapter.WEIGHTS) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank_pattern": {".*.*.*x" + "y" * i: 2 for i in range(32)}},
+        {"alpha_pattern": {"(up|u|p)_.*[a-z]*[a-z]*[a-z]" + "y" * i: 2 for i in range(32)}},
+        {"alpha_pattern": {f"up_proj{i}": 2 for i in range(4096)}},
+        {"alpha_pattern": {f"up_proj{i}": 2 for i in range(4097)}},
+        {"target_modules": r"(.*)*up_proj"},
+        {"exclude_modules": r"(.*.*)*z"},
+        {"target_modules": [*(f"m{i}" for i in range(4000)), "up_proj"], "modules_to_save": ["z"] * 4096},
+        {"target_modules": ["up_proj"], "modules_to_save": ["(.*)*z"]},
+        {"layers_to_transform": [0, *range(10**5)], "layers_pattern": "(l*)*x"},
+        {"layers_to_transform": [0, *range(10**5)]},
+    ],
+)
+def test_names_and_expressions_cost_little(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """On a model of 90 layers; Python's own matcher would take years over some of these."""
+    config = replace(CONFIG, num_hidden_layers=90)
+    weights = {
+        adapter.key(MODULE.replace("0", str(layer)), part): np.ones(shape, np.float32)
+        for layer in range(90)
+        for part, shape in {"lora_A": (2, 8), "lora_B": (8, 2)}.items()
+    }
+    folder = save(tmp_path / "adapter", **changes)
+    safetensors.numpy.save_file(weights, folder / adapter.WEIGHTS)
+    base = in_memory(config, random_weights(config))
+    begun = process_time()
+    try:
+        adapter.open(folder, base)
+    except PronkError:
+        assert "alpha_pattern" in changes  # one more than is allowed
+        assert len(changes["alpha_pattern"]) == 4097
+    assert process_time() - begun < 5
+
+
+@pytest.mark.parametrize("name", ["lora_embedding_A", "base_layer.weight", "lora_B.bias", "weight", "bias", "lora_A"])
+def test_tensors_of_no_kind(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path / "adapter")
+    parts = safetensors.numpy.load_file(folder / adapter.WEIGHTS)
+    for prefix in ("", "base_model.model."):
+        more = {f"{prefix}{MODULE}.{name}": np.ones((8, 8), np.float32)}
+        safetensors.numpy.save_file(parts | more, folder / adapter.WEIGHTS)
+        assert outcome(folder) == "BadFile"

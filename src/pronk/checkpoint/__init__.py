@@ -77,11 +77,11 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _of_training(folder: Path) -> str | None:
     """What a folder is that training made, for one who takes it for a model; and where the model is."""
-    from pronk.checkpoint import adapter
+    from pronk.checkpoint import adapter_config
     from pronk.checkpoint.readers import huggingface
 
-    if (folder / adapter.CONFIG).is_file():
-        _, base = adapter.read_config(folder)
+    if (folder / adapter_config.CONFIG).is_file():
+        base = adapter_config.read(folder).base
         beside = short(base) if base else "the model that it was trained on"
         return f"{folder}: an adapter, which is no model by itself; take {beside} as the model, and --adapter {folder}"
     if huggingface.detect(folder / "model"):  # of `pronk pretrain`, and of `pronk finetune --full`

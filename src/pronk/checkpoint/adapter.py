@@ -1,11 +1,14 @@
-"""Adapters in PEFT's format: LoRA (arXiv 2106.09685), read, and added to a checkpoint's weights as they stream in.
+"""Adapters in PEFT's format: LoRA (arXiv 2106.09685), read for one model, and added to its weights where asked.
 
 A folder with adapter_config.json and adapter_model.safetensors, whose names are those of modules of the base model:
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, K]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [N, rank]
+    base_model.model.model.embed_tokens.lora_embedding_A, _B            [rank, V], [K, rank]: of the table's transpose
+    base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias    [N]: trained, beside LoRA or alone (q_proj.bias)
+    base_model.model.lm_head.weight                                     [V, K]: a module that is saved whole
 
-What the config asks for and pronk has not (DoRA, ranks of single modules, trained biases, ...) is refused by name.
+Which modules these are, the tensors say; the config has each one's alpha, and is held against them where it names them.
 """
 
 from __future__ import annotations
@@ -15,130 +18,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import strict_json
+from pronk.checkpoint import adapter_config
+from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
-from pronk.checkpoint.tensors import Checkpoint, LazyTensor, check_finite
-from pronk.errors import BadFile, BadRequest, ModelNotFound, Unsupported, short
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_finite, plain_dtype
+from pronk.errors import BadFile, ModelNotFound, short
+
+__all__ = [
+    "CONFIG",
+    "TARGETS",
+    "WEIGHTS",
+    "Adapter",
+    "LoraConfig",
+    "LowRank",
+    "applied",
+    "base_for",
+    "key",
+    "open",
+    "read",
+    "read_config",
+]
 
 Floats = NDArray[np.float32]
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    """Names and meaning are PEFT's. `rslora`: divide alpha by sqrt(rank) instead of by rank (arXiv 2312.03732)."""
-
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] = TARGETS
-    rslora: bool = False
-
-    def __post_init__(self) -> None:
-        if type(self.rank) is not int or self.rank < 1:
-            raise BadRequest(f"the rank of LoRA must be a whole number from 1 on, not {self.rank!r}")
-        if not (isinstance(self.alpha, int | float) and math.isfinite(self.alpha) and self.alpha > 0):
-            raise BadRequest(f"LoRA's alpha must be a positive number, not {self.alpha!r}")
-        if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
-            raise BadRequest(f"LoRA's dropout must be from 0 to less than 1, not {self.dropout!r}")
-        if unknown := [name for name in self.target_modules if name not in TARGETS]:
-            raise BadRequest(f"LoRA has no target module {unknown[0]!r}; there are {', '.join(TARGETS)}")
-        if not self.target_modules:
-            raise BadRequest(f"LoRA needs target modules; there are {', '.join(TARGETS)}")
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
-
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-# Keys that say where an adapter comes from or how a program is to hold it: they change nothing of what it computes.
-_HISTORY = frozenset(
-    "auto_mapping base_model_name_or_path revision inference_mode peft_version task_type init_lora_weights "
-    "runtime_config eva_config corda_config loftq_config megatron_core qalora_group_size lora_ga_config".split()
-)
-_OURS = frozenset("peft_type r lora_alpha lora_dropout target_modules use_rslora".split())
-
-# How A and B may begin. Other ways (pissa, olora, corda, loftq, ...) take from the base model's weights what they
-# begin with, and PEFT does so again whenever such an adapter is loaded: to the base as it is they do not belong.
-_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
-
-
-def read_config(folder: Path) -> tuple[LoraConfig, str]:
-    """What the adapter is, and the name of its base model ("" where it does not say). Raises BadFile, Unsupported."""
-    path = folder / CONFIG
-    if folder.is_file():
-        raise ModelNotFound(f"{folder}: is a file; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
-    if not folder.exists():
-        raise ModelNotFound(f"{folder}: no such folder; an adapter is the folder that holds {CONFIG} and {WEIGHTS}")
-    if not path.is_file():
-        raise ModelNotFound(f"{folder}: no adapter in this folder; looked for {CONFIG}")
-    raw = strict_json.read(path, paths=True)  # its base model's
-    if (kind := raw.get("peft_type")) != "LORA":
-        raise Unsupported(f"{path}: peft_type={short(kind)} is not supported; only LORA is")
-    for key, value in raw.items():
-        if key not in _OURS | _HISTORY and value not in (None, False, "none", {}, []):
-            raise Unsupported(f"{path}: {key}={short(value)} is not supported; merge the adapter with PEFT instead")
-    if (begun := raw.get("init_lora_weights")) not in _BEGINNINGS:
-        problem = f"init_lora_weights={short(begun)} is not supported, which changes the base model's weights"
-        raise Unsupported(f"{path}: {problem}; save it with PEFT's path_initial_model_for_weight_conversion")
-    targets = raw.get("target_modules")
-    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
-        raise Unsupported(f"{path}: target_modules={short(targets)} is not supported; only a list of names is")
-    try:
-        config = LoraConfig(
-            raw.get("r", 8),
-            raw.get("lora_alpha", 8),
-            raw.get("lora_dropout", 0.0),
-            tuple(sorted({name.rpartition(".")[2] for name in targets})),
-            raw.get("use_rslora") is True,
-        )
-    except (ValueError, OverflowError) as error:
-        raise BadFile(path, str(error)) from None
-    base = raw.get("base_model_name_or_path")
-    return config, base if isinstance(base, str) else ""
-
-
-def key(module: str, part: str) -> str:
-    """The name of a module's "lora_A" or "lora_B"."""
-    return f"base_model.model.{module}.{part}.weight"
-
-
-def read(folder: Path, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Floats, Floats]]:
-    """A [rank, K] and B [N, rank] of every module in `shapes` (its weight's [N, K]).
-
-    Raises BadFile where the adapter has other modules, or other shapes: it is another model's.
-    """
-    path = folder / WEIGHTS
-    if not path.is_file():
-        other = "; save it again as safetensors" if (folder / "adapter_model.bin").is_file() else ""
-        raise ModelNotFound(f"{folder}: an adapter's config, and no {WEIGHTS}{other}")
-    tensors = safetensors.read(path)
-    found = {}
-    for module, (rows, columns) in shapes.items():
-        a = _part(path, tensors, key(module, "lora_A"), (config.rank, columns))
-        found[module] = a, _part(path, tensors, key(module, "lora_B"), (rows, config.rank))
-    if left := tensors.keys() - {key(module, part) for module in shapes for part in ("lora_A", "lora_B")}:
-        raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(min(left))}")
-    return found
-
-
-def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple[int, int]) -> Floats:
-    tensor = tensors.get(name)
-    if tensor is None:
-        raise BadFile(path, "absent: it is no adapter of this model", field=f"tensor {short(name)}")
-    if tensor.shape != shape:
-        problem = f"shape {tensor.shape}, but this model wants {shape}: it is another model's adapter"
-        raise BadFile(path, problem, field=f"tensor {short(name)}")
-    array = tensor.read()
-    check_finite(path, name, array)
-    return array.astype(np.float32)
+_PREFIX = "base_model.model."
+_TABLE, _ENDS = "model.embed_tokens", {"model.embed_tokens", "lm_head"}  # modules
 
 
 @dataclass(frozen=True)
@@ -166,21 +75,148 @@ class Adapter:
 
 def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
     """The adapter in a folder, for this model. Raises BadFile, Unsupported and ModelNotFound."""
-    config, _ = read_config(folder)
-    shapes = {
-        module: shape
-        for name, shape in checkpoint.config.tensor_shapes().items()
-        for module, _, leaf in [name.rpartition(".")]
-        if leaf == "weight" and module.rpartition(".")[2] in config.target_modules
-    }
-    found = read(folder, config, shapes)
-    products = {module: LowRank(a, b, config.scale) for module, (a, b) in found.items()}
-    return Adapter(folder, products, {}, sum(2 * (product.a.size + product.b.size) for product in products.values()))
+    config, path = adapter_config.read(folder), folder / WEIGHTS
+    shapes = checkpoint.config.tensor_shapes()
+    shapes.setdefault(HEAD, shapes[EMBEDDING])
+    tensors = {}
+    for name, tensor in _tensors(folder).items():
+        if not name.startswith(_PREFIX):
+            raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(name)}")
+        tensors[name.removeprefix(_PREFIX)] = tensor
+    products = _products(path, config, tensors, shapes)
+    whole = _whole(path, config, tensors, shapes)
+    for name in shapes:
+        module, _, leaf = name.rpartition(".")
+        trained = config.bias == "all" or (config.bias == "lora_only" and module in products)
+        if name not in whole and (config.saves(module) or (leaf == "bias" and trained)):
+            raise BadFile(path, f"absent, which {CONFIG} says was trained", field=f"tensor {short(name)}")
+    nbytes = 2 * sum(product.a.size + product.b.size for product in products.values())
+    nbytes += 2 * sum(math.prod(tensor.shape) for tensor in whole.values())
+    if checkpoint.config.tie_word_embeddings:
+        whole = _of_one_matrix(config, whole, checkpoint.tensors[EMBEDDING])
+    return Adapter(folder, products, whole, nbytes)
+
+
+def _products(
+    path: Path, config: AdapterConfig, tensors: dict[str, LazyTensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, LowRank]:
+    """Those that are there, taken out of `tensors`."""
+    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
+    products = {}
+    for module, (rows, columns) in matrices.items():
+        table = module == _TABLE  # of which PEFT adapts the transpose
+        names = [f"{module}.lora_embedding_{part}" if table else f"{module}.lora_{part}.weight" for part in "AB"]
+        if not tensors.keys().isdisjoint(names):
+            rank = config.rank(module)
+            wants = ((rank, rows), (columns, rank)) if table else ((rank, columns), (rows, rank))
+            a, b = (_part(path, tensors, name, shape) for name, shape in zip(names, wants, strict=True))
+            if table:
+                a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
+            products[module] = LowRank(a, b, config.scale(module))
+            for name in names:
+                del tensors[name]
+    named = config.targets(matrices)
+    if named is None:
+        return products
+    if config.ties and not named.isdisjoint(_ENDS):
+        named |= _ENDS & products.keys()
+    if missing := named - products.keys():
+        field = f"tensor {short(f'{min(missing)}.lora_A.weight')}"
+        raise BadFile(path, "absent: it is no adapter of this model", field=field)
+    if others := products.keys() - named:
+        raise BadFile(path, f"has a module that {CONFIG} does not name", field=f"tensor {short(min(others))}")
+    return products
+
+
+def _whole(
+    path: Path, config: AdapterConfig, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, LazyTensor]:
+    """What is no product, by the base model's names."""
+    found: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        module, beside = module.removesuffix(".base_layer"), module.endswith(".base_layer")
+        own = f"{module}.{leaf}"
+        # The table and the head go along with their LoRA, and may go along with any.
+        trained = config.bias != "none" if leaf == "bias" else module in _ENDS
+        if own not in shapes or own in found or (beside and module not in _ENDS and leaf != "bias"):
+            raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(name)}")
+        if not (trained or config.saves(module)):
+            raise BadFile(path, f"is none of those that {CONFIG} says were trained", field=f"tensor {short(name)}")
+        if tensor.shape != shapes[own]:
+            raise BadFile(path, _misfit(tensor.shape, shapes[own]), field=f"tensor {short(name)}")
+        plain_dtype(path, name, tensor.dtype)
+        found[own] = replace(tensor, name=own, read=partial(_finite, path, name, tensor))
+    return found
+
+
+def _of_one_matrix(config: AdapterConfig, whole: dict[str, LazyTensor], embedding: LazyTensor) -> dict[str, LazyTensor]:
+    """Of a model whose head is its embedding. Each that modules_to_save names is its own from then on; what only goes
+    along is the matrix of both."""
+    apart = {name for name in (EMBEDDING, HEAD) if name in whole and config.saves(name.removesuffix(".weight"))}
+    if apart:
+        return {HEAD: replace(embedding, name=HEAD), **whole} if EMBEDDING in apart else whole
+    if HEAD in whole:
+        both = whole.pop(HEAD)
+        whole.setdefault(EMBEDDING, replace(both, name=EMBEDDING))
+    return whole
+
+
+def key(module: str, part: str) -> str:
+    """The name of a module's "lora_A" or "lora_B"."""
+    return f"{_PREFIX}{module}.{part}.weight"
+
+
+def read(folder: Path, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Floats, Floats]]:
+    """For training: A [rank, K] and B [N, rank] of every module in `shapes` (its weight's [N, K]).
+
+    Raises BadFile where the adapter has other modules, or other shapes: it is another model's.
+    """
+    path, tensors = folder / WEIGHTS, _tensors(folder)
+    found = {}
+    for module, (rows, columns) in shapes.items():
+        a = _part(path, tensors, key(module, "lora_A"), (config.rank, columns))
+        found[module] = a, _part(path, tensors, key(module, "lora_B"), (rows, config.rank))
+    if left := tensors.keys() - {key(module, part) for module in shapes for part in ("lora_A", "lora_B")}:
+        raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(min(left))}")
+    return found
+
+
+def _tensors(folder: Path) -> dict[str, LazyTensor]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        other = "; save it again as safetensors" if (folder / "adapter_model.bin").is_file() else ""
+        raise ModelNotFound(f"{folder}: an adapter's config, and no {WEIGHTS}{other}")
+    return safetensors.read(path)
+
+
+def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple[int, int]) -> Floats:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise BadFile(path, "absent: it is no adapter of this model", field=f"tensor {short(name)}")
+    if tensor.shape != shape:
+        raise BadFile(path, _misfit(tensor.shape, shape), field=f"tensor {short(name)}")
+    return _finite(path, name, tensor).astype(np.float32)
+
+
+def _misfit(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    return f"shape {shape}, but this model wants {wanted}: it is another model's adapter"
+
+
+def _finite(path: Path, name: str, tensor: LazyTensor) -> NDArray[Any]:
+    array = tensor.read()
+    check_finite(path, name, array)
+    return array
 
 
 def base_for(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """The model that the adapter's products belong to: what the adapter brings whole stands in its place."""
-    return replace(checkpoint, tensors={**checkpoint.tensors, **adapter.replaced}) if adapter.replaced else checkpoint
+    """The model that the adapter's products belong to: what the adapter brings whole stands in its place. A head that
+    was the embedding is a matrix of its own, if the adapter has one of them trained whole."""
+    if not adapter.replaced:
+        return checkpoint
+    tensors = {**checkpoint.tensors, **adapter.replaced}
+    tied = checkpoint.config.tie_word_embeddings and HEAD not in tensors
+    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, tie_word_embeddings=tied))
 
 
 def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter]:
@@ -192,14 +228,18 @@ def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter
 
 
 def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read."""
+    """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read. A head
+    that was the embedding is a matrix of its own, if only one of them changes."""
     base = base_for(checkpoint, adapter)
-    tensors = dict(base.tensors)
+    tensors, config = dict(base.tensors), base.config
+    if config.tie_word_embeddings and not _ENDS.isdisjoint(adapter.products):
+        tensors[HEAD] = replace(tensors[EMBEDDING], name=HEAD)
+        config = replace(config, tie_word_embeddings=False)
     for module, product in adapter.products.items():
         name = f"{module}.weight"
         of = partial(_adapted, adapter.path / WEIGHTS, tensors[name], product)
         tensors[name] = LazyTensor.made(name, tensors[name].shape, of)
-    return replace(base, tensors=tensors, quantization=None)
+    return replace(base, tensors=tensors, config=config, quantization=None)
 
 
 def _adapted(path: Path, base: LazyTensor, product: LowRank) -> Floats:

@@ -1,6 +1,7 @@
 """The `pronk` program. Text goes to stdout, everything else to stderr.
 
-Exit codes: 0; 1, an error of the input's, said in one line; 2, wrong usage, in two; 130, interrupted. Each verb is a
+Exit codes: 0; 1, an error of the input's, said in one line; 2, wrong usage, in two; 3, too much of what was
+learned would be lost; 130, interrupted. Each verb is a
 module of its own, imported when it is called, and imports what is heavy inside its function: `pronk --help` loads click
 alone.
 """

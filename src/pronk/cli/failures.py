@@ -25,6 +25,12 @@ class Failure(click.ClickException):
             console.say(f"pronk: {self.message}")
 
 
+class Loss(Failure):
+    """Nothing is wrong but the result, which is not worth having: the exit code is 3."""
+
+    exit_code = 3
+
+
 class Misuse(Failure):
     """Wrong usage: a second line names the help, and the exit code is 2."""
 

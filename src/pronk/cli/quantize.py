@@ -13,7 +13,7 @@ from pronk import formats
 from pronk.cli import console, options, progress, saving
 from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
-from pronk.errors import BadRequest, NoTokenizer, PronkError
+from pronk.errors import BadRequest, NoTokenizer, PronkError, os_problem
 from pronk.formats import FORMATS, GROUP
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ Examples:
   pronk quantize smollm2:135m smollm2-8bit --to llm-int8      a folder as bitsandbytes writes it
   pronk quantize ./Llama-2-7b llama2-7b-q4.gguf --to q4       a file that llama.cpp reads
   pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
+  pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
 precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
@@ -46,7 +47,9 @@ and gives each part as few bits as the budget allows.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
-likeliest."""
+likeliest. Of a model that was merged or fully trained, --base names the one it was before: where DST lies
+over a third as far from SRC as BASE does, so much of what SRC learned is lost. Then DST is not written,
+and the exit code is 3 (--accept-loss)."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -69,6 +72,13 @@ likeliest."""
     help="llm-int8: record in DST that activations whose magnitude is above X are computed in f32.  "
     "[default: 6.0, or SRC's own]",
 )
+@click.option(
+    "--base",
+    type=options.NAME,
+    metavar="MODEL",
+    help="Measure how much is lost of what SRC learned since it was MODEL.  [default: not measured]",
+)
+@saving.accept_loss_option
 @options.text_option
 @options.tokenizer_option
 @options.revision_option
@@ -80,6 +90,8 @@ def command(
     to: str | None,
     max_kld: float | None,
     int8_threshold: float | None,
+    base: str | None,
+    accept_loss: bool,
     file: str | None,
     tokenizer: str | None,
     revision: str | None,
@@ -91,24 +103,40 @@ def command(
     It writes SRC to DST, and measures how far the predictions differ.
     """
     from pronk.checkpoint.writers import write
+    from pronk.system import expanded, replacing
 
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
     if int8_threshold is not None and not (to and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
+    if accept_loss and base is None:
+        raise click.UsageError("--accept-loss is for --base, without which no loss is measured")
     text, text_name = read_text(file)
     checkpoint = saving.open_source(src, tokenizer, revision)
+    untouched = saving.open_source(base, None, None) if base else None
+    if untouched and untouched.config.vocab_size != checkpoint.config.vocab_size:
+        raise BadRequest(f"--base {base} is no model that {src} was made of: it has another vocabulary")
     write.check_destination(checkpoint, Path(dst), container, overwrite)
     vocabulary, files = saving.tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    saving.save(checkpoint, dst, container, vocabulary, files, dtype=choice["formats"] if choice else to,
-         int8_threshold=int8_threshold, finite=True, overwrite=overwrite)  # fmt: skip
+    receipt: dict[str, Any] = {"src": src, "dst": dst, "base": base}
+    how = {"dtype": choice["formats"] if choice else to, "int8_threshold": int8_threshold, "finite": True}
     try:
-        receipt: dict[str, Any] = {"src": src, "dst": dst}
-        receipt |= saving.receipt(checkpoint, "SRC", src, loading, Path(dst), ids, _COMPARE_ELSEWHERE)
+        if untouched:  # beside DST, which gets its name once enough of what was learned is in it
+            with replacing(expanded(dst)) as made:
+                saving.save(checkpoint, made, container, vocabulary, files, known_as=Path(dst), **how)
+                receipt |= saving.receipt(checkpoint, "SRC", made, ids, _COMPARE_ELSEWHERE, untouched)
+                saving.check_loss(dst, to or "mixed precision", receipt, text_name, accept_loss)
+        else:
+            saving.save(checkpoint, dst, container, vocabulary, files, overwrite=overwrite, **how)
+    except OSError as error:
+        raise PronkError(f"{dst}: cannot be written: {os_problem(error)}") from None
+    try:
+        if not untouched:
+            receipt |= saving.receipt(checkpoint, "SRC", Path(dst), ids, _COMPARE_ELSEWHERE)
     except PronkError as error:
         raise PronkError(f"{dst} is written and complete, but cannot be measured: {error}") from error
     except KeyboardInterrupt:
@@ -182,6 +210,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
         + ("" if error is None else f" ± {error:.2g}")
         + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",
     ]
+    lines[-1] += saving.of_what_was_learned(receipt)
     return "\n".join([*_why(receipt["choice"]), *lines]) if receipt["choice"] else "\n".join(lines)
 
 

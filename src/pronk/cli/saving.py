@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from pronk.cli import console, progress
-from pronk.cli.failures import short_of_memory
+from pronk.cli.failures import Loss, short_of_memory
 from pronk.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def save(
-    checkpoint: Checkpoint, dst: str, to: Any, vocabulary: Vocabulary | None, files: dict[str, bytes] | None, **how: Any
+    checkpoint: Checkpoint,
+    dst: str | Path,
+    to: Any,
+    vocabulary: Vocabulary | None,
+    files: dict[str, bytes] | None,
+    **how: Any,
 ) -> None:
     """Write it to `dst`, with the tokenizer as `tokenizer_for` gives it; `how`: more of write.save's arguments."""
     from pronk.checkpoint.writers import write
@@ -53,24 +60,75 @@ def tokenizer_for(checkpoint: Checkpoint, to: Any) -> tuple[Vocabulary | None, d
 def receipt(
     source: Checkpoint,
     called: str,
-    path: str,
-    loading: Mapping[str, Any],
     made: Path,
     text: str | Sequence[int] | None,
     way_out: str,
+    base: Checkpoint | None = None,
 ) -> dict[str, Any]:
-    """pronk.measure.receipt of what was `made` of `source`, which --help calls `called`. `loading`: the options of
-    pronk.load that it is loaded with; `way_out`: where memory is short."""
+    """pronk.measure.receipt of what was `made` of `source`, which --help calls `called`, and which learned from `base`.
+    `way_out`: where memory is short."""
     import pronk
     from pronk.measure.receipt import receipt
 
-    def before(format: Any) -> LLM:
+    def read(checkpoint: Checkpoint, called: str, format: Any) -> LLM:
         with progress.shown(f"reading {called} in {format}") as advance:
-            return pronk.load(path, **loading, engine="cpu", quantize=format, progress=advance)
+            return pronk.load(checkpoint, engine="cpu", quantize=format, progress=advance)
 
     def after() -> LLM:
         with progress.shown("reading DST") as advance:
             return pronk.load(made, engine="cpu", progress=advance)
 
     with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(way_out):
-        return receipt(source, before, after, text, advance)
+        return receipt(
+            source,
+            lambda format: read(source, called, format),
+            after,
+            text,
+            advance,
+            (lambda format: read(base, "BASE", format)) if base else None,
+        )
+
+
+accept_loss_option = click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Write DST even if over a third of what was learned is lost.  [default: refuse to]",
+)
+
+
+def check_loss(
+    dst: str, dtype: str, receipt: Mapping[str, Any], text: str, accepted: bool, apart: str | None = None
+) -> None:
+    """Raises Loss where over a third of what was learned is lost. `apart`: a way out besides other formats."""
+    from pronk.measure.receipt import MOST_LOST
+
+    learned = receipt["learned"]
+    if learned is None:
+        return
+    found, whole, lost = receipt["divergence"]["mean"], learned["divergence"]["mean"], learned["lost"]
+    if lost is None:
+        console.note(
+            f"{text} shows nothing of what was learned (KL divergence {whole:.2g} nats, which is rounding); measure on "
+            "one that does, with --text FILE"
+        )
+    elif lost > MOST_LOST:
+        loss = (
+            f"{dtype} loses {lost:.0%} of what was learned: on {text} its predictions lie {found:.3g} nats from those "
+            f"in floats, which lie {whole:.3g} from the untouched base's"
+        )
+        if accepted:
+            return console.note(loss)
+        ways = (
+            ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"] if dtype == "q4" else ["store 16 bits"]
+        )
+        ways += [apart] if apart else []
+        raise Loss(f"{dst} is not written: {loss}; {', '.join(ways)}, or write it anyway (--accept-loss)")
+
+
+def of_what_was_learned(receipt: Mapping[str, Any]) -> str:
+    """A line of the receipt, if there is a base to compare with."""
+    learned = receipt["learned"]
+    if learned is None or learned["lost"] is None:
+        return ""
+    whole = learned["divergence"]["mean"]
+    return f"\nlost of what was learned: {learned['lost']:.1%}; the untouched base lies {whole:.3g} nats away"

@@ -94,7 +94,7 @@ def noise_floor(
     """How far a model lies from itself when only its rounding changes; keys as of `divergence`, "how" it was found, and
     whether the engine is "batch_invariant"."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
-    return {**apart(Reader.of(llm, texts), _nudged(llm, texts), texts, ctx, progress), **_of_floor(llm)}
+    return {**apart(Reader.of(llm, texts), nudged(llm, texts), texts, ctx, progress), **_of_floor(llm)}
 
 
 def with_floors(
@@ -109,7 +109,7 @@ def with_floors(
     """A divergence and the noise floors of both models, over the same windows, each model read once: "divergence",
     "reference_floor" and "own_floor"."""
     texts, theirs, ours = _opened(reference, llm, ids, ctx, count)
-    sides = [theirs, ours, _nudged(reference, texts), _nudged(llm, texts)]
+    sides = [theirs, ours, nudged(reference, texts), nudged(llm, texts)]
     pairs = {"divergence": (0, 1), "reference_floor": (0, 2), "own_floor": (1, 3)}
     every = zip(pairs.items(), _rows_apart(sides, list(pairs.values()), texts, progress), strict=True)
     found = {name: _summary([sides[n] for n in pair], rows, texts, ctx) for (name, pair), rows in every}
@@ -142,7 +142,7 @@ def _opened(
     return texts, Reader.of(reference, texts), Reader.of(llm, texts)
 
 
-def _nudged(llm: LLM, texts: Sequence[Window]) -> Reader:
+def nudged(llm: LLM, texts: Sequence[Window]) -> Reader:
     return Reader(llm.backend.perturbed(), max(len(window.ids) for window in texts))
 
 

@@ -2,21 +2,30 @@
 
 Memory holds one of the two at a time: the source comes first, in float32, its logits are kept (recording.py), and it is
 let go. A source that does not fit in float32 is read in the 16 bits that lose the least, and the receipt says so.
+
+Where the source was learned from a base, the share of that which is lost is
+
+    KLD(source || written) / KLD(source || untouched base)
+
+over the same predictions: 0 where the model that was written answers as the source does, 1 where rounding moved it as
+far as learning had. On a text where source and base cannot be told apart (noise.py) there is no such share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import NotEnoughMemory
 from pronk.llm import LLM
 from pronk.measure.mixed import sixteen_bits
+from pronk.measure.noise import TIMES
 from pronk.measure.recording import Yardstick
 from pronk.measure.verify import sample_ids
 
 CTX, WINDOWS = 256, 4
+MOST_LOST = 1 / 3  # of what was learned; over that, verbs that write it refuse
 _KEPT = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
 
 
@@ -26,11 +35,14 @@ def receipt(
     written: Callable[[], LLM],
     text: str | Sequence[int] | None,
     progress: Progress | None = None,
+    base: Callable[[str], LLM] | None = None,
 ) -> dict[str, Any]:
-    """`load`: the source with its weights in a format. `text`, or its token ids: None where there is no tokenizer.
+    """`load`: the source with its weights in a format; `base`: what it was before it learned, likewise. `text`, or its
+    token ids: None where there is no tokenizer.
 
     Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
-    divergence. Raises NotEnoughMemory.
+    divergence; learned, None without a base: the divergence of the untouched base, the noise_floor of the source's (a
+    mean KLD), and lost, a share (None where the text shows nothing of what was learned). Raises NotEnoughMemory.
     """
     reference = "f32"
     try:
@@ -39,7 +51,9 @@ def receipt(
         before = load(reference := sixteen_bits(source))
     ids = sample_ids(before, text or "") if text is None or isinstance(text, str) else text
     yardstick = Yardstick(before, ids, min(CTX, before.ctx_size, len(ids)), WINDOWS, progress=progress)
+    floor = yardstick.noise_floor(before, progress)["mean"] if base else None
     del before
+    untouched = yardstick.divergence(base(reference), progress) if base else None
     after = written()
     found = yardstick.divergence(after, progress)
     made = after.checkpoint
@@ -49,6 +63,16 @@ def receipt(
         "quantization": made.quantization,
         "bytes": {"before": _nbytes(source), "after": _nbytes(made)},
         "divergence": {name: found[name] for name in _KEPT},
+        "learned": untouched and _learned(found, untouched, floor or 0.0),
+    }
+
+
+def _learned(found: Mapping[str, Any], untouched: Mapping[str, Any], floor: float) -> dict[str, Any]:
+    seen = untouched["mean"] > TIMES * floor
+    return {
+        "divergence": {name: untouched[name] for name in _KEPT},
+        "noise_floor": floor,
+        "lost": found["mean"] / untouched["mean"] if seen else None,
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
 from pronk.llm import LLM
-from pronk.measure.divergence import apart, check_vocabularies
+from pronk.measure.divergence import apart, check_vocabularies, nudged
 from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, pieces, watched, windows
 
 KEPT = 1 << 29  # bytes of logits in memory, at most
@@ -71,6 +71,10 @@ class Yardstick:
         """See pronk.measure.divergence."""
         check_vocabularies(self._name, self._vocab_size, llm)
         return apart(self._reference, Reader.of(llm, self._texts), self._texts, self._ctx, progress)
+
+    def noise_floor(self, reference: LLM, progress: Progress | None = None) -> dict[str, Any]:
+        """Of the reference, which is asked once more: see pronk.measure.divergence."""
+        return apart(self._reference, nudged(reference, self._texts), self._texts, self._ctx, progress)
 
 
 def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None) -> None:
