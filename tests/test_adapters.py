@@ -178,6 +178,15 @@ def test_names(model: Path, folders: list[Path]) -> None:
     )
 
 
+def test_chats_have_adapters(model: Path, folders: list[Path]) -> None:
+    llm, messages = load(model, WAYS[0]), [{"role": "user", "content": "hello"}]
+    llm.add_adapter(folders[0])
+    found = llm.chat(messages, adapter="a", max_new_tokens=8)
+    assert found.tokens == load(model, WAYS[0], adapter=folders[0]).chat(messages, max_new_tokens=8).tokens
+    assert found.text == "".join(c.text for c in llm.stream_chat(messages, adapter="a", max_new_tokens=8))
+    assert found.tokens != llm.chat(messages, max_new_tokens=8).tokens
+
+
 def test_one_that_is_at_work_is_not_dropped(model: Path, folders: list[Path]) -> None:
     llm = load(model, WAYS[0])
     llm.add_adapter(folders[0])

@@ -163,8 +163,8 @@ class LLM:
         with, if any.
 
         An empty list is no prompts, and gives an empty list; `[[]]` is one of no tokens, which begins as an empty text
-        does. `progress` is called with what is being
-        done, how much of it is and how much there is: tokens of the prompts, then steps of a beam search.
+        does. `progress` is called with what is being done, how much of it is and how much there is: tokens of the
+        prompts, then steps of a beam search.
         """
         prompts, several = given.as_list(prompt)
         prompts = [self._asked(prompt, chat, system) for prompt in prompts]
@@ -201,6 +201,7 @@ class LLM:
         truncate: Truncate | None = None,
         cache: bool = True,
         progress: Progress | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """The answer to `messages`, each {"role": "system" | "user" | "assistant", "content": text}; or a list of
@@ -208,6 +209,7 @@ class LLM:
         {"type": "text", "text": text} each: they become lines of one text.
 
         `chat_template`: a template file or the name of a built-in one, instead of the checkpoint's own.
+        `adapter`: as in `generate`.
         `overflow`: what becomes of a conversation that leaves no room for `max_new_tokens` (at most half of the
         context). "drop-oldest" leaves out its oldest turns: a question goes with its answer, the system prompt and the
         last question stay. `truncated_tokens` of the answer says how many tokens went. "error": where it does not
@@ -220,7 +222,8 @@ class LLM:
         several, listed = conversation.conversations(messages)
         params = SamplingParams.of(params, sampling)
         prompts = [self._conversation(one, chat_template, overflow, params) for one in several]
-        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress)
+        number = self._adapter_number(adapter)
+        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, number)
         each = len(found) // len(prompts)
         for n, generation in enumerate(found):
             if left_out := prompts[n // each][1]:
@@ -237,6 +240,7 @@ class LLM:
         truncate: Truncate | None = None,
         cache: bool = True,
         progress: Progress | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same of one conversation, as it comes."""
@@ -244,7 +248,7 @@ class LLM:
             raise BadRequest("stream_chat takes one conversation; chat takes a list of them")
         params = SamplingParams.of(params, sampling)
         ids, left_out = self._conversation(messages, chat_template, overflow, params)
-        chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress)
+        chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress, adapter=adapter)
         if not left_out:
             return chunks
         return (replace(chunk, truncated_tokens=chunk.truncated_tokens + left_out) for chunk in chunks)
