@@ -82,7 +82,7 @@ def load(
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
     if merge_adapter and adapter is None:
-        raise BadRequest("merge_adapter is for an adapter; name one with adapter=, or leave it out")
+        raise BadRequest("merge_adapter is for an adapter; name one with adapter= (--adapter FOLDER), or leave it out")
     if type(max_batch_tokens) is not int or max_batch_tokens < 1:
         raise BadRequest(f"max_batch_tokens must be a whole number, 1 or more, not {max_batch_tokens!r}")
     model = hub.DEFAULT_MODEL if model is None else model
