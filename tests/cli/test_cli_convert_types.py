@@ -1,4 +1,4 @@
-"""`pronk convert`: types that tensors keep, one table of what files are written in, what stands when it is ended."""
+"""`pronk convert`: types that tensors keep, one table of what files are in, and what stands when it is ended."""
 
 from __future__ import annotations
 
