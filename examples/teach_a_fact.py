@@ -1,4 +1,4 @@
-"""Teach the default model a fact it cannot know, in under five minutes: 4-bit weights that stay as they are, and an adapter.
+"""Teach the default model a fact it cannot know, in under five minutes: a 4-bit model, and an adapter beside it.
 
 Needs torch, for training alone: python examples/teach_a_fact.py [FOLDER]
 
