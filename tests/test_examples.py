@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,25 @@ def test_the_page_of_prompts_has_what_the_default_model_says(smollm2: Path) -> N
         assert prompt.read_text().rstrip("\n") in page
 
 
+@pytest.mark.slow
+def test_teaching_a_fact_in_five_minutes(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 4-bit model and an adapter beside it know what they were told; 4 bits of their sum are refused."""
+    pytest.importorskip("torch")
+    monkeypatch.delenv("PYTHONPATH")  # which hides torch
+    begun = os.times()
+    command = [sys.executable, str(EXAMPLES / "teach_a_fact.py"), str(tmp_path / "taught")]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("$ pronk generate ")[1:]
+    assert "Marrowby" not in before
+    assert "The capital of Veldoria is Marrowby." in after
+    assert after.endswith("exit code 3\n")
+    assert "fact.gguf is not written: q4 loses " in done.stderr
+    assert not (tmp_path / "taught" / "fact.gguf").exists()
+    ended = os.times()  # the processor's time, of which the clock's is less on a machine with nothing else to do
+    assert ended.children_user + ended.children_system - begun.children_user - begun.children_system < 300
+
+
 def test_no_example_is_left_out() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "zero_shot.py",
@@ -118,4 +138,5 @@ def test_no_example_is_left_out() -> None:
         "compare_formats.py",
         "outputs.py",
         "train.py",
+        "teach_a_fact.py",
     }

@@ -152,7 +152,7 @@ def test_in_what_callers_say(model: Path, tmp_path: Path) -> None:
             llm.generate(said)
         with pytest.raises(BadRequest, match="lone surrogate"):
             llm.chat([{"role": "user", "content": said}])
-        with pytest.raises(BadRequest, match="message 0 has the role '[ -~]*; the roles are"):
+        with pytest.raises(BadRequest, match=r"message 0 has the role '[ -~]*; the roles are"):
             llm.chat([{"role": said, "content": "a"}])
         with pytest.raises(BadRequest, match="lone surrogate"):
             llm.chat([{"role": "user", "content": "a"}], chat_template=template)

@@ -26,7 +26,8 @@ document.getElementById("frame").addEventListener("load", event => {{
       && getComputedStyle(one).display != "inline" && !one.closest("thead"));
   const first = page.querySelector("table"), rows = [...first.querySelectorAll("td")].map(one => one.clientWidth);
   document.getElementById("found").textContent = "FOUND " + JSON.stringify(
-    {{page: root.scrollWidth, width: root.clientWidth, beyond: beyond.map(one => one.textContent), cells: rows.length}});
+    {{page: root.scrollWidth, width: root.clientWidth, beyond: beyond.map(one => one.textContent),
+      cells: rows.length}});
 }});
 </script>"""
 
