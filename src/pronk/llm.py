@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import prompts as given
 from pronk import system
 from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.adapter import Adapter
-from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, NoTokenizer, PronkError
-from pronk.prompts import Prompt, Truncate
+from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, PronkError
+from pronk.prompts import Prompt, Prompts, Truncate, as_list, checked_ids
 from pronk.session import Session
 from pronk.tokenizer import messages as conversation
 from pronk.tokenizer.messages import Message, Overflow
@@ -66,6 +64,7 @@ class LLM:
         self.name, self.path, self.checkpoint = name, checkpoint.path, checkpoint
         self.config, self.ctx_size = checkpoint.config, backend.ctx_size
         self._tokenizer, self.load_s = tokenizer, load_s
+        self._prompts = Prompts(checkpoint, tokenizer, backend.ctx_size)
         own = tokenizer.eos_ids if tokenizer else ()
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
         self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
@@ -127,21 +126,8 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise NoTokenizer(
-                f"{self.path} carries no tokenizer, so it takes and gives token ids only; "
-                f"{self._way_to_a_tokenizer()} (tokenizer= in Python)"
-            )
-        return self._tokenizer
-
-    def _way_to_a_tokenizer(self) -> str:
-        """A llama2.c file says how many tokens it knows, and most of them know the same ones."""
-        size = self.config.vocab_size
-        name = known.OF_SIZE.get(size) if self.checkpoint.format == "llama2c" else None
-        if name is None:
-            return f"name one of {size} tokens with --tokenizer FILE"
-        whose = {"llama2": "Llama 2's, llama2.c's tokenizer.bin", "tok512": "stories260K's"}[name]
-        return f"one of {size} tokens is {whose}: put it beside the file, or --tokenizer {name} downloads it"
+        """Raises NoTokenizer where the checkpoint carries none and none was named."""
+        return self._prompts.tokenizer
 
     def generate(
         self,
@@ -166,8 +152,8 @@ class LLM:
         does. `progress` is called with what is being done, how much of it is and how much there is: tokens of the
         prompts, then steps of a beam search.
         """
-        prompts, several = given.as_list(prompt)
-        prompts = [self._asked(prompt, chat, system) for prompt in prompts]
+        prompts, several = as_list(prompt)
+        prompts = [self._prompts.asked(prompt, chat, system) for prompt in prompts]
         params, number = SamplingParams.of(params, sampling), self._adapter_number(adapter)
         generations = self._collect(prompts, params, truncate, cache, progress, number)
         return generations if several or len(generations) > 1 else generations[0]
@@ -187,7 +173,7 @@ class LLM:
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
-        ids, cut = self._prompt_ids(self._asked(prompt, chat, system), params, truncate)
+        ids, cut = self._prompts.encode(self._prompts.asked(prompt, chat, system), params, truncate)
         chunks = session.stream([ids], params, progress=progress, adapter=self._adapter_number(adapter))
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
@@ -221,7 +207,7 @@ class LLM:
         several: list[Sequence[Message]]
         several, listed = conversation.conversations(messages)
         params = SamplingParams.of(params, sampling)
-        prompts = [self._conversation(one, chat_template, overflow, params) for one in several]
+        prompts = [self._prompts.of_conversation(one, chat_template, overflow, params) for one in several]
         number = self._adapter_number(adapter)
         found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, number)
         each = len(found) // len(prompts)
@@ -247,7 +233,7 @@ class LLM:
         if conversation.conversations(messages)[1]:
             raise BadRequest("stream_chat takes one conversation; chat takes a list of them")
         params = SamplingParams.of(params, sampling)
-        ids, left_out = self._conversation(messages, chat_template, overflow, params)
+        ids, left_out = self._prompts.of_conversation(messages, chat_template, overflow, params)
         chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress, adapter=adapter)
         if not left_out:
             return chunks
@@ -255,39 +241,11 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message], chat_template: str | Path | None = None) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins."""
-        return self._encode_chat(chat_template)(conversation.checked(messages))
-
-    def _conversation(
-        self,
-        messages: Sequence[Message],
-        chat_template: str | Path | None,
-        overflow: Overflow,
-        params: SamplingParams,
-    ) -> tuple[list[int], int]:
-        """The token ids of a conversation, and how many were left out with its oldest turns."""
-        conversation.check_overflow(overflow)
-        checked = conversation.checked(messages)
-        encode = self._encode_chat(chat_template)
-        return (
-            (encode(checked), 0)
-            if overflow == "error"
-            else conversation.without_oldest(
-                checked, encode, conversation.longest_prompt(self.ctx_size, params.max_new_tokens)
-            )
-        )
-
-    def _encode_chat(self, chat_template: str | Path | None) -> Callable[[Sequence[Message]], list[int]]:
-        from pronk.tokenizer import chat
-
-        if not isinstance(chat_template, str | Path | None):
-            raise BadRequest(f"chat_template must be a file or a name, not {type(chat_template).__name__}")
-        template = chat.choose(self.tokenizer, chat_template)
-        # A template writes the beginning-of-text token itself where the model was trained with one.
-        return lambda messages: self.tokenizer.encode(template.render(messages), bos=False)
+        return self._prompts.of_chat(messages, chat_template)
 
     def logits(self, token_ids: Sequence[int], *, cache: bool = False, chunk: int | None = None) -> NDArray[np.float32]:
         """[T, V] for one text. With `cache`, through the KV cache, `chunk` tokens at a time (1, as in decoding)."""
-        ids = given.token_ids(token_ids, self.config.vocab_size)
+        ids = checked_ids(token_ids, self.config.vocab_size)
         if not ids:
             raise BadRequest("there are no logits of no tokens; give at least one token id")
         if len(ids) > self.ctx_size:
@@ -392,7 +350,7 @@ class LLM:
         encoded, session = [], self._session(cache)
         for number, prompt in enumerate(prompts, 1):
             try:
-                encoded.append(self._prompt_ids(prompt, params, truncate))
+                encoded.append(self._prompts.encode(prompt, params, truncate))
             except ContextOverflow as error:
                 if len(prompts) == 1:
                     raise
@@ -404,44 +362,3 @@ class LLM:
         ):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
-
-    # -- from text to prompts --
-
-    def _asked(self, prompt: Prompt, chat: bool, system: str | None) -> Prompt:
-        """As the chat template asks it, where it is to."""
-        if not chat:
-            if system is not None:
-                raise BadRequest("a system prompt is for chat=True, or for chat(messages)")
-            return prompt
-        if not isinstance(prompt, str):
-            raise BadRequest("chat=True is for texts; token ids are taken as they are")
-        opening = [] if system is None else [{"role": "system", "content": system}]
-        return self.chat_prompt([*opening, {"role": "user", "content": prompt}])
-
-    def _prompt_ids(self, prompt: Prompt, params: SamplingParams, truncate: Truncate | None) -> tuple[list[int], int]:
-        """Token ids that fit, and how many were cut to make them fit."""
-        given.check_truncate(truncate)
-        if params.stop:
-            _ = self.tokenizer  # stop strings are text: without a tokenizer there is none to look in
-        if not isinstance(prompt, str):
-            ids = given.token_ids(prompt, self.config.vocab_size)
-        elif prompt:
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = []
-        if not ids:
-            if (bos := self._bos()) is None:
-                raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
-            ids = [bos]
-        limit = self.ctx_size - 1  # room for one new token
-        if len(ids) <= limit:
-            return ids, 0
-        if truncate is None:
-            raise ContextOverflow(len(ids), limit)
-        keep = conversation.longest_prompt(self.ctx_size, params.max_new_tokens)
-        return given.cut(ids, keep, truncate, self._bos()), len(ids) - keep
-
-    def _bos(self) -> int | None:
-        """What an empty prompt begins with."""
-        own = self._tokenizer.bos_id if self._tokenizer else None
-        return own if own is not None else self.config.bos_token_id

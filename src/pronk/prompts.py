@@ -1,15 +1,116 @@
-"""Prompts as callers hand them over, told apart and checked: texts, token ids, lists of either."""
+"""Prompts as callers hand them over, checked and made token ids: texts, ids, lists of either, conversations."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pronk.errors import BadRequest
+from pronk.checkpoint.hub import known
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.params import SamplingParams
+from pronk.errors import BadRequest, ContextOverflow, NoTokenizer
+from pronk.tokenizer import messages as conversation
+from pronk.tokenizer.messages import Message, Overflow
+
+if TYPE_CHECKING:
+    from pronk.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]  # text, or token ids taken as they are
 Truncate = Literal["left", "right"]
+
+
+class Prompts:
+    """What one model is given, as token ids. `tokenizer` None: ids alone."""
+
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, ctx_size: int) -> None:
+        self._checkpoint, self._tokenizer, self._ctx_size = checkpoint, tokenizer, ctx_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise NoTokenizer(
+                f"{self._checkpoint.path} carries no tokenizer, so it takes and gives token ids only; "
+                f"{self._way_to_a_tokenizer()} (tokenizer= in Python)"
+            )
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt, params: SamplingParams, truncate: Truncate | None) -> tuple[list[int], int]:
+        """Token ids that fit, and how many were cut to make them fit."""
+        check_truncate(truncate)
+        if params.stop:
+            _ = self.tokenizer  # stop strings are text: without a tokenizer there is none to look in
+        if not isinstance(prompt, str):
+            ids = checked_ids(prompt, self._checkpoint.config.vocab_size)
+        elif prompt:
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = []
+        if not ids:
+            if (bos := self._bos()) is None:
+                raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
+            ids = [bos]
+        limit = self._ctx_size - 1  # room for one new token
+        if len(ids) <= limit:
+            return ids, 0
+        if truncate is None:
+            raise ContextOverflow(len(ids), limit)
+        keep = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
+        return cut(ids, keep, truncate, self._bos()), len(ids) - keep
+
+    def asked(self, prompt: Prompt, chat: bool, system: str | None) -> Prompt:
+        """As the chat template asks it, where it is to."""
+        if not chat:
+            if system is not None:
+                raise BadRequest("a system prompt is for chat=True, or for chat(messages)")
+            return prompt
+        if not isinstance(prompt, str):
+            raise BadRequest("chat=True is for texts; token ids are taken as they are")
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        return self.of_chat([*opening, {"role": "user", "content": prompt}], None)
+
+    def of_chat(self, messages: Sequence[Message], chat_template: str | Path | None) -> list[int]:
+        """A conversation up to where the assistant's answer begins."""
+        return self._encode_chat(chat_template)(conversation.checked(messages))
+
+    def of_conversation(
+        self,
+        messages: Sequence[Message],
+        chat_template: str | Path | None,
+        overflow: Overflow,
+        params: SamplingParams,
+    ) -> tuple[list[int], int]:
+        """The same, and how many tokens were left out with its oldest turns."""
+        conversation.check_overflow(overflow)
+        checked, encode = conversation.checked(messages), self._encode_chat(chat_template)
+        if overflow == "error":
+            return encode(checked), 0
+        longest = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
+        return conversation.without_oldest(checked, encode, longest)
+
+    def _encode_chat(self, chat_template: str | Path | None) -> Callable[[Sequence[Message]], list[int]]:
+        from pronk.tokenizer import chat
+
+        if not isinstance(chat_template, str | Path | None):
+            raise BadRequest(f"chat_template must be a file or a name, not {type(chat_template).__name__}")
+        template = chat.choose(self.tokenizer, chat_template)
+        # A template writes the beginning-of-text token itself where the model was trained with one.
+        return lambda messages: self.tokenizer.encode(template.render(messages), bos=False)
+
+    def _bos(self) -> int | None:
+        """What an empty prompt begins with."""
+        own = self._tokenizer.bos_id if self._tokenizer else None
+        return own if own is not None else self._checkpoint.config.bos_token_id
+
+    def _way_to_a_tokenizer(self) -> str:
+        """A llama2.c file says how many tokens it knows, and most of them know the same ones."""
+        size = self._checkpoint.config.vocab_size
+        name = known.OF_SIZE.get(size) if self._checkpoint.format == "llama2c" else None
+        if name is None:
+            return f"name one of {size} tokens with --tokenizer FILE"
+        whose = {"llama2": "Llama 2's, llama2.c's tokenizer.bin", "tok512": "stories260K's"}[name]
+        return f"one of {size} tokens is {whose}: put it beside the file, or --tokenizer {name} downloads it"
 
 
 def as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
@@ -22,7 +123,7 @@ def as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     return [items], False
 
 
-def token_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
+def checked_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
     """Token ids as Python has whole numbers, whoever's they were: numpy's and torch's among others."""
     try:
         ids = [operator.index(i) for i in _items(prompt, "token ids come as a list of whole numbers")]
