@@ -91,9 +91,15 @@ class LLM:
             session.close()
         self._sessions, self._backend = {}, None
 
+    def __copy__(self) -> LLM:
+        """The same weights and cache, until it is given another backend."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "an LLM cannot be pickled or copied, for its weights belong to this process; call "
+            "an LLM cannot be pickled, for its weights belong to this process; call "
             f"pronk.load({str(self.path)!r}) in each process, or let threads share this one"
         )
 

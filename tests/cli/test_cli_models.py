@@ -17,6 +17,7 @@ from tiny import random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+import pronk.cli.progress
 from pronk.errors import BadFile
 from pronk.formats.quantize import quantize
 from pronk.llm import LLM
@@ -284,6 +285,14 @@ def test_verify_mistakes_refuses(run: Run, model: str, options: str, said: str) 
     result = run("verify", model, *options.split())
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_verify_mistakes_shows_how_far_it_is(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was silent for as long as it took: minutes, for a model of some size."""
+    monkeypatch.setattr(pronk.cli.progress, "LOGGED_APART", 0.0)
+    result = run("verify", model, "--mistakes", "--max-tokens", "2", "-p", "x", "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "writing texts: text 1 of 5" in result.stderr
 
 
 def test_verify_with_an_adapter_that_is_none(run: Run, model: str, tmp_path: Path) -> None:

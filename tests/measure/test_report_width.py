@@ -24,10 +24,10 @@ document.getElementById("frame").addEventListener("load", event => {{
   const beyond = [...page.querySelectorAll("caption, th, td, td *, dd, figure")]
     .filter(one => one.getBoundingClientRect().right > root.clientWidth + 0.5 || one.scrollWidth > one.clientWidth + 1
       && getComputedStyle(one).display != "inline" && !one.closest("thead"));
-  const first = page.querySelector("table"), rows = [...first.querySelectorAll("td")].map(one => one.clientWidth);
+  const first = page.querySelector("table");
   document.getElementById("found").textContent = "FOUND " + JSON.stringify(
     {{page: root.scrollWidth, width: root.clientWidth, beyond: beyond.map(one => one.textContent),
-      cells: rows.length}});
+     cells: first.querySelectorAll("td").length}});
 }});
 </script>"""
 

@@ -101,7 +101,8 @@ def _mistakes(model: str, prompts: list[str], new_tokens: int | None, loading: d
 
     import_torch()
     llm = options.load_model(model, {**loading, "engine": "torch", "attn": "math"})
-    with progress.shown(unit=lambda done, total: f"text {done + 1} of {total}") as advance:
+    # One label for all texts: under one for each the bar would begin anew with each, and never be drawn.
+    with progress.shown("writing texts", lambda done, total: f"text {done + 1} of {total}", logged=True) as advance:
         return mistakes(llm, prompts, new_tokens or NEW_TOKENS, progress=advance)
 
 
