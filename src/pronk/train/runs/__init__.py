@@ -109,7 +109,8 @@ def pretrain(
     """
     given = locals()
     import_torch()
+    from pronk.train.objectives.pretraining import Pretraining
     from pronk.train.runs.options import of_text
     from pronk.train.runs.scratch import Scratch
 
-    return Scratch(*of_text(given))
+    return Scratch(*of_text(Pretraining(), given))

@@ -179,10 +179,9 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     return Settings(**options, objective=kind(**own), lora=None if full else LoraConfig(**lora)), how
 
 
-def of_text(given: Mapping[str, Any]) -> tuple[Settings, How, Shape, int | None, str]:
+def of_text(objective: Objective, given: Mapping[str, Any]) -> tuple[Settings, How, Shape, int | None, str]:
     """The same of a new model, then its shape, the size of its vocabulary where it gets a new one, and what parts
     documents. Raises BadRequest."""
-    from pronk.train.objectives.pretraining import Pretraining
     from pronk.train.pretrain import Shape
     from pronk.train.settings import Settings
 
@@ -202,7 +201,7 @@ def of_text(given: Mapping[str, Any]) -> tuple[Settings, How, Shape, int | None,
     pack = options["batch_size"] * (shape.ctx_size + 1)
     model = f"{shape} of {how.tokenizer or f'{size} tokens'}"
     assert text
-    settings = Settings(model, text, lora=None, objective=Pretraining(), pack=pack, **options)
+    settings = Settings(model, text, lora=None, objective=objective, pack=pack, **options)
     return settings, how, shape, size, separator
 
 
