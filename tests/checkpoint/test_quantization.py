@@ -344,6 +344,22 @@ def test_a_scale_that_is_none(tmp_path: Path, method: str, value: float) -> None
             read()
 
 
+@pytest.mark.parametrize("method", BOTH)
+def test_a_scale_whose_weights_are_not_finite(tmp_path: Path, method: str) -> None:
+    """It is finite itself, and 127 of it are not: packed weights were infinite once."""
+    stored, _ = quantized(method)
+    name = f"{UP}.SCB" if method == "bitsandbytes" else f"{UP}.weight_scale"
+    steps = 127 if method == "bitsandbytes" else 1
+    for value, good in ((2.6e36, True), (2.67e36, False)):
+        stored[name].reshape(-1)[7] = value * steps
+        tensor = checkpoints.open(save(tmp_path, stored, BOTH[method])).tensors[f"{UP}.weight"]
+        if good:
+            assert np.isfinite(tensor.read()).all()
+        else:
+            with pytest.raises(BadFile, match=f"'{name}': holds a scale of weights that are not finite"):
+                tensor.read()
+
+
 def test_a_row_of_zeros_has_a_scale_of_zero(tmp_path: Path) -> None:
     stored, _ = quantized("bitsandbytes")
     stored[f"{UP}.SCB"][2] = 0

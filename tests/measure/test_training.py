@@ -124,6 +124,14 @@ def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:
     assert {tuple(learned) for _, learned in grid.examples} == {(False, *[True] * 16)}
 
 
+def test_examples_that_the_context_cannot_hold_are_refused(model: str) -> None:
+    """They were cut to it without a word."""
+    with pytest.raises(
+        BadRequest, match=r"has a context of \d+ tokens; take examples of fewer than these \(--tokens\)"
+    ):
+        settled(Request(model=model, tokens=100_000))
+
+
 def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of it, and enough of it; what was begun with it is gone on with as long as it is the same."""
     data = tmp_path / "data.jsonl"

@@ -94,6 +94,8 @@ def settled(request: Request) -> Grid:
     if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one nothing can be read to train on")
     most = opened.config.max_position_embeddings
+    if request.tokens and request.tokens >= most:
+        raise BadRequest(f"{opened.path} has a context of {most} tokens; take examples of fewer than these (--tokens)")
     length = min(asked.tokens or 0, most - 1) + 1  # the last is not read
     examples = _of_text(codec, length) if asked.data is None else _of_records(codec, asked.data, length, most)
     return Grid(replace(asked, tokens=length - 1), opened, examples)

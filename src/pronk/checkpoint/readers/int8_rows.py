@@ -16,6 +16,8 @@ from pronk.errors import BadFile, Unsupported, short
 
 _PIECE = 1 << 20  # weights that are multiplied out at once
 
+_LARGEST_SCALE = np.finfo(np.float32).max / 128  # of a code of -128 it is the last that is finite
+
 Int8s = NDArray[np.int8]
 Floats = NDArray[np.float32]
 
@@ -52,7 +54,7 @@ def lazy(
     """The tensor of int8 `codes` [N, K] and of `scale`, N numbers.
 
     `zeros`, a zero point or a number for the order of codes, must be 0, and like the scales is looked at when read:
-    BadFile where a scale is negative or not finite, Unsupported for another order.
+    BadFile where a scale is negative, or it or a weight is not finite; Unsupported for another order.
     """
     rows, cols = codes.shape
 
@@ -63,6 +65,8 @@ def lazy(
         if not (np.isfinite(stored) & (stored >= 0)).all():
             raise BadFile(path, "holds a scale that is negative or not finite", field=f"tensor {short(scale.name)}")
         stored /= np.float32(layout.steps)
+        if (stored > _LARGEST_SCALE).any():
+            raise BadFile(path, "holds a scale of weights that are not finite", field=f"tensor {short(scale.name)}")
         return stored
 
     def read() -> Floats:
