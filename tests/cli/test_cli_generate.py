@@ -30,7 +30,9 @@ def test_the_full_context_is_no_matter_of_n(run: Run, loaded: list[FakeLLM], mon
     full = "stopped, for the context of 64 tokens is full"
     assert run("generate", "-n", "61", "one two three").stderr.splitlines()[-1] == full
     monkeypatch.setattr(FakeLLM.config, "max_position_embeddings", 1024)
-    assert run("generate", "-n", "61", "one two three").stderr.splitlines()[-1] == full + "; -c allows up to 1024"
+    assert (
+        run("generate", "-n", "61", "one two three").stderr.splitlines()[-1] == full + "; --ctx-size allows up to 1024"
+    )
     assert "stopped" in run("generate", "-n", "60", "one two three").stderr
 
 

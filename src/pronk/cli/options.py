@@ -376,7 +376,7 @@ def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation], option: str = "-n"
     if all(stats.prompt_tokens + stats.new_tokens < llm.ctx_size for stats in cut):
         return f"{some} after {cut[0].new_tokens} tokens; {option} allows more"
     trained = llm.config.max_position_embeddings
-    more = f"; -c allows up to {trained}" if llm.ctx_size < trained else ""
+    more = f"; --ctx-size allows up to {trained}" if llm.ctx_size < trained else ""
     return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"
 
 

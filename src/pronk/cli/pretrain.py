@@ -15,7 +15,9 @@ _text = options.together(
                  help="Split TEXT into documents at each LINE like this."),
     click.option("--vocab-size", type=click.IntRange(1, 300_000), metavar="N",
                  help="Train a tokenizer with a vocabulary of N tokens.  [default: 512]"),
-    options.tokenizer_option,
+    click.option("-z", "--tokenizer", type=options.NAME, metavar="FILE",
+                 help="Use this tokenizer instead of training one: a file, a folder, or one of those built in (llama2, "
+                      "tok512)."),
     heading="Data",
 )  # fmt: skip
 _shape = options.together(
@@ -70,7 +72,7 @@ was never stopped. Training needs torch."""
 @click.argument("text", type=options.NAME)
 @_text
 @_shape
-@training_options.shared("by --hidden: 3e-3 for 128, 4e-4 for 1024")
+@training_options.shared("depends on --hidden: 3e-3 at 128, 4e-4 at 1024")
 def command(**given: Any) -> None:
     """Train a small LLaMA and its tokenizer from scratch.
 
