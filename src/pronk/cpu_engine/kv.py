@@ -38,7 +38,7 @@ class CpuKV(KVStorage):
 def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
     """Raises NotEnoughMemory: before memory is taken, or, where a limit was not seen, then."""
     what = f"a KV cache of {num_blocks * BLOCK_SIZE} tokens"
-    way_out = "shorten the text, lower the context size (--ctx-size), or take smaller keys and values: kv_dtype='int8' (--kv-dtype)"
+    way_out = "shorten the text, lower --ctx-size, or take smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
     system.check_memory(num_blocks * block_bytes, what, way_out)
     try:
         yield
