@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pronk.cli import chat_editor, chat_history, console, options, progress
+from pronk.cli import chat_editor, chat_history, console, options, progress, typed
 from pronk.cli.chat_commands import HELP, Over, completions, obey
 from pronk.cli.chat_sampling import ADVISED, OWN, Sampling, settable
 from pronk.cli.conversation import Conversation, Message
@@ -80,9 +80,9 @@ def command(
     try:
         sampling = Sampling(named, fields)
     except BadRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(typed.in_words(ctx, str(error))[0]) from None
     renderer.shared.start()  # beside loading
-    llm = options.load_model(model, {name: rest[name] for name in (*options.LOADING, "adapter")})
+    llm = options.load_model(model, options.loading_of(rest))
     whose = sampling.advise(llm.checkpoint.generation)
     # What would fail at the first turn fails now: no template, or one that refuses so plain a conversation.
     opening = Conversation(conversation.system, [{"role": "user", "content": "Hello"}])

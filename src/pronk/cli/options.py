@@ -303,11 +303,15 @@ generation_options = together(
 
 def prepare(model: str, options: dict[str, Any]) -> tuple[LLM, SamplingParams]:
     """`options` are those of loading and sampling; the wrong ones are found before loading, which may take a while."""
-    loading = {name: options.pop(name) for name in (*LOADING, "adapter")}
-    if options.pop("merge_adapter"):
-        loading["merge_adapter"] = True
+    loading = loading_of(options)
     params = sampling_params(options)
     return load_model(model, loading), params
+
+
+def loading_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of loading, taken out of a verb's."""
+    loading = {name: options.pop(name) for name in (*LOADING, "adapter")}
+    return {**loading, "merge_adapter": True} if options.pop("merge_adapter") else loading
 
 
 def load_model(model: str, loading: dict[str, Any]) -> LLM:
