@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import checkpoint
 from pronk.checkpoint import adapter as adapters
-from pronk.checkpoint.adapter import Adapter
+from pronk.checkpoint.adapter import Adapter, LowRank
 from pronk.checkpoint.writers import write
+from pronk.engine.backend import Attached
 from pronk.engine.params import SamplingParams
 from pronk.errors import BadRequest
 from pronk.llm import LLM
@@ -164,10 +167,13 @@ def test_names(model: Path, folders: list[Path]) -> None:
         (lambda: llm.generate("x", adapter="third"), r"no adapter 'third'; there are .*'second', 'none'"),
         (lambda: llm.stream("x", adapter="third"), r"no adapter 'third'"),
         (lambda: llm.add_adapter(folders[1], name="second"), "there is an adapter 'second' already"),
-        (lambda: llm.add_adapter(folders[1], name="none"), "there is an adapter 'none' already"),
+        (lambda: llm.add_adapter(folders[1], name="none"), "cannot be called 'none'"),
         (lambda: llm.drop_adapter(str(folders[0])), "was not added, and cannot be dropped"),
         (lambda: llm.drop_adapter("none"), "was not added"),
         (lambda: llm.drop_adapter("third"), "no adapter 'third'"),
+        (lambda: llm.generate("x", adapter=["second"]), "no adapter \\['second'\\]"),
+        (lambda: llm.add_adapter(folders[1], name=""), "cannot be called ''"),
+        (lambda: llm.add_adapter(folders[1], name="a\nb"), "cannot be called"),
         (lambda: pronk.load(model, merge_adapter=True), "merge_adapter is for an adapter"),
     ]
     for call, problem in refused:
@@ -187,25 +193,110 @@ def test_chats_have_adapters(model: Path, folders: list[Path]) -> None:
     assert found.tokens != llm.chat(messages, max_new_tokens=8).tokens
 
 
-def test_one_that_is_at_work_is_not_dropped(model: Path, folders: list[Path]) -> None:
-    llm = load(model, WAYS[0])
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["cpu", "torch"])
+def test_one_that_is_at_work_is_dropped_when_its_texts_have_ended(
+    model: Path, folders: list[Path], way: dict[str, Any]
+) -> None:
+    """Begun or not: a name that is given again is another adapter, and no other text ever fails for it."""
+    llm = load(model, way)
+    before = llm.backend.nbytes
     llm.add_adapter(folders[0])
-    chunks = llm.stream(IDS[:10], adapter="a", max_new_tokens=50, ignore_eos=True)
-    next(chunks)
-    with pytest.raises(BadRequest, match="'a' is at work; drop it when"):
-        llm.drop_adapter("a")
-    chunks.close()
+    expected = llm.generate(IDS[:10], adapter="a", max_new_tokens=30, ignore_eos=True).tokens
+    begun, late = (llm.stream(IDS[:10], adapter="a", max_new_tokens=30, ignore_eos=True) for _ in range(2))
+    tokens = [next(begun).token]
     llm.drop_adapter("a")
-    assert not llm.adapters
+    assert llm.add_adapter(folders[1], name="a") == "a"
+    other = llm.generate(IDS[:10], adapter="a", max_new_tokens=30, ignore_eos=True).tokens
+    tokens += [chunk.token for chunk in begun]
+    assert tokens == [chunk.token for chunk in late] == expected != other
+    llm.drop_adapter("a")
+    del begun, late
     with pytest.raises(BadRequest, match="no adapter 'a'"):
         llm.generate("x", adapter="a")
+    llm.generate("x", max_new_tokens=1)
+    assert llm.backend.nbytes == before
+    assert not llm.backend.attached
+
+
+def test_added_and_dropped_by_threads_while_others_generate(model: Path, folders: list[Path]) -> None:
+    llm = load(model, WAYS[1])
+    llm.add_adapter(folders[0], name="stays")
+    expected = {name: llm.generate(IDS[:30], max_new_tokens=12, adapter=name).tokens for name in ("stays", "none")}
+    stop, won = threading.Event(), []
+
+    def churn() -> None:
+        while not stop.is_set():
+            try:
+                llm.add_adapter(folders[1], name="comes and goes")
+                won.append(1)
+                llm.generate(IDS[:5], max_new_tokens=2, adapter="comes and goes")
+                llm.drop_adapter("comes and goes")
+            except BadRequest:  # another thread was sooner
+                pass
+
+    def ask(name: str) -> None:
+        for _ in range(15):
+            assert llm.generate(IDS[:30], max_new_tokens=12, adapter=name).tokens == expected[name]
+
+    with ThreadPoolExecutor(4) as pool:
+        churning = [pool.submit(churn) for _ in range(2)]
+        asking = [pool.submit(ask, name) for name in expected]
+        try:
+            for one in asking:
+                one.result()
+        finally:
+            stop.set()
+        for one in churning:
+            one.result()
+    if "comes and goes" in llm.adapters:
+        llm.drop_adapter("comes and goes")
+    assert won
+    assert set(llm.backend.attached) == {llm.adapters["stays"].number}
+
+
+def test_an_unknown_number_is_refused_at_once(model: Path) -> None:
+    llm = load(model, WAYS[0])
+    with pytest.raises(BadRequest, match="there is no adapter of the number 999"):
+        llm.session.submit(IDS[:5], adapter=Attached(999))
+    assert llm.generate(IDS[:5], max_new_tokens=2).tokens
+
+
+def test_an_adapter_s_own_template_asks(model: Path, folders: list[Path], tmp_path: Path) -> None:
+    """One that was added is asked through what it was trained through, as one that the model was loaded with is."""
+    own = tmp_path / "own"
+    shutil.copytree(folders[0], own)
+    (own / "chat_template.jinja").write_text("{% for m in messages %}Q: {{ m.content }} A:{% endfor %}")
+    llm, loaded = load(model, WAYS[0]), load(model, WAYS[0], adapter=own)
+    llm.add_adapter(own)
+    expected = loaded.generate("hello", chat=True, max_new_tokens=3)
+    assert expected.stats.prompt_tokens == len("Q: hello A:")
+    for found in (
+        llm.generate("hello", chat=True, adapter="own", max_new_tokens=3),
+        llm.chat([{"role": "user", "content": "hello"}], adapter="own", max_new_tokens=3),
+    ):
+        assert found.tokens == expected.tokens
+        assert found.stats.prompt_tokens == expected.stats.prompt_tokens
+    assert llm.generate("hello", chat=True, max_new_tokens=3).stats.prompt_tokens > expected.stats.prompt_tokens
+
+
+def test_what_an_adapter_changes_of_all_texts_is_said(model: Path, given: list[Adapter], tmp_path: Path) -> None:
+    """There is no model without it beside the one that was loaded with it, nor with another."""
+    config = checkpoint.open(model).config
+    head = LowRank(np.ones((4, config.hidden_size), np.float32), np.ones((config.vocab_size, 4), np.float32), 2.0)
+    folder = save(tmp_path / "head", replace(given[0], products={**given[0].products, "lm_head": head}))
+    llm, other = load(model, WAYS[1], adapter=folder), save(tmp_path / "other", given[1])
+    for call in (lambda: llm.generate("x", adapter="none"), lambda: llm.add_adapter(other)):
+        with pytest.raises(BadRequest, match="the model was loaded with an adapter that changes lm_head"):
+            call()
+    with pytest.raises(BadRequest, match="changes lm_head, of all texts; load the model with it"):
+        load(model, WAYS[1]).add_adapter(folder)
 
 
 def test_a_session_s_requests_have_adapters(model: Path, folders: list[Path]) -> None:
     llm = load(model, WAYS[1])
-    number = llm.adapters[llm.add_adapter(folders[0])].number
+    attached = llm.adapters[llm.add_adapter(folders[0])]
     session, params = llm.session, SamplingParams(max_new_tokens=5, ignore_eos=True)
-    with_it = session.submit(IDS[:20], params, adapter=number)
+    with_it = session.submit(IDS[:20], params, adapter=attached)
     without = session.submit(IDS[:20], params)
     texts: dict[Any, list[int]] = {with_it: [], without: []}
     while session.has_work:

@@ -93,4 +93,13 @@ def test_a_download_is_quiet_unless_progress_is_asked_for(model: Path, monkeypat
 def test_the_public_names_are_listed() -> None:
     script = "import pronk; print(*dir(pronk))"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert shown.split() == ["LLM", "ModelConfig", "SamplingParams", "__version__", "load"]
+    assert shown.split() == [
+        "LLM",
+        "ModelConfig",
+        "SamplingParams",
+        "__version__",
+        "dpo",
+        "finetune",
+        "load",
+        "pretrain",
+    ]

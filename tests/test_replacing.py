@@ -80,7 +80,7 @@ def test_parts_of_a_killed_process_go_with_the_next_run_to_that_target(
     for _ in range(2):
         process = writing(tmp_path / name, kind)
         killed(process)
-        assert any(found.endswith(f".{process.pid}.part") for found in names(tmp_path))
+        assert any(found.startswith(f".{name}.{process.pid}.") for found in names(tmp_path))
     (tmp_path / "model.gguf.part").touch()  # nobody's of ours
     (tmp_path / f".{name}.mine.part").touch()
     write(tmp_path / name)
@@ -106,7 +106,8 @@ def test_a_living_process_of_the_same_number_keeps_its_part(tmp_path: Path, writ
     process = writing(path)
     number = 4_000_000  # beyond what Linux gives
     for kind in ("part", "lock"):
-        (tmp_path / f".model.gguf.{process.pid}.{kind}").rename(tmp_path / f".model.gguf.{number}.{kind}")
+        (theirs,) = tmp_path.glob(f".model.gguf.{process.pid}.*.{kind}")
+        theirs.rename(tmp_path / f".model.gguf.{number}.{kind}")
     write(path)
     assert (tmp_path / f".model.gguf.{number}.part").exists()
     killed(process)

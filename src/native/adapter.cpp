@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <stdexcept>
 
 #include "half.h"
 #include "model.h"
@@ -34,6 +35,19 @@ int exponent_of(std::span<const float> numbers) {
     return exponent;
 }
 
+bool is_zero(std::span<const float> numbers) {
+    return std::all_of(numbers.begin(), numbers.end(), [](float x) { return x == 0; });
+}
+
+// Whether float16 would lose digits of more than a few of them: those under 2^-14 of the largest.
+bool is_wide(std::span<const float> numbers) {
+    float most = 0;
+    for (const float x : numbers) most = std::max(most, std::abs(x));
+    size_t small = 0, all = 0;
+    for (const float x : numbers) all += x != 0, small += x != 0 && std::abs(x) < most * 0x1p-14f;
+    return small * 16 > all;
+}
+
 }  // namespace
 
 Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& modules)
@@ -54,9 +68,12 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         const bool pairs = module->product == kGateUp;
         for (int half = 0; half < 2; ++half)
             if (!pairs || half == module->up) second.first[half] = static_cast<int>(first.scales.size()), second.rank[half] = module->rank;
-        first.scales.insert(first.scales.end(), module->rank, std::ldexp(module->scale, from_a + from_b));
+        const bool none = is_zero(a) || is_zero(b);  // of which any scale would do, and an infinite one not
+        const auto scale = static_cast<float>(none ? 0 : std::ldexp(static_cast<double>(module->scale), from_a + from_b));
+        if (!std::isfinite(scale)) throw std::range_error("the product of an adapter's factors is too large");
+        first.scales.insert(first.scales.end(), module->rank, scale);
         widest = std::max(widest, static_cast<int>(first.scales.size()));
-        for (const float down = std::ldexp(1.0f, -from_a); const float x : a) stacked[place].push_back(x * down);
+        for (const double down = std::ldexp(1.0, -from_a); const float x : a) stacked[place].push_back(static_cast<float>(x * down));
         exponents.push_back(from_b);
     }
     for (size_t place = 0; place < firsts.size(); ++place) {
@@ -72,6 +89,10 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         pack_zero_rows(first.a, ranks, static_cast<int64_t>(first.a.panels) * kPanelRows);
         std::vector<float>().swap(stacked[place]);
     }
+    std::vector<bool> wide(seconds.size());
+    for (const Module& module : modules)
+        if (is_wide({module.b, static_cast<size_t>(module.rows) * module.rank}))
+            wide[static_cast<size_t>(module.layer) * kProducts + module.product] = true;
     std::vector<uint8_t*> data(seconds.size());
     for (size_t i = 0; i < ordered.size(); ++i) {
         const Module& module = *ordered[i];
@@ -80,16 +101,16 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         const Matrix& beside = *layers[module.layer].products()[module.product];
         const int both = second.rank[0] + second.rank[1];
         if (!second.b) {
-            second.f16 = !traits(traits(beside.format).activations).exact();
+            second.f16 = !traits(traits(beside.format).activations).exact() && !wide[place];
             second.b = data[place] = memory.allocate(static_cast<size_t>(beside.panels) * both * kHalf * (second.f16 ? 2 : 4));
         }
         const bool pairs = module.product == kGateUp;
-        const float down = std::ldexp(1.0f, -exponents[i]);
+        const double down = std::ldexp(1.0, -exponents[i]);  // a float's own range is too small
         for (int n = 0; n < module.rows; ++n) {
             const int half = pairs ? n / kHalf * 2 + module.up : n / kHalf;
             const size_t begin = static_cast<size_t>(half / 2) * both + half % 2 * second.rank[0];
             for (int r = 0; r < module.rank; ++r) {
-                const float x = module.b[static_cast<size_t>(n) * module.rank + r] * down;
+                const auto x = static_cast<float>(module.b[static_cast<size_t>(n) * module.rank + r] * down);
                 const size_t at = (begin + r) * kHalf + n % kHalf;
                 if (second.f16) reinterpret_cast<uint16_t*>(data[place])[at] = f32_to_f16(x);
                 else reinterpret_cast<float*>(data[place])[at] = x;

@@ -3,8 +3,8 @@
 //
 // The first factors, A, of products that are fed the same rows lie below one another as one matrix, in the finest format
 // whose activations are those that the weights are multiplied with, so that nothing is converted twice. The second, B, are
-// added to a register tile's sums before their epilogue: floats where activations are, else float16. Both are brought to a
-// largest number from 1/2 to 1 by a power of two, which the scale takes back.
+// added to a register tile's sums before their epilogue: float32 where activations are, or where their numbers differ too
+// much, else float16. Both are brought to a largest number from 1/2 to 1 by a power of two, which the scale takes back.
 #pragma once
 
 #include <vector>
@@ -35,7 +35,7 @@ struct Adapter {
         float scale;
     };
 
-    // Every number must be finite. Throws std::bad_alloc.
+    // Every number must be finite. Throws std::bad_alloc, and std::range_error where a product's scale is not.
     Adapter(const std::vector<Layer>& layers, const std::vector<Module>& modules);
 
     std::vector<First> firsts;     // [layers * kFirsts]

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <stdexcept>
 
 #include "module_batch.h"
 #include "module_interrupted.h"
@@ -117,7 +118,12 @@ public:
         for (const Layer& layer : model.layers)
             for (const Matrix* m : layer.products())
                 if (!m->data) refuse("not all of the model's weights are set");
-        auto adapter = std::make_unique<const Adapter>(model.layers, modules);
+        std::unique_ptr<const Adapter> adapter;
+        try {
+            adapter = std::make_unique<const Adapter>(model.layers, modules);
+        } catch (const std::range_error& error) {
+            refuse(error.what());
+        }
         const size_t bytes = adapter->memory.nbytes();
         const Alone alone(*this);
         auto place = std::find(model.adapters.begin(), model.adapters.end(), nullptr);

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +17,7 @@ from pronk import system
 from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.tensors import Checkpoint, Progress
+from pronk.engine.backend import Attached
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
@@ -24,6 +27,7 @@ from pronk.prompts import Prompt, Prompts, Truncate, as_list, checked_ids
 from pronk.session import Session
 from pronk.tokenizer import messages as conversation
 from pronk.tokenizer.messages import Message, Overflow
+from pronk.tokenizer.source import TEMPLATE, chat_template
 from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
@@ -33,14 +37,7 @@ if TYPE_CHECKING:
 
 
 WITHOUT = "none"  # in place of an adapter's name: the model without any
-
-
-@dataclass(frozen=True)
-class Attached:
-    """An adapter beside the weights."""
-
-    adapter: Adapter
-    number: int  # the backend's
+_BASE = Attached(0)
 
 
 class LLM:
@@ -69,6 +66,8 @@ class LLM:
         self.eos_ids = tuple(dict.fromkeys((*self.config.eos_token_ids, *own)))
         self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
         self.adapters: dict[str, Attached] = {}  # by name
+        self._dropped: deque[int] = deque()  # numbers of those that nobody holds any more
+        self._changes = ""  # what the adapter that it was loaded with changes of all texts
         self._backend: Backend | None = None
         self._sessions: dict[bool, Session] = {}
         self.backend = backend
@@ -90,6 +89,7 @@ class LLM:
         for session in self._sessions.values():
             session.close()
         self._sessions, self._backend = {}, None
+        self.adapters.clear()
 
     def __copy__(self) -> LLM:
         """The same weights and cache, until it is given another backend."""
@@ -159,9 +159,11 @@ class LLM:
         prompts, then steps of a beam search.
         """
         prompts, several = as_list(prompt)
-        prompts = [self._prompts.asked(prompt, chat, system) for prompt in prompts]
-        params, number = SamplingParams.of(params, sampling), self._adapter_number(adapter)
-        generations = self._collect(prompts, params, truncate, cache, progress, number)
+        params, attached = SamplingParams.of(params, sampling), self._attached(adapter)
+        prompts = [
+            self._prompts.asked(prompt, chat, system, attached.template if attached else None) for prompt in prompts
+        ]
+        generations = self._collect(prompts, params, truncate, cache, progress, attached)
         return generations if several or len(generations) > 1 else generations[0]
 
     def stream(
@@ -179,8 +181,10 @@ class LLM:
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
-        ids, cut = self._prompts.encode(self._prompts.asked(prompt, chat, system), params, truncate)
-        chunks = session.stream([ids], params, progress=progress, adapter=self._adapter_number(adapter))
+        attached = self._attached(adapter)
+        asked = self._prompts.asked(prompt, chat, system, attached.template if attached else None)
+        ids, cut = self._prompts.encode(asked, params, truncate)
+        chunks = session.stream([ids], params, progress=progress, adapter=attached)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
@@ -213,9 +217,10 @@ class LLM:
         several: list[Sequence[Message]]
         several, listed = conversation.conversations(messages)
         params = SamplingParams.of(params, sampling)
-        prompts = [self._prompts.of_conversation(one, chat_template, overflow, params) for one in several]
-        number = self._adapter_number(adapter)
-        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, number)
+        attached = self._attached(adapter)
+        template = chat_template or (attached.template if attached else None)
+        prompts = [self._prompts.of_conversation(one, template, overflow, params) for one in several]
+        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, attached)
         each = len(found) // len(prompts)
         for n, generation in enumerate(found):
             if left_out := prompts[n // each][1]:
@@ -239,7 +244,9 @@ class LLM:
         if conversation.conversations(messages)[1]:
             raise BadRequest("stream_chat takes one conversation; chat takes a list of them")
         params = SamplingParams.of(params, sampling)
-        ids, left_out = self._prompts.of_conversation(messages, chat_template, overflow, params)
+        attached = self._attached(adapter)
+        template = chat_template or (attached.template if attached else None)
+        ids, left_out = self._prompts.of_conversation(messages, template, overflow, params)
         chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress, adapter=adapter)
         if not left_out:
             return chunks
@@ -290,7 +297,7 @@ class LLM:
 
         checkpoint = self.backend.dequantized(self.checkpoint)
         for attached in self.adapters.values():
-            if attached.number == self.backend.adapter:
+            if attached.adapter and attached.number == self.backend.adapter:
                 checkpoint = adapters.applied(checkpoint, attached.adapter)
         return CausalLM(load_module(checkpoint, self.ctx_size))
 
@@ -299,42 +306,72 @@ class LLM:
     def add_adapter(self, folder: str | Path, name: str | None = None) -> str:
         """Keep another LoRA adapter beside the weights; its name for `generate(adapter=…)`, by default its folder's.
 
-        Any number of texts under way may have different ones. Its chat template, if it brings one, is not taken over.
-        Raises ModelNotFound, BadFile, Unsupported; BadRequest where the name is taken, or where the adapter replaces
-        or adapts what all texts share: embeddings, head, norms and biases.
+        Any number of texts under way may have different ones. Where it brings a chat template, chats with it go through
+        that. Raises ModelNotFound, BadFile, Unsupported; BadRequest where the name is taken, or where the adapter
+        changes what all texts share: embeddings, head, norms and biases.
         """
-        found = adapters.open(system.expanded(folder), self.checkpoint)
+        self._let_go()
+        path = system.expanded(folder)
+        found = adapters.open(path, self.checkpoint)
         name = found.path.resolve().name if name is None else name
-        if name in (*self.adapters, WITHOUT):
-            raise BadRequest(f"there is an adapter {name!r} already; drop it first, or give this one another name=")
-        _, beside = adapters.apart(self.checkpoint, found)
-        if found.replaced or len(beside.products) < len(found.products):
-            whole = min([*found.replaced, *(found.products.keys() - beside.products.keys())])
-            raise BadRequest(
-                f"{folder}: changes {whole}, which all texts share; load the model with it: load(adapter=…)"
-            )
-        self.adapters[name] = Attached(found, self.backend.attach(found))
+        if not isinstance(name, str) or not name.isprintable() or name in ("", WITHOUT):
+            raise BadRequest(f"an adapter cannot be called {name!r}; give it another name=")
+        if shared := adapters.shared(found):
+            raise BadRequest(f"{folder}: changes {shared}, of all texts; load the model with it: load(adapter=…)")
+        if self._changes:
+            raise BadRequest(f"the model was loaded with an adapter that changes {self._changes}, for all texts")
+        self._add(name, self._attach(found))
         return name
 
     def drop_adapter(self, name: str) -> None:
-        """Let go of one that was added. Raises BadRequest while a text under way is computed with it."""
-        number = self._adapter_number(name)
-        if not number or number == self.backend.adapter:
+        """Nobody can ask for it any more. Texts begun with it end with it, and its memory goes when they have."""
+        attached = self._attached(name)
+        if not attached or not attached.number or attached.number == self.backend.adapter:
             raise BadRequest(f"{name!r} was not added, and cannot be dropped")
-        if any(session.uses(number) for session in self._sessions.values()):
-            raise BadRequest(f"adapter {name!r} is at work; drop it when the texts that were begun with it have ended")
-        del self.adapters[name]
-        self.backend.detach(number)
+        if self.adapters.pop(name, None) is None:
+            raise BadRequest(f"adapter {name!r} was dropped meanwhile")
+        del attached
+        self._let_go()
 
-    def _adapter_number(self, name: str | None) -> int | None:
+    def adopt(self, name: str, found: Adapter, changes: str) -> None:
+        """Answer with it where no other adapter is named. `changes`: what the checkpoint has of it for all texts."""
+        attached = self._attach(found, keep=True)
+        self.adapters[name if name != WITHOUT else f"./{name}"] = attached
+        self._changes, self.backend.adapter = changes, attached.number
+
+    def _attach(self, found: Adapter, keep: bool = False) -> Attached:
+        """`keep`: its numbers, for who wants to merge it."""
+        brings = found.path / TEMPLATE if chat_template(found.path) is not None else None
+        attached = Attached(self.backend.attach(found), brings, found if keep else None)
+        weakref.finalize(attached, self._dropped.append, attached.number).atexit = False
+        return attached
+
+    def _add(self, name: str, attached: Attached) -> None:
+        if self.adapters.setdefault(name, attached) is not attached:
+            raise BadRequest(f"there is an adapter {name!r} already; drop it first, or give this one another name=")
+
+    def _let_go(self) -> None:
+        """Of adapters that nobody holds any more. When the last one let go was amid a pass, or of a collector."""
+        while self._dropped:
+            number = self._dropped.popleft()
+            try:
+                self.backend.detach(number)
+            except PronkError:  # this interrupts the pass under way
+                self._dropped.append(number)
+                return
+
+    def _attached(self, name: str | None) -> Attached | None:
         if name is None:
             return None
         if name == WITHOUT:
-            return 0
-        if name not in self.adapters:
+            if self._changes:
+                problem = f"the model was loaded with an adapter that changes {self._changes}"
+                raise BadRequest(f"{problem}; load it without one for {WITHOUT!r}")
+            return _BASE
+        if (attached := self.adapters.get(name) if isinstance(name, str) else None) is None:
             known = ", ".join(map(repr, (*self.adapters, WITHOUT)))
             raise BadRequest(f"there is no adapter {name!r}; there are {known}, and add_adapter(folder) adds others")
-        return self.adapters[name].number
+        return attached
 
     # -- from prompts to chunks --
 
@@ -342,6 +379,7 @@ class LLM:
         if cache not in (True, False):
             raise BadRequest(f"cache must be True or False, not {cache!r}")
         _ = self.backend  # which is gone when this is closed
+        self._let_go()
         return self._sessions[cache]
 
     def _collect(
@@ -351,7 +389,7 @@ class LLM:
         truncate: Truncate | None,
         cache: bool,
         progress: Progress | None,
-        adapter: int | None,
+        adapter: Attached | None,
     ) -> list[Generation]:
         encoded, session = [], self._session(cache)
         for number, prompt in enumerate(prompts, 1):

@@ -17,7 +17,7 @@ from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
-from pronk.llm import LLM, Attached
+from pronk.llm import LLM
 from pronk.spellings import named as names_ours
 from pronk.system import expanded
 from pronk.tokenizer.source import chat_template
@@ -111,21 +111,24 @@ def load(
     else:
         opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
     codec = tokenizer_of(opened, tokenizer)
-    found: adapters.Adapter | None = None
+    beside: adapters.Adapter | None = None
+    changes = ""
     if adapter is not None:
         found = adapters.open(expanded(adapter), opened)
-        opened, found = (adapters.applied(opened, found), None) if merge_adapter else adapters.apart(opened, found)
+        if merge_adapter:
+            opened = adapters.applied(opened, found)
+        else:
+            changes = adapters.shared(found)
+            opened, beside = adapters.apart(opened, found)
         if codec and (template := chat_template(expanded(adapter))) is not None:
             codec.chat_template = template  # what it was trained through
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     own = engines.options_for(chosen, options)
     backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
-    if found:
-        backend.adapter = backend.attach(found)
     llm = LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
-    if found:
-        llm.adapters[str(adapter)] = Attached(found, backend.adapter)
+    if beside:
+        llm.adopt(str(adapter), beside, changes)
     return llm
 
 

@@ -59,7 +59,7 @@ class Prompts:
         keep = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
         return cut(ids, keep, truncate, self._bos()), len(ids) - keep
 
-    def asked(self, prompt: Prompt, chat: bool, system: str | None) -> Prompt:
+    def asked(self, prompt: Prompt, chat: bool, system: str | None, template: Path | None = None) -> Prompt:
         """As the chat template asks it, where it is to."""
         if not chat:
             if system is not None:
@@ -68,7 +68,7 @@ class Prompts:
         if not isinstance(prompt, str):
             raise BadRequest("chat=True is for texts; token ids are taken as they are")
         opening = [] if system is None else [{"role": "system", "content": system}]
-        return self.of_chat([*opening, {"role": "user", "content": prompt}], None)
+        return self.of_chat([*opening, {"role": "user", "content": prompt}], template)
 
     def of_chat(self, messages: Sequence[Message], chat_template: str | Path | None) -> list[int]:
         """A conversation up to where the assistant's answer begins."""

@@ -27,7 +27,7 @@ from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
-    from pronk.engine.backend import Backend
+    from pronk.engine.backend import Attached, Backend
     from pronk.engine.planner import Entry
     from pronk.tokenizer import Tokenizer
 
@@ -50,6 +50,7 @@ class Handle:
     reader: _Reader = field(repr=False)
     streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
     entry: Entry | None = None  # what the scheduler has made of it
+    adapter: Attached | None = None  # held: it stays while the request needs it
 
     @property
     def read(self) -> int:
@@ -169,11 +170,11 @@ class Session:
         params: SamplingParams | None = None,
         *,
         number: int = 0,
-        adapter: int | None = None,
+        adapter: Attached | None = None,
     ) -> Handle:
         """Queue a request; the next pass has part in it. Its chunks come from `step`, and say `number`.
 
-        `adapter`: one that is attached to the backend, 0 for none, None for what the backend answers with by itself.
+        `adapter`: what it is computed with; None: what the backend answers with by itself.
         Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
         """
         params = params or SamplingParams()
@@ -208,7 +209,7 @@ class Session:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
-        adapter: int | None = None,
+        adapter: Attached | None = None,
         whole: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[Chunk]:
@@ -259,11 +260,6 @@ class Session:
         with self._lock:
             if self._turn is None:
                 self._rest()
-
-    def uses(self, adapter: int) -> bool:
-        """Whether a request under way is computed with an adapter."""
-        handles = [*self._arriving, *self._handles.values()]
-        return any(handle.left > 0 and handle.request.adapter == adapter for handle in handles)
 
     @property
     def has_work(self) -> bool:
@@ -383,7 +379,12 @@ class Session:
             stream.given += 1
         reader.chunks.append((handle, chunk))
         if not left:
-            self._handles.pop(handle.request.id, None)
+            self._forget(handle)
+
+    def _forget(self, handle: Handle) -> None:
+        """The scheduler has nothing of it any more."""
+        self._handles.pop(handle.request.id, None)
+        handle.adapter = None
 
     def _apply(self) -> Scheduler | None:
         """Do what was asked for meanwhile; and where something was left half done, begin all texts anew.
@@ -395,7 +396,8 @@ class Session:
             scheduler = self._scheduler = None
         if scheduler is None:
             if not (self._handles or self._arriving):
-                self._leaving.clear()
+                while self._leaving:
+                    self._forget(self._leaving.popleft())
                 return None
             scheduler = self._new()
             self._handles = {number: handle for number, handle in self._handles.items() if handle.left > 0}
@@ -414,9 +416,8 @@ class Session:
                     handle.entry = scheduler.enqueue(handle.request, handle.prompt)
                 self._arriving.popleft()
             while self._leaving:
-                number = self._leaving[0].request.id
-                self._handles.pop(number, None)
-                scheduler.cancel(number)
+                scheduler.cancel(self._leaving[0].request.id)
+                self._forget(self._leaving[0])
                 self._leaving.popleft()
             scheduler.settled = True
             if not self._handles:
@@ -436,15 +437,22 @@ class Session:
     # -- handles --
 
     def _handle(
-        self, prompt: list[int], params: SamplingParams, seed: int, number: int, reader: _Reader, adapter: int | None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        number: int,
+        reader: _Reader,
+        adapter: Attached | None,
     ) -> Handle:
         if self._closed:
             raise PronkError("the session is closed")
         begun = time.perf_counter()
         with self._lock:
             scheduler = self._scheduler = self._scheduler or self._new()
-        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, adapter)
-        return Handle(prompt, params, seed, request, number, begun, params.samples, reader)
+        which = adapter.number if adapter else None
+        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, which)
+        return Handle(prompt, params, seed, request, number, begun, params.samples, reader, adapter=adapter)
 
     def _stream(self, handle: Handle, sample: int) -> TextStream:
         watch = Stopwatch(self._load_s, len(handle.prompt), handle.begun)

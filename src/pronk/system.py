@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import shutil
 import sys
@@ -132,7 +133,7 @@ def replacing(path: Path) -> Iterator[Path]:
     that writes there. Raises OSError, with the name of `path`.
     """
     _clear(path)
-    fresh, old, lock = _beside(path, os.getpid())
+    fresh, old, lock = _beside(path, f"{os.getpid()}.{next(_writes)}")
     held = _hold(lock)
     try:
         yield fresh
@@ -153,9 +154,13 @@ def replacing(path: Path) -> Iterator[Path]:
             _remove(lock)
 
 
-def _beside(path: Path, pid: int) -> tuple[Path, Path, Path]:
-    """What a process writes, what stood there before, and the file that it keeps locked while it lives."""
-    new, old, lock = (path.with_name(f".{path.name}.{pid}.{kind}") for kind in ("part", "old", "lock"))
+_writes = itertools.count()  # of this process, whose threads may write to one path
+
+
+def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:
+    """What is written, what stood there before, and the file that its writer keeps locked while it lives. `write`: the
+    process's number, and which of its writes it is."""
+    new, old, lock = (path.with_name(f".{path.name}.{write}.{kind}") for kind in ("part", "old", "lock"))
     return new, old, lock
 
 
@@ -163,11 +168,11 @@ def _clear(path: Path) -> None:
     """Take away what processes left beside `path` that are no more. Their locks tell: numbers of processes are used
     again, and mean nothing in another container."""
     for lock in path.parent.glob(f".{escape(path.name)}.*.lock"):
-        pid = lock.name[len(path.name) + 2 : -len(".lock")]
-        held = _hold(lock) if pid.isdecimal() else None
+        write = lock.name[len(path.name) + 2 : -len(".lock")]
+        held = _hold(lock) if write.replace(".", "", 1).isdecimal() else None
         if held is None:
             continue
-        fresh, old, _ = _beside(path, int(pid))
+        fresh, old, _ = _beside(path, write)
         _clear(fresh)  # which may have been written in the same way
         with suppress(OSError):
             if old.exists() and not path.exists():  # it died between two steps

@@ -202,10 +202,11 @@ def test_what_training_made_and_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     config = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": "smollm2:135m"}
     (tmp_path / "mine" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelNotFound, match=r"take 'smollm2:135m' as the model, and --adapter .*mine$"):
+    beside = r"an adapter, no model by itself; --adapter .*mine puts it beside "
+    with pytest.raises(ModelNotFound, match=beside + r"'smollm2:135m', and pronk merge '.*' .*mine DST makes"):
         checkpoint.open(tmp_path / "mine")
     (tmp_path / "mine" / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    with pytest.raises(ModelNotFound, match="take the model that it was trained on as the model, and --adapter"):
+    with pytest.raises(ModelNotFound, match=beside + "the model that it was trained on, and pronk merge BASE "):
         checkpoint.open(tmp_path / "mine")
     save_huggingface(tmp_path / "full" / "model", CONFIG, WEIGHTS)
     with pytest.raises(ModelNotFound, match=r"full: a training run; its model is .*full.model$"):

@@ -111,6 +111,44 @@ def test_any_size_of_its_numbers_is_one_to_it() -> None:
     assert (free(backend, text, first) == free(backend, text, second)).all()
 
 
+@pytest.mark.parametrize(("up", "down"), [(2.0**120, 2.0**-120), (2.0**-120, 2.0**120), (1.0, 2.0**-130)])
+def test_no_power_of_two_overflows(up: float, down: float) -> None:
+    """Numbers near the ends of float32's range once gave NaN, or others."""
+    given = {
+        name: LowRank(p.a * np.float32(up), p.b * np.float32(down), p.scale) for name, p in GIVEN[0].products.items()
+    }
+    backend, text = plain("f32"), ids(20, 0)
+    found = free(backend, text, backend.attach(replace(GIVEN[0], products=given)))
+    expected = free(backend, text, backend.attach(GIVEN[0])) if up * down == 1 else free(backend, text)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_infinite_scale_is_refused() -> None:
+    given = {
+        name: LowRank(p.a * np.float32(2.0**120), p.b * np.float32(2.0**20), p.scale)
+        for name, p in GIVEN[0].products.items()
+    }
+    with pytest.raises(BadRequest, match="adapter: the product of an adapter's factors is too large; merge it"):
+        plain("q8").attach(replace(GIVEN[0], products=given))
+
+
+def test_numbers_that_differ_much_keep_their_own() -> None:
+    """In 16 bits the smaller ones were lost beside one that is a million times as large."""
+    products = {}
+    for name, p in GIVEN[0].products.items():
+        b, a = p.b.copy(), p.a.copy()
+        b[0, 0], a[0] = 1e6, 0  # which does nothing itself
+        products[name] = LowRank(a, b, p.scale)
+    alike = {
+        n: LowRank(p.a, np.where(np.abs(p.b) > 1e5, 0, p.b).astype(np.float32), p.scale) for n, p in products.items()
+    }
+    backend, text = plain("q8"), ids(20, 0)
+    found, expected = (
+        free(backend, text, backend.attach(replace(GIVEN[0], products=one))) for one in (products, alike)
+    )
+    assert np.std(found - expected) < 0.05 * np.std(expected)
+
+
 def test_zeros_change_nothing() -> None:
     zeros = {name: replace(p, b=np.zeros_like(p.b)) for name, p in GIVEN[0].products.items()}
     backend, text = plain("int8"), ids(20, 0)

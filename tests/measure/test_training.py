@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tiny_folder import save_tiny_chat_model
 
 from pronk import checkpoint, loading
-from pronk.cli import finetune, group
+from pronk.cli import group
 from pronk.errors import BadFile, BadRequest
 from pronk.measure import runner, training, training_report
 from pronk.measure.report.pages import escaped
@@ -22,6 +22,7 @@ from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setti
 from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
+from pronk.train.runs import options
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_of_a_single_round_nobody_knows_whether_times_differ(
 
 
 def test_rates_are_those_of_finetune() -> None:
-    assert {True: finetune.RATES.lora, False: finetune.RATES.full} == training._RATES
+    assert {True: options.RATES["sft"].lora, False: options.RATES["sft"].full} == training._RATES
 
 
 def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:

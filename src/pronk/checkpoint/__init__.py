@@ -83,7 +83,8 @@ def _of_training(folder: Path) -> str | None:
     if (folder / adapter_config.CONFIG).is_file():
         base = adapter_config.read(folder).base
         beside = short(base) if base else "the model that it was trained on"
-        return f"{folder}: an adapter, which is no model by itself; take {beside} as the model, and --adapter {folder}"
+        one = f"pronk merge {beside if base else 'BASE'} {folder} DST makes one model of both"
+        return f"{folder}: an adapter, no model by itself; --adapter {folder} puts it beside {beside}, and {one}"
     if huggingface.detect(folder / "model"):  # of `pronk pretrain`, and of `pronk finetune --full`
         return f"{folder}: a training run; its model is {folder / 'model'}"
     return None

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk import system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
 from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_finite, plain_dtype
-from pronk.errors import BadFile, ModelNotFound, short
+from pronk.errors import BadFile, ModelNotFound, Unsupported, short
 
 __all__ = [
     "CONFIG",
@@ -47,6 +48,7 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 _PREFIX = "base_model.model."
+_MOST_RANK = 1 << 14  # beyond the width of any matrix that an adapter would be smaller than
 _TABLE, _ENDS = "model.embed_tokens", {"model.embed_tokens", "lm_head"}  # modules
 
 
@@ -83,6 +85,8 @@ def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
         if not name.startswith(_PREFIX):
             raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(name)}")
         tensors[name.removeprefix(_PREFIX)] = tensor
+    need = sum(4 * math.prod(tensor.shape) for tensor in tensors.values())
+    system.check_memory(need, f"{folder}: reading it", "take an adapter of a lower rank")
     products = _products(path, config, tensors, shapes)
     whole = _whole(path, config, tensors, shapes)
     for name in shapes:
@@ -108,6 +112,8 @@ def _products(
         names = [f"{module}.lora_embedding_{part}" if table else f"{module}.lora_{part}.weight" for part in "AB"]
         if not tensors.keys().isdisjoint(names):
             rank = config.rank(module)
+            if rank > _MOST_RANK:
+                raise Unsupported(f"{path.parent / CONFIG}: a rank of {rank} is not supported; at most {_MOST_RANK} is")
             wants = ((rank, rows), (columns, rank)) if table else ((rank, columns), (rows, rank))
             a, b = (_part(path, tensors, name, shape) for name, shape in zip(names, wants, strict=True))
             if table:
@@ -225,6 +231,12 @@ def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter
     merged = {module: product for module, product in adapter.products.items() if module not in beside}
     model = applied(checkpoint, replace(adapter, products=merged)) if merged else base_for(checkpoint, adapter)
     return model, replace(adapter, products=beside, replaced={})
+
+
+def shared(adapter: Adapter) -> str:
+    """One of what it changes of all texts, beside which it cannot be kept; "" where there is none."""
+    tables = [module for module in adapter.products if not module.startswith("model.layers.")]
+    return min([*adapter.replaced, *tables], default="")
 
 
 def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:

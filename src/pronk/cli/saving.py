@@ -11,6 +11,7 @@ import click
 from pronk.cli import console, progress
 from pronk.cli.failures import Loss, short_of_memory
 from pronk.errors import Unsupported
+from pronk.formats import SMALLEST
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -119,7 +120,9 @@ def check_loss(
         if accepted:
             return console.note(loss)
         ways = (
-            ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"] if dtype == "q4" else ["store 16 bits"]
+            ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"]
+            if dtype == SMALLEST
+            else ["store 16 bits"]
         )
         ways += [apart] if apart else []
         raise Loss(f"{dst} is not written: {loss}; {', '.join(ways)}, or write it anyway (--accept-loss)")

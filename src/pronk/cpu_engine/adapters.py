@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,10 @@ class Adapters:
         self._bytes: dict[int, int] = {}
 
     @property
+    def numbers(self) -> Collection[int]:
+        return self._bytes.keys()
+
+    @property
     def nbytes(self) -> int:
         return sum(self._bytes.values())
 
@@ -39,6 +44,8 @@ class Adapters:
             place, nbytes = self._model.attach(modules)
         except MemoryError:
             raise NotEnoughMemory(f"{adapter.path}: memory ran out", "detach another adapter first") from None
+        except ValueError as error:
+            raise BadRequest(f"{adapter.path}: {error}; merge it with --merge-adapter") from None
         except RuntimeError as error:  # called where waiting for the pass under way would never end
             raise PronkError(f"{error}") from None
         number = next(self._numbers)
@@ -46,7 +53,10 @@ class Adapters:
         return number
 
     def detach(self, number: int) -> None:
-        self._model.detach(self._places[number])
+        try:
+            self._model.detach(self._places[number])
+        except RuntimeError as error:  # as above
+            raise PronkError(f"{error}") from None
         del self._places[number], self._bytes[number]
 
     def of(self, batch: Batch, usual: int) -> NDArray[np.int32] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -97,6 +98,10 @@ class CpuBackend(Backend):
     @property
     def nbytes(self) -> int:
         return self.model.nbytes + self._adapters.nbytes
+
+    @property
+    def attached(self) -> Collection[int]:  # type: ignore[override]
+        return self._adapters.numbers
 
     def attach(self, adapter: Adapter) -> int:
         return self._adapters.attach(adapter)

@@ -5,7 +5,9 @@ Engines subclass both; what has a body here is theirs unless they know better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 
 Fed = tuple[int, str]  # a layer (-1: none) and which of its products: "qkv", "o", "gate_up", "down", or "head"
 Activations = dict[Fed, NDArray[np.float32]]  # what a product is fed, [T, K]
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """An adapter that is attached to a backend, as long as anybody holds this. 0: none."""
+
+    number: int
+    template: Path | None = None  # the chat template that it was trained through
+    adapter: Adapter | None = field(default=None, repr=False)  # kept for who wants to merge it
 
 
 class KVStorage(Protocol):
@@ -60,6 +71,7 @@ class Backend(Protocol):
     engine: str  # its name: see pronk.engines
     batch_invariant: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
     shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (formats.Format)
+    attached: Collection[int] = ()  # the numbers of adapters that `Run.adapter` may name
     adapter: int = 0  # what runs are computed with that name no adapter: one that is attached, or 0, none
 
     @property

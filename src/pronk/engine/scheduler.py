@@ -103,6 +103,8 @@ class Scheduler:
             raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
         if params.num_beams > self._max_batch_tokens:
             raise BadRequest(f"num_beams={params.num_beams} exceed the {self._max_batch_tokens} tokens of one pass")
+        if adapter and adapter not in self._backend.attached:
+            raise BadRequest(f"there is no adapter of the number {adapter!r}")
         return Request(
             id=number,
             params=params,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,12 @@ class Adapters:
     def __init__(self, model: Llama, dtype: torch.dtype) -> None:
         self._model, self._dtype, self._numbers = model, dtype, itertools.count(1)
         self._factors: dict[str, dict[int, Factors]] = {}  # by module, by number
+        self._numbered: set[int] = set()
         self._pass = threading.local()
+
+    @property
+    def numbers(self) -> Collection[int]:
+        return self._numbered
 
     @property
     def nbytes(self) -> int:
@@ -45,9 +50,11 @@ class Adapters:
                 self._model.get_submodule(name).register_forward_hook(self._hook(self._factors[name]))
             a, b = torch.from_numpy(product.a), torch.from_numpy(product.b) * product.scale
             self._factors[name][number] = a.to(device, self._dtype), b.to(device, self._dtype)
+        self._numbered.add(number)
         return number
 
     def detach(self, number: int) -> None:
+        self._numbered.discard(number)
         for factors in self._factors.values():
             factors.pop(number, None)
 

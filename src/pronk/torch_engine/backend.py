@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -96,6 +96,10 @@ class TorchBackend(Backend):
         """Of parameters and buffers, each once, and of what packed layers keep in their stead."""
         weights = sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(self.model)}.values())
         return weights + self._adapters.nbytes
+
+    @property
+    def attached(self) -> Collection[int]:  # type: ignore[override]
+        return self._adapters.numbers
 
     def attach(self, adapter: Adapter) -> int:
         return self._adapters.attach(adapter)
