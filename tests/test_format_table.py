@@ -38,7 +38,6 @@ ALLOWED = {
     "cpu_engine/__init__.py": "which formats a comparison takes where none is named is a choice, no fact",
     "torch_engine/__init__.py": "the same",
     "cli/outliers.py": "what a survey is made in where nothing is asked for is a choice",
-    "cli/convert.py": "what is offered there, and not by `pronk quantize`, is a choice as well",
 }
 
 
