@@ -22,6 +22,7 @@ from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setti
 from pronk.measure.training_operations import TrainingOperations
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
+from pronk.train.memory import LIBRARIES
 from pronk.train.runs import options
 
 
@@ -287,7 +288,10 @@ def test_a_setting_is_measured_in_a_process_of_its_own(model: str, tmp_path: Pat
     worker = Worker(setting.name, TrainingOperations)
     found = training._measured(grid, setting, True, worker, lambda *_: None)
     worker.close()
-    assert found["plan"]["total"] == pytest.approx(found["steps"]["peak_bytes"], rel=0.15)
+    # Of so small a model the libraries are most, of which processors with fewer instruction sets load less.
+    assert (
+        0.85 * found["steps"]["peak_bytes"] < found["plan"]["total"] < found["steps"]["peak_bytes"] * 1.15 + LIBRARIES
+    )
     assert found["steps"]["tokens"] == [16 * setting.micro_batches] * 3
     assert found["account"]["flops"] > 0
     assert found["steps"]["loss"][0] == pytest.approx(math.log(259), rel=0.2)  # nothing is learned yet

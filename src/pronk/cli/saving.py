@@ -119,11 +119,8 @@ def check_loss(
         )
         if accepted:
             return console.note(loss)
-        ways = (
-            ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"]
-            if dtype == SMALLEST
-            else ["store 16 bits"]
-        )
+        finer = ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"]
+        ways = finer if dtype == SMALLEST else ["store 16 bits"]
         ways += [apart] if apart else []
         raise Loss(f"{dst} is not written: {loss}; {', '.join(ways)}, or write it anyway (--accept-loss)")
 
