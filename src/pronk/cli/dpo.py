@@ -25,7 +25,7 @@ Examples:
   pronk dpo smollm2:135m --data preferences.jsonl --out mine --show-batch
   pronk dpo smollm2:135m --data preferences.jsonl --out mine
   pronk dpo smollm2:135m --data preferences.jsonl --out mine --resume
-  pronk generate -m smollm2:135m --adapter mine "..."
+  pronk generate -m smollm2:135m --adapter mine --chat "..."
 
 A record is {"prompt", "chosen", "rejected"}, texts or lists of messages; or {"chosen", "rejected"}, whole
 conversations that begin with the same messages.

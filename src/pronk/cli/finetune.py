@@ -23,7 +23,7 @@ Examples:
   pronk finetune smollm2:135m --data mine.jsonl --out mine --show-batch
   pronk finetune smollm2:135m --data mine.jsonl --out mine
   pronk finetune smollm2:135m --data mine.jsonl --out mine --resume
-  pronk generate -m smollm2:135m --adapter mine "..."
+  pronk generate -m smollm2:135m --adapter mine --chat "..."
 
 A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"question",
 "answer"} or {"text"}; --fields reads records whose keys have other names.
