@@ -147,6 +147,7 @@ MEASURED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.timeout(1200)  # 16-bit products take minutes on processors that have none
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: str, tmp_path: Path) -> None:
