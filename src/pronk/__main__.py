@@ -6,10 +6,9 @@ The first that it does is to let Ctrl-C end it as a signal does, in silence: imp
 
 import _signal  # type: ignore[import-not-found]  # of `signal`, which imports for milliseconds itself
 
-_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-
 
 def main() -> None:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from pronk.cli import main
 
     main()

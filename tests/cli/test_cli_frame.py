@@ -69,14 +69,20 @@ def test_help_loads_nothing_heavy() -> None:
     assert not heavy & loaded
 
 
-def test_help_takes_under_a_third_of_a_second() -> None:
-    seconds = []
+def test_help_takes_as_long_as_a_few_modules_of_python_s_own() -> None:
+    """A fifth of a second of a recent processor: the yardstick makes it a test on any."""
+    ours, theirs = [], []
     for _ in range(5):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "pronk", "--help"], check=True, capture_output=True)
-        after = os.times()  # the processor's time, which a busy machine does not stretch
-        seconds.append(sum(after[2:4]) - sum(before[2:4]))
-    assert min(seconds) < 0.3, seconds
+        ours.append(processor_time("-m", "pronk", "--help"))
+        theirs.append(processor_time("-c", "import asyncio, http.server, unittest.mock, xml.dom.minidom"))
+    assert min(ours) < 2 * min(theirs), (ours, theirs)
+
+
+def processor_time(*arguments: str) -> float:
+    before = os.times()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    after = os.times()
+    return sum(after[2:4]) - sum(before[2:4])
 
 
 @pytest.mark.parametrize("verb", VERBS)
