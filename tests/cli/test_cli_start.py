@@ -20,14 +20,14 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such sig
 PACKAGE = Path(pronk.__file__).parent
 ENTRY = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
 SCRIPT = "import sys\nfrom pronk.__main__ import main\nsys.exit(main())\n"
-TELLING = """import os, _signal
+TELLING = f"""import os, _signal
 real = _signal.signal
 def told(*given):
     _signal.signal = real
     real(*given)
     os.write(1, b'.')
 _signal.signal = told
-""" + SCRIPT
+{SCRIPT}"""
 DELAYS = [*range(0, 60, 5), *range(60, 301, 15)]  # ms
 
 
