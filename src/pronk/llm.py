@@ -252,9 +252,20 @@ class LLM:
             return chunks
         return (replace(chunk, truncated_tokens=chunk.truncated_tokens + left_out) for chunk in chunks)
 
-    def chat_prompt(self, messages: Sequence[Message], chat_template: str | Path | None = None) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's answer begins."""
-        return self._prompts.of_chat(messages, chat_template)
+    def chat_prompt(
+        self, messages: Sequence[Message], chat_template: str | Path | None = None, **variables: Any
+    ) -> list[int]:
+        """The token ids of a conversation, up to where the assistant's answer begins. `variables`: what the template
+        is given besides, as `tools=`."""
+        return self._prompts.of_chat(messages, chat_template, **variables)
+
+    def fitted(self, prompt: Prompt, params: SamplingParams, truncate: Truncate | None = None) -> tuple[list[int], int]:
+        """The token ids that a prompt is generated from, and how many were cut. Raises ContextOverflow, BadRequest."""
+        return self._prompts.encode(prompt, params, truncate)
+
+    def template(self, chat_template: str | Path | None = None) -> str:
+        """The source of the template that chats go through. Raises BadRequest where there is none."""
+        return self._prompts.template(chat_template).source
 
     def logits(self, token_ids: Sequence[int], *, cache: bool = False, chunk: int | None = None) -> NDArray[np.float32]:
         """[T, V] for one text. With `cache`, through the KV cache, `chunk` tokens at a time (1, as in decoding)."""

@@ -16,6 +16,7 @@ from pronk.tokenizer.messages import Message, Overflow
 
 if TYPE_CHECKING:
     from pronk.tokenizer import Tokenizer
+    from pronk.tokenizer.chat import ChatTemplate
 
 Prompt = str | Sequence[int]  # text, or token ids taken as they are
 Truncate = Literal["left", "right"]
@@ -70,9 +71,9 @@ class Prompts:
         opening = [] if system is None else [{"role": "system", "content": system}]
         return self.of_chat([*opening, {"role": "user", "content": prompt}], template)
 
-    def of_chat(self, messages: Sequence[Message], chat_template: str | Path | None) -> list[int]:
+    def of_chat(self, messages: Sequence[Message], chat_template: str | Path | None, **variables: Any) -> list[int]:
         """A conversation up to where the assistant's answer begins."""
-        return self._encode_chat(chat_template)(conversation.checked(messages))
+        return self._encode_chat(chat_template, **variables)(conversation.checked(messages))
 
     def of_conversation(
         self,
@@ -89,14 +90,19 @@ class Prompts:
         longest = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
         return conversation.without_oldest(checked, encode, longest)
 
-    def _encode_chat(self, chat_template: str | Path | None) -> Callable[[Sequence[Message]], list[int]]:
+    def template(self, chat_template: str | Path | None) -> ChatTemplate:
         from pronk.tokenizer import chat
 
         if not isinstance(chat_template, str | Path | None):
             raise BadRequest(f"chat_template must be a file or a name, not {type(chat_template).__name__}")
-        template = chat.choose(self.tokenizer, chat_template)
+        return chat.choose(self.tokenizer, chat_template)
+
+    def _encode_chat(
+        self, chat_template: str | Path | None, **variables: Any
+    ) -> Callable[[Sequence[Message]], list[int]]:
+        template = self.template(chat_template)
         # A template writes the beginning-of-text token itself where the model was trained with one.
-        return lambda messages: self.tokenizer.encode(template.render(messages), bos=False)
+        return lambda messages: self.tokenizer.encode(template.render(messages, **variables), bos=False)
 
     def _bos(self) -> int | None:
         """What an empty prompt begins with."""

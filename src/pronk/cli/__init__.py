@@ -29,7 +29,7 @@ from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, shor
 
 # Heading of --help -> its verbs, in order.
 GROUPS = {
-    "Run": ("generate", "chat"),
+    "Run": ("generate", "chat", "serve"),
     "Inspect and measure": (
         "inspect", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
     ),

@@ -59,10 +59,13 @@ def sample(
         scores = _divided(scores, scores[token], np.float32(params.temperature))
         filters = [(f, value) for f, value in params.filters if f.name != draw.own]
         token = draw.choose(scores, survivors(scores, filters), params, coin)
-    if params.logprobs is None:
-        return Sampled(token)
+    return Sampled(token) if params.logprobs is None else reported(logits, token, params.logprobs)
+
+
+def reported(logits: Float32, token: int, likeliest: int) -> Sampled:
+    """A token with its log-probability, and so many of the likeliest, of logits [V] as the model gave them."""
     total = _log_sum_exp(logits)
-    top = _likeliest(logits, params.logprobs)
+    top = _likeliest(logits, likeliest)
     return Sampled(token, float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
 
 

@@ -1,0 +1,146 @@
+"""`pronk serve`: models over HTTP."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pronk.cli import console, options
+from pronk.errors import BadRequest, PronkError
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        console.note(self.format(record))
+
+
+@options.verb(
+    epilog="""\b
+Examples:
+  pronk serve -m ./my-model
+  pronk serve -m smollm2:135m --quantize q8 --port 0
+  pronk serve -m ./my-model --adapter poet=./poet --adapter lawyer=./lawyer
+  pronk serve -m ./my-model --host 0.0.0.0 --api-key-file key.txt --allowed-host llm.example.org
+
+The server speaks OpenAI's API at /v1: give a client its address and any key. Beside it there are /health and
+/metrics. Ctrl-C, or SIGTERM, takes no new requests and lets those under way end; a second one ends at once."""
+)
+@options.together(
+    click.option("-m", "--model", "models", type=options.NAME, multiple=True, metavar="MODEL",
+                 help="Serve this model: a name, a Hugging Face repository (owner/name), a file or a folder. "
+                 f"Repeatable: others than the first are loaded when they are first asked for.  "
+                 f"[default: {options.DEFAULT_MODEL}]"),
+    click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
+                 help="Serve the LoRA adapter in FOLDER as a model of its own, called NAME. Repeatable."),
+    click.option("--adapters", "adapters_folder", type=options.NAME, metavar="FOLDER",
+                 help="Serve each adapter that lies in FOLDER, also one that is put there later."),
+    heading=options.LOADED,
+)  # fmt: skip
+@options.loading_options
+@options.together(
+    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+                 help="Listen at this address; any other than loopback's needs a key."),
+    click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="N",
+                 help="Listen at this port; 0: at any that is free."),
+    click.option("--api-key", "api_keys", multiple=True, metavar="KEY", envvar="PRONK_API_KEY",
+                 help="Answer only who gives this key. Repeatable. Others on this machine can read it; better is a "
+                 "file, or the environment variable PRONK_API_KEY."),
+    click.option("--api-key-file", type=options.NAME, metavar="FILE", help="Take keys from FILE, one a line."),
+    click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
+                 help="Answer requests to this host name, too. Repeatable."),
+    click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN",
+                 help="Let pages of this origin ask, as https://example.org. Repeatable."),
+    heading="Network",
+)  # fmt: skip
+@options.together(
+    click.option("--max-sequences", type=click.IntRange(1, 1024), default=64, show_default=True, metavar="N",
+                 help="Compute at most N texts at once; the rest wait."),
+    click.option("--max-waiting", type=click.IntRange(0, 100_000), default=256, show_default=True, metavar="N",
+                 help="Let at most N texts wait; one more is refused (429)."),
+    click.option("--max-memory", type=click.IntRange(1), metavar="BYTES",
+                 help="Hold models and their caches in BYTES at most.  [default: most of what is free]"),
+    heading="Limits",
+)  # fmt: skip
+def command(
+    models: tuple[str, ...],
+    adapters: tuple[str, ...],
+    adapters_folder: str | None,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    api_key_file: str | None,
+    allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
+    max_sequences: int,
+    max_waiting: int,
+    max_memory: int | None,
+    **loading: Any,
+) -> None:
+    """Serve models over HTTP, to OpenAI's clients."""
+    try:
+        from pronk.serve import run
+        from pronk.serve.models import Models, names_of
+    except ImportError as error:
+        raise PronkError(f"pronk serve needs {error.name}; pip install 'pronk[serve]'") from None
+    from pronk.system import expanded
+
+    keys = [*api_keys, *_keys(api_key_file)]
+    if "" in keys:
+        raise click.UsageError("a key is empty")
+    loading["ctx_size"] = loading["ctx_size"] or None
+    found = Models(
+        names_of(models or (options.DEFAULT_MODEL,)),
+        _adapters(adapters),
+        loading,
+        adapters_folder=expanded(adapters_folder) if adapters_folder else None,
+        max_sequences=max_sequences,
+        max_memory=max_memory,
+    )
+    if not run.is_loopback(host) and not keys:
+        raise click.UsageError(f"at {host} others can reach this server; give an --api-key-file, or leave --host out")
+    _log_to_stderr()
+    bound = run.listen(host, port)
+    console.note(f"loading {next(iter(found.models))}")
+    run.run(
+        found,
+        bound,
+        keys=keys,
+        hosts=allowed_hosts,
+        origins=allowed_origins,
+        max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
+    )
+
+
+def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
+    from pronk.system import expanded
+
+    found: dict[str, Path] = {}
+    for one in given:
+        name, _, folder = one.rpartition("=")
+        path = expanded(folder)
+        name = name or path.resolve().name
+        if name in found:
+            raise click.UsageError(f"two adapters are called {name}; give another NAME=FOLDER")
+        found[name] = path
+    return found
+
+
+def _keys(file: str | None) -> list[str]:
+    if file is None:
+        return []
+    keys = [line.strip() for line in options.read_file(file).splitlines() if line.strip()]
+    if not keys:
+        raise BadRequest(f"{file}: holds no key")
+    return keys
+
+
+def _log_to_stderr() -> None:
+    log = logging.getLogger("pronk.serve")
+    log.addHandler(_Lines())
+    log.setLevel(logging.INFO)
+    log.propagate = False

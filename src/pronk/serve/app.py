@@ -1,0 +1,242 @@
+"""The application: which path is answered by what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pronk import __version__
+from pronk.errors import PronkError
+from pronk.serve import asking, chat, completions, tokens
+from pronk.serve.asking import Asked
+from pronk.serve.engine import Engine
+from pronk.serve.failures import ApiError, of
+from pronk.serve.http import EventStream, Gone, Json, body_of, while_there
+from pronk.serve.metrics import Metrics
+from pronk.serve.models import Models
+from pronk.serve.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    read,
+)
+from pronk.terminal import shown_in_line
+
+log = logging.getLogger("pronk.serve")
+
+_ABSENT = {
+    "/v1/embeddings": "embeddings cannot be had: pronk's models continue texts; /v1/completions with echo scores them",
+    "/v1/responses": "the Responses API cannot be had; ask /v1/chat/completions",
+    "/v1/messages": "Anthropic's API cannot be had; ask /v1/chat/completions",
+    "/v1/images/generations": "pictures cannot be had: pronk's models write text",
+    "/v1/audio/speech": "speech cannot be had: pronk's models write text",
+    "/v1/moderations": "moderation cannot be had: pronk's models write text",
+}
+
+
+@dataclass
+class Server:
+    """What the routes share. `max_samples`: of one prompt."""
+
+    engine: Engine
+    models: Models
+    max_samples: int
+    metrics: Metrics
+
+    # -- routes --
+
+    async def chat(self, request: Request) -> Response | EventStream:
+        asked_for, unheard = read(await _body(request), ChatRequest, chat.REFUSED)
+        usage = chat.check_stream(asked_for.stream, asked_for.stream_options)
+        if asked_for.modalities not in (None, ["text"]):
+            raise ApiError(400, "modalities can be text alone", "modalities")
+        async with AsyncExitStack() as held:
+            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            asked = await asking.chat(
+                leased,
+                asked_for.messages,
+                asked_for,
+                max_tokens=chat.max_tokens_of(asked_for),
+                logprobs=chat.logprobs_of(asked_for),
+                max_samples=self.max_samples,
+                unheard=unheard,
+                tools=asked_for.tools,
+                tool_choice=asked_for.tool_choice,
+                parallel=asked_for.parallel_tool_calls,
+                variables=asked_for.chat_template_kwargs,
+            )
+            if asked_for.stream:
+                return await self._streamed(request, asked, chat.stream(self.engine, asked, usage), held)
+            return Json(await while_there(request.receive, chat.whole(self.engine, asked)))
+
+    async def complete(self, request: Request) -> Response | EventStream:
+        asked_for, unheard = read(await _body(request), CompletionRequest, completions.REFUSED)
+        usage = chat.check_stream(asked_for.stream, asked_for.stream_options)
+        if asked_for.best_of not in (None, asked_for.n or 1):
+            raise ApiError(400, "best_of cannot be had; give n, and choose", "best_of")
+        if asked_for.max_tokens == 0 and not asked_for.echo:
+            raise ApiError(400, "max_tokens 0 is for echo, which scores the prompt", "max_tokens")
+        async with AsyncExitStack() as held:
+            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            asked = await asking.completion(
+                leased,
+                completions.prompts_of(asked_for),
+                asked_for,
+                max_tokens=completions.MAX_TOKENS if asked_for.max_tokens is None else asked_for.max_tokens,
+                logprobs=asked_for.logprobs,
+                max_samples=self.max_samples,
+                unheard=unheard,
+            )
+            if asked_for.stream:
+                events = completions.stream(self.engine, asked, asked_for, usage)
+                return await self._streamed(request, asked, events, held)
+            return Json(await while_there(request.receive, completions.whole(self.engine, asked, asked_for)))
+
+    async def tokenize(self, request: Request) -> Response:
+        asked_for, _ = read(await _body(request), TokenizeRequest, {})
+        async with self.models.lease(asked_for.model) as leased:
+            return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for))
+
+    async def detokenize(self, request: Request) -> Response:
+        asked_for, _ = read(await _body(request), DetokenizeRequest, {})
+        async with self.models.lease(asked_for.model) as leased:
+            return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
+
+    async def list_models(self, request: Request) -> Response:
+        await asyncio.to_thread(self.models.forget_dropped)
+        return Json({"object": "list", "data": [self._card(name) for name in self.models.names]})
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.models.names:
+            raise ApiError(404, f"there is no model {name[:80]!r}", "model", "model_not_found")
+        return Json(self._card(name))
+
+    async def health(self, request: Request) -> Response:
+        if self.engine.draining or not self.models.loaded:
+            return Json({"status": "ending" if self.engine.draining else "loading"}, 503)
+        return Json({"status": "ok", "version": __version__})
+
+    async def show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def absent(self, request: Request) -> Response:
+        raise ApiError(400, _ABSENT[request.url.path], code="unsupported")
+
+    # -- --
+
+    def _card(self, name: str) -> dict[str, Any]:
+        model = self.models.models.get(name)
+        card = {
+            "id": name,
+            "object": "model",
+            "created": model.created if model else self._started,
+            "owned_by": "pronk",
+        }
+        if model and model.llm:
+            card["max_model_len"] = model.llm.ctx_size
+        return card
+
+    def __post_init__(self) -> None:
+        self._started = int(time.time())
+
+    async def _streamed(
+        self, request: Request, asked: Asked, events: AsyncGenerator[bytes, None], held: AsyncExitStack
+    ) -> EventStream:
+        """The model stays held until the stream has ended."""
+        rest = held.pop_all()
+
+        async def kept() -> AsyncGenerator[bytes, None]:
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                await events.aclose()
+                await rest.aclose()
+
+        return await EventStream(kept(), {}).begin(request.receive)
+
+
+def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server.engine.start(asyncio.get_running_loop())
+        await on_start()
+        yield
+        server.engine.stop()
+        server.models.close()
+
+    def route(path: str, handler: Callable[[Request], Awaitable[Any]], *methods: str) -> Route:
+        return Route(path, _Endpoint(server, path, handler, methods or ("GET",)))
+
+    routes = [
+        route("/v1/chat/completions", server.chat, "POST"),
+        route("/v1/completions", server.complete, "POST"),
+        route("/v1/models", server.list_models),
+        route("/v1/models/{name:path}", server.one_model),
+        route("/tokenize", server.tokenize, "POST"),
+        route("/detokenize", server.detokenize, "POST"),
+        route("/health", server.health),
+        route("/metrics", server.show_metrics),
+        *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_path})
+
+
+class _Endpoint:
+    """A handler, whose errors become answers, and whose answer a line of the log and a count."""
+
+    def __init__(
+        self, server: Server, path: str, handler: Callable[[Request], Awaitable[Any]], methods: Sequence[str]
+    ) -> None:
+        self._server, self._path, self._handler, self._methods = server, path, handler, methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun, status = time.perf_counter(), 200
+        answer: Any
+        try:
+            if scope["method"] not in self._methods:
+                said = f"{scope['method'][:20]} is not for {self._path}; {' and '.join(self._methods)} is"
+                raise ApiError(405, said, headers={"Allow": ", ".join(self._methods)})
+            answer = await self._handler(Request(scope, receive))
+        except Gone:
+            self._note(scope, 499, begun)
+            return
+        except Exception as error:
+            told = of(error)
+            status = told.status
+            if status >= 500 or not isinstance(error, ApiError | PronkError):
+                log.error("a request failed", exc_info=error)
+            answer = Json(told.openai(), status, told.headers)
+        status = getattr(answer, "status_code", 200)
+        await answer(scope, receive, send)
+        self._note(scope, status, begun)
+
+    def _note(self, scope: Scope, status: int, begun: float) -> None:
+        self._server.metrics.requests.labels(self._path, str(status)).inc()
+        client = (scope.get("client") or ("?",))[0]
+        seconds = time.perf_counter() - begun
+        log.info("%s %s %s %d %.3fs", client, scope["method"], shown_in_line(scope["path"])[:200], status, seconds)
+
+
+async def _body(request: Request) -> bytes:
+    return await body_of(request.receive, request.headers)
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    told = ApiError(status, f"there is nothing at {request.url.path[:200]!r}")
+    return Json(told.openai(), status, told.headers)

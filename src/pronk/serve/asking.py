@@ -1,0 +1,205 @@
+"""Asked: a request of any of the APIs made into what the engine is to compute, and nothing of it dropped unsaid."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pronk.engine.filters import FILTER_NAMES
+from pronk.engine.params import SamplingParams
+from pronk.errors import BadRequest, short
+from pronk.serve.engine import Wanted
+from pronk.serve.failures import ApiError
+from pronk.serve.models import Leased
+from pronk.serve.tools import Toolset, toolset
+
+if TYPE_CHECKING:
+    from pronk.llm import LLM
+    from pronk.serve.requests import Sampling
+
+MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
+_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
+)  # fmt: skip
+# What a template is given by others than a request.
+_TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "tools_json"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`copies`: how many times each text is given: greedy samples are all the same. `unheard`: fields of the request
+    that change nothing, for the answer to say so."""
+
+    leased: Leased
+    wanted: Wanted
+    copies: int = 1
+    tools: Toolset | None = None
+    unheard: list[str] = field(default_factory=list)
+    cut: int = 0  # tokens of the prompt, where a cut was asked for
+
+    @property
+    def llm(self) -> LLM:
+        return self.leased.llm
+
+    @property
+    def samples(self) -> int:
+        """Texts of each prompt."""
+        return self.wanted.params.samples * self.copies
+
+
+def sampling(
+    request: Sampling, advised: Mapping[str, Any], max_tokens: int, logprobs: int | None, max_samples: int
+) -> tuple[SamplingParams, int]:
+    """The parameters, and how many copies of each text. `advised`: by the model's makers, where nothing is asked.
+
+    Raises ApiError.
+    """
+    n = 1 if request.n is None else request.n
+    beams = 1 if request.num_beams is None else request.num_beams
+    for name, value, most in (("n", n, max_samples), ("num_beams", beams, max_samples)):
+        if not 1 <= value <= most:
+            raise ApiError(400, f"{name} must be from 1 to {most}, not {value}", name)
+    if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
+        raise ApiError(
+            400, f"at most {MOST_LOGPROBS} alternatives of a token are given, not {logprobs}", "top_logprobs"
+        )
+    options = {name: value for name in _FIELDS if (value := getattr(request, name)) is not None}
+    if beams == 1:
+        options = {"temperature": 1.0, **advised, **options}
+        if options["temperature"] == 0:  # greedy, whatever filters come along
+            options = {name: value for name, value in options.items() if name not in FILTER_NAMES}
+    copies = n if beams == 1 and options["temperature"] == 0 else 1
+    options |= {"num_beams": beams, "num_return_sequences" if beams > 1 else "n": n // copies}
+    options |= {"max_new_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(request.logit_bias)}
+    if request.stop is not None:
+        options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    try:
+        return SamplingParams(**options), copies
+    except BadRequest as error:
+        raise refused(error) from None
+
+
+def refused(error: BadRequest) -> ApiError:
+    """A word of SamplingParams', with the field that is at fault."""
+    word = str(error).partition(" ")[0].partition("=")[0]
+    return ApiError(400, str(error), word if word in SamplingParams.__dataclass_fields__ else None)
+
+
+def _biases(given: Mapping[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in (given or {}).items()}
+    except ValueError:
+        raise ApiError(400, 'logit_bias has token ids for keys, as in {"15043": -100}', "logit_bias") from None
+
+
+def check_form(request: Sampling) -> None:
+    """Raises ApiError where a text is to have a form: no grammar holds it to one yet."""
+    kind = (request.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise ApiError(400, f"response_format of type {short(kind)} cannot be had; only text can", "response_format")
+    for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
+        if getattr(request, name) is not None:
+            raise ApiError(400, f"{name} cannot be had: texts are free", name)
+
+
+def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as clients have them, as templates know them: developer is system, and arguments are objects."""
+    if not messages:
+        raise ApiError(400, "messages is empty", "messages")
+    found = []
+    for number, message in enumerate(messages):
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
+        if message.get("role") == "developer":
+            message["role"] = "system"
+        if message.get("role") == "tool" and isinstance(message.get("content"), list):
+            parts = message["content"]
+            message["content"] = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+        for name in ("refusal", "audio", "annotations", "function_call"):
+            if not message.get(name):
+                message.pop(name, None)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [_call(number, call) for call in calls] if isinstance(calls, list) else []
+        found.append(message)
+    return found
+
+
+def _call(number: int, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(call, Mapping):
+        raise ApiError(400, f"message {number} has a tool call without a function", "messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise ApiError(400, f"the arguments of a call in message {number} are not JSON", "messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+async def chat(
+    leased: Leased,
+    messages: Sequence[Mapping[str, Any]],
+    request: Sampling,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    max_samples: int,
+    unheard: list[str],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Asked:
+    """Of a conversation, in whichever API. Templates and grammars run in a thread of their own. Raises ApiError, and
+    PronkError for what the model, its template or llguidance refuses."""
+    llm = leased.llm
+    if variables and (taken := sorted(_TAKEN & variables.keys())):
+        raise ApiError(400, f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")
+    if max_tokens is not None and max_tokens < 1:
+        raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", "max_tokens")
+    params, copies = sampling(request, llm.checkpoint.generation.sampling, max_tokens or -1, logprobs, max_samples)
+    known = conversation(messages)
+    check_form(request)
+
+    def prepared() -> tuple[list[int], int, Toolset | None]:
+        template = leased.adapter.template if leased.adapter else None
+        called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
+        given = {"tools": list(called.tools)} if called else {}
+        ids = llm.chat_prompt(known, template, **given, **dict(variables or {}))
+        ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
+        return ids, cut, called
+
+    ids, cut, called = await asyncio.to_thread(prepared)
+    wanted = Wanted(leased.session, [ids], params, leased.adapter)
+    return Asked(leased, wanted, copies, called, unheard, cut)
+
+
+async def completion(
+    leased: Leased,
+    prompts: Sequence[str | Sequence[int]],
+    request: Sampling,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    max_samples: int,
+    unheard: list[str],
+) -> Asked:
+    """Of prompts as they are. `max_tokens` 0 is for what scores them, and generates nothing."""
+    llm = leased.llm
+    if max_tokens < 0:
+        raise ApiError(400, f"max_tokens must not be negative, as {max_tokens} is", "max_tokens")
+    advised = llm.checkpoint.generation.sampling
+    params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
+    check_form(request)
+
+    def prepared() -> tuple[list[list[int]], int]:
+        found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
+        return [ids for ids, _ in found], sum(cut for _, cut in found)
+
+    encoded, cut = await asyncio.to_thread(prepared)
+    wanted = Wanted(leased.session, encoded, params, leased.adapter)
+    return Asked(leased, wanted, copies, None, unheard, cut)

@@ -1,0 +1,168 @@
+"""/v1/chat/completions: https://platform.openai.com/docs/api-reference/chat"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from pronk import __version__
+from pronk.engine.generation import Chunk
+from pronk.serve.asking import Asked
+from pronk.serve.engine import Engine
+from pronk.serve.failures import ApiError, of
+from pronk.serve.http import DONE, event
+from pronk.serve.requests import ChatRequest
+from pronk.serve.speech import Account, logprob, speech
+from pronk.serve.tools import Call
+
+REFUSED = {
+    "functions": "is an older form of tools; give tools",
+    "function_call": "is an older form of tool_choice; give tool_choice",
+    "audio": "cannot be had: this server speaks in text",
+    "web_search_options": "cannot be had: this server searches nowhere",
+    "chat_template": "is the server's, never a request's",
+    "documents": "cannot be had; put them into the messages",
+    "best_of": "cannot be had; give n, and choose",
+    "prompt_logprobs": "is for /v1/completions with echo",
+    "lora_request": "cannot be had; an adapter is a model of its own here",
+}
+FINGERPRINT = f"pronk-{__version__}"
+
+
+def logprobs_of(request: ChatRequest) -> int | None:
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError(400, "top_logprobs is for logprobs: true", "top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def max_tokens_of(request: ChatRequest) -> int | None:
+    both = request.max_tokens is not None and request.max_completion_tokens is not None
+    if both and request.max_tokens != request.max_completion_tokens:
+        raise ApiError(400, "max_tokens is the older name of max_completion_tokens; give one of them", "max_tokens")
+    return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+
+
+def check_stream(stream: bool | None, options: dict[str, Any] | None) -> bool:
+    """Whether usage is wanted at the end of the stream. Raises ApiError."""
+    if options is None:
+        return False
+    if not stream:
+        raise ApiError(400, "stream_options is for stream: true", "stream_options")
+    if unknown := sorted(options.keys() - {"include_usage", "include_obfuscation", "continuous_usage_stats"}):
+        raise ApiError(400, f"stream_options has no {unknown[0][:40]!r}", "stream_options")
+    if options.get("continuous_usage_stats"):
+        raise ApiError(400, "continuous_usage_stats cannot be had; usage comes at the end", "stream_options")
+    return bool(options.get("include_usage"))
+
+
+async def whole(engine: Engine, asked: Asked) -> dict[str, Any]:
+    texts: dict[int, list[str]] = {n: [] for n in range(asked.samples)}
+    calls: dict[int, dict[int, dict[str, Any]]] = {n: {} for n in texts}
+    entries: dict[int, list[dict[str, Any]]] = {n: [] for n in texts}
+    finishes: dict[int, str | None] = {}
+    account = Account()
+    async for pieces in speech(engine, asked, account):
+        for piece in pieces:
+            entries[piece.index] += _entries(asked, piece.chunk)
+            for part in piece.parts:
+                if isinstance(part, Call):
+                    _collect(calls[piece.index], part)
+                else:
+                    texts[piece.index].append(part)
+            if piece.finish:
+                finishes[piece.index] = piece.finish
+    choices = []
+    for index in sorted(finishes):
+        text, its = "".join(texts[index]), list(calls[index].values())
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not its else None, "refusal": None}
+        if its:
+            message["tool_calls"] = its
+        logprobs = {"content": entries[index], "refusal": None} if asked.wanted.params.logprobs is not None else None
+        choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finishes[index]})
+    return {
+        **head("chatcmpl", "chat.completion", asked),
+        "choices": choices,
+        "usage": account.usage(),
+        "pronk": account.besides(asked),
+    }
+
+
+async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    common = head("chatcmpl", "chat.completion.chunk", asked)
+    usage: dict[str, Any] = {"usage": None} if include_usage else {}
+    account, begun = Account(), False
+    wants_logprobs = asked.wanted.params.logprobs is not None
+
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return event({**common, "choices": [choice], **usage})
+
+    try:
+        async for pieces in speech(engine, asked, account):
+            out = []
+            if not begun:
+                begun = True
+                out += [chunk(n, {"role": "assistant", "content": "", "refusal": None}) for n in range(asked.samples)]
+            for piece in pieces:
+                logprobs = None
+                if wants_logprobs and (entries := _entries(asked, piece.chunk)):
+                    logprobs = {"content": entries, "refusal": None}
+                deltas = [_delta(part) for part in piece.parts] or ([{"content": ""}] if logprobs else [])
+                for delta in deltas:
+                    out.append(chunk(piece.index, delta, logprobs=logprobs))
+                    logprobs = None
+                if piece.finish:
+                    out.append(chunk(piece.index, {}, piece.finish))
+            yield b"".join(out)
+    except Exception as error:
+        if not begun:
+            raise
+        yield event(of(error).openai(), "error")
+        return
+    end = {**common, "choices": [], "usage": account.usage()} if include_usage else None
+    if end:
+        yield event({**end, "pronk": account.besides(asked)})
+    yield DONE
+
+
+def head(prefix: str, kind: str, asked: Asked) -> dict[str, Any]:
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": asked.leased.name,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def _delta(part: str | Call) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"content": part}
+    call: dict[str, Any] = {"index": part.index, "function": {"arguments": part.arguments}}
+    if part.name is not None:
+        call |= {"id": part.id, "type": "function"}
+        call["function"] = {"name": part.name, "arguments": part.arguments}
+    return {"tool_calls": [call]}
+
+
+def _collect(calls: dict[int, dict[str, Any]], part: Call) -> None:
+    if part.name is not None:
+        calls[part.index] = {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
+    calls[part.index]["function"]["arguments"] += part.arguments
+
+
+def _entries(asked: Asked, chunk: Chunk) -> list[dict[str, Any]]:
+    """Log-probabilities in the chat's form: none of the token that ends a text, for it is no part of it."""
+    if asked.wanted.params.logprobs is None or chunk.token is None:
+        return []
+    tokenizer = asked.llm.tokenizer
+
+    def entry(token: int, value: float | None) -> dict[str, Any]:
+        spelled = tokenizer.token_bytes(token)
+        text = spelled.decode("utf-8", "replace")
+        return {"token": text, "logprob": logprob(value), "bytes": list(spelled)}
+
+    tops = [entry(token, value) for token, value in chunk.top]
+    return [{**entry(chunk.token, chunk.logprob), "top_logprobs": tops}]

@@ -1,0 +1,161 @@
+"""/v1/completions: https://platform.openai.com/docs/api-reference/completions"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pronk.serve.asking import Asked
+from pronk.serve.chat import head
+from pronk.serve.engine import Engine
+from pronk.serve.failures import ApiError, of
+from pronk.serve.http import DONE, event
+from pronk.serve.requests import CompletionRequest
+from pronk.serve.scores import Scored, scores
+from pronk.serve.speech import Account, logprob, speech
+
+if TYPE_CHECKING:
+    from pronk.engine.generation import Chunk
+
+MAX_TOKENS = 16  # where nothing is said, as OpenAI has it
+MOST_PROMPTS = 256
+REFUSED = {
+    "suffix": "cannot be had: LLaMA models continue a text, and fill no gaps",
+    "chat_template": "is the server's, never a request's",
+    "prompt_embeds": "cannot be had; give text or token ids",
+    "use_beam_search": "is num_beams here",
+}
+
+
+def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
+    """Text, ids, or a list of either. Raises ApiError."""
+    given = request.prompt
+    if isinstance(given, str):
+        return [given]
+    several = given if given and isinstance(given[0], str | list) else [given]
+    if len(several) > MOST_PROMPTS:
+        raise ApiError(400, f"{len(several)} prompts are more than {MOST_PROMPTS}", "prompt")
+    for prompt in several:
+        ids = isinstance(prompt, list) and all(isinstance(id, int) and not isinstance(id, bool) for id in prompt)
+        if not isinstance(prompt, str) and not ids:
+            raise ApiError(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
+    return several
+
+
+class _Choice:
+    """One text, and its log-probabilities in the older form."""
+
+    def __init__(self, asked: Asked, index: int) -> None:
+        self.asked, self.index, self.text, self.finish = asked, index, [""], ""
+        self.tokens: list[str] = []
+        self.values: list[float | None] = []
+        self.tops: list[dict[str, float] | None] = []
+        self.offsets: list[int] = []
+        self._at = 0
+
+    def echo(self, scored: Scored, text: str) -> None:
+        """The prompt's part; its first token follows nothing, and has no probability."""
+        self.text = [text]
+        for token, value, top in zip(scored.ids, scored.logprobs, scored.tops, strict=True):
+            first = math.isnan(value)
+            self._entry(token, None if first else value, None if first else top)
+        self._at = len(text)
+
+    def add(self, text: str, chunk: Chunk) -> None:
+        self.text.append(text)
+        if self.asked.wanted.params.logprobs is not None and chunk.token is not None:
+            self._entry(chunk.token, chunk.logprob, chunk.top)
+
+    def _entry(self, token: int, value: float | None, top: Sequence[tuple[int, float]] | None) -> None:
+        spell = self.asked.llm.tokenizer.token_text
+        self.tokens.append(spell(token))
+        self.values.append(None if value is None else logprob(value))
+        self.tops.append(None if top is None else {spell(other): logprob(its) for other, its in top})
+        self.offsets.append(self._at)
+        self._at += len(spell(token))
+
+    def logprobs(self) -> dict[str, Any] | None:
+        if self.asked.wanted.params.logprobs is None:
+            return None
+        found = {
+            "tokens": self.tokens,
+            "token_logprobs": self.values,
+            "top_logprobs": self.tops,
+            "text_offset": self.offsets,
+        }
+        self.tokens, self.values, self.tops, self.offsets = [], [], [], []
+        return found
+
+    def taken(self, finish: str | None) -> dict[str, Any]:
+        text, self.text = "".join(self.text), []
+        return {"index": self.index, "text": text, "logprobs": self.logprobs(), "finish_reason": finish}
+
+
+async def _begin(engine: Engine, asked: Asked, request: CompletionRequest, account: Account) -> list[_Choice]:
+    """The choices, with the prompts where these are to be echoed, scored where that is asked for."""
+    choices = [_Choice(asked, n) for n in range(len(asked.wanted.prompts) * asked.samples)]
+    if not request.echo:
+        return choices
+    top = asked.wanted.params.logprobs
+    for number, ids in enumerate(asked.wanted.prompts):
+        text = asked.llm.tokenizer.decode(ids)
+        scored = Scored([], [], []) if top is None else await scores(engine, asked.llm, ids, top)
+        for choice in choices[number * asked.samples : (number + 1) * asked.samples]:
+            choice.echo(scored, text)
+    if request.max_tokens == 0:
+        account.prompt_tokens = sum(map(len, asked.wanted.prompts))
+        for choice in choices:
+            choice.finish = "length"
+    return choices
+
+
+async def whole(engine: Engine, asked: Asked, request: CompletionRequest) -> dict[str, Any]:
+    account = Account()
+    choices = await _begin(engine, asked, request, account)
+    if request.max_tokens != 0:
+        async for pieces in speech(engine, asked, account):
+            for piece in pieces:
+                choice = choices[piece.index]
+                choice.add(piece.chunk.text, piece.chunk)
+                choice.finish = piece.finish or ""
+    return {
+        **head("cmpl", "text_completion", asked),
+        "choices": [choice.taken(choice.finish) for choice in choices if choice.finish],
+        "usage": account.usage(),
+        "pronk": account.besides(asked),
+    }
+
+
+async def stream(
+    engine: Engine, asked: Asked, request: CompletionRequest, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    common, account, begun = head("cmpl", "text_completion", asked), Account(), False
+    usage: dict[str, Any] = {"usage": None} if include_usage else {}
+
+    def chunk(choice: _Choice, finish: str | None) -> bytes:
+        return event({**common, "choices": [choice.taken(finish)], **usage})
+
+    try:
+        choices = await _begin(engine, asked, request, account)
+        if request.echo:
+            begun = True
+            yield b"".join(chunk(choice, choice.finish or None) for choice in choices)
+        if request.max_tokens != 0:
+            async for pieces in speech(engine, asked, account):
+                out = []
+                for piece in pieces:
+                    choice = choices[piece.index]
+                    choice.add(piece.chunk.text, piece.chunk)
+                    if piece.finish or piece.chunk.text or choice.tokens:
+                        out.append(chunk(choice, piece.finish))
+                begun = True
+                yield b"".join(out)
+    except Exception as error:
+        if not begun:
+            raise
+        yield event(of(error).openai(), "error")
+        return
+    if include_usage:
+        yield event({**common, "choices": [], "usage": account.usage(), "pronk": account.besides(asked)})
+    yield DONE

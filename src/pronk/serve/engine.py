@@ -1,0 +1,233 @@
+"""Engine: the thread that computes forward passes for everybody, and the way of chunks from it to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pronk.engine.generation import Chunk
+from pronk.engine.params import SamplingParams
+from pronk.errors import PronkError
+from pronk.serve.failures import ApiError, overloaded
+
+if TYPE_CHECKING:
+    from pronk.engine.backend import Attached
+    from pronk.session import Handle, Session
+
+T = TypeVar("T")
+log = logging.getLogger("pronk.serve")
+
+UNREAD = 4096  # chunks that may wait for a client; who leaves more unread is ended
+_GIVE_UP = 3  # passes of one session that fail one after another, before its texts end
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be generated of one model: for each prompt its samples."""
+
+    session: Session
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    adapter: Attached | None = None
+
+    @property
+    def texts(self) -> int:
+        return len(self.prompts) * max(self.params.samples, self.params.num_beams)
+
+
+class Answer:
+    """The chunks of one HTTP request, from the engine's thread to the event loop that reads them.
+
+    `chunks`: all that are there, at least one; the last of a text has a finish_reason.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted, self.handles = wanted, list[Any]()
+        self._chunks, self._there = deque[Chunk](), asyncio.Event()
+        self._left = len(wanted.prompts)  # of which more is to come
+        self.failed: Exception | None = None
+
+    def deliver(self, chunks: list[Chunk], ended: int) -> None:
+        """In the event loop. `ended`: prompts whose texts are all whole with these."""
+        if self.failed:
+            return
+        self._chunks.extend(chunks)
+        self._left -= ended
+        if len(self._chunks) > UNREAD:
+            self.fail(ApiError(408, f"the client left {len(self._chunks)} pieces of the text unread"))
+        self._there.set()
+
+    def fail(self, error: Exception) -> None:
+        self.failed = error
+        self._there.set()
+
+    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+        while self._left or self._chunks:
+            await self._there.wait()
+            self._there.clear()
+            if self.failed:
+                raise self.failed
+            chunks = [self._chunks.popleft() for _ in range(len(self._chunks))]
+            for chunk in chunks:
+                if chunk.error:
+                    raise chunk.error
+            if chunks:
+                yield chunks
+
+
+class Engine:
+    """Steps the sessions that have work, in turns. All methods but `run` belong to the event loop's thread.
+
+    `max_texts`: how many texts may be under way or waiting; one more is refused.
+    """
+
+    def __init__(self, max_texts: int) -> None:
+        self.max_texts, self.texts = max_texts, 0
+        self.draining = False
+        self._answers: dict[Handle, Answer] = {}
+        self._lock = threading.Lock()  # of _answers: a handle is known before its first chunk is there
+        self._sessions: dict[int, Session] = {}
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._awake, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="pronk-engine", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after its pass."""
+        self._ended = True
+        self._awake.set()
+        if self._thread.ident:
+            self._thread.join(60)
+
+    # -- requests --
+
+    def reserve(self, texts: int) -> None:
+        """Raises ApiError where that many more texts are too many."""
+        if self.draining:
+            raise ApiError(503, "the server is about to end")
+        if texts > self.max_texts:
+            raise ApiError(400, f"{texts} texts at once are more than the {self.max_texts} that this server takes")
+        if self.texts + texts > self.max_texts:
+            raise overloaded(f"{self.texts} texts are under way or wait, of at most {self.max_texts}")
+        self.texts += texts
+
+    def release(self, texts: int) -> None:
+        self.texts -= texts
+
+    def submit(self, wanted: Wanted) -> Answer:
+        """In any thread. Raises what Session.submit does; then nothing is under way."""
+        answer = Answer(wanted)
+        with self._lock:
+            try:
+                for number, prompt in enumerate(wanted.prompts):
+                    handle = wanted.session.submit(prompt, wanted.params, number=number, adapter=wanted.adapter)
+                    answer.handles.append(handle)
+                    self._answers[handle] = answer
+            except BaseException:
+                for handle in answer.handles:
+                    del self._answers[handle]
+                    wanted.session.cancel(handle)
+                raise
+            self._sessions[id(wanted.session)] = wanted.session
+        self._awake.set()
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """No pass after the one under way computes anything of it."""
+        with self._lock:
+            gone = [handle for handle in answer.handles if self._answers.pop(handle, None)]
+        for handle in gone:
+            answer.wanted.session.cancel(handle)
+        if gone:
+            self._awake.set()
+
+    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """What `function` gives, between two passes: for what uses a model and is no text."""
+        future: Future[T] = Future()
+        self._calls.append((function, future))
+        self._awake.set()
+        return asyncio.wrap_future(future)
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        failures: dict[int, int] = {}
+        while not self._ended:
+            self._awake.clear()
+            while self._calls:
+                _fulfil(*self._calls.popleft())
+            with self._lock:
+                sessions = list(self._sessions.items())
+            busy = False
+            for key, session in sessions:
+                if not session.has_work:
+                    with self._lock:
+                        if not session.has_work:
+                            self._sessions.pop(key, None)
+                    continue
+                busy = True
+                try:
+                    self._hand_out(session.step())
+                    failures.pop(key, None)
+                except Exception as error:  # of the pass itself: it is planned anew
+                    failures[key] = failures.get(key, 0) + 1
+                    log.warning("a pass failed: %s", error, exc_info=not isinstance(error, PronkError))
+                    if failures[key] >= _GIVE_UP:
+                        self._fail(session, error)
+                        del failures[key]
+            if not busy and not self._calls:
+                self._awake.wait()
+
+    def _hand_out(self, chunks: list[tuple[Handle, Chunk]]) -> None:
+        """One call into the event loop, whoever has got something."""
+        found: dict[Answer, tuple[list[Chunk], set[Handle]]] = {}
+        with self._lock:
+            for handle, chunk in chunks:
+                if answer := self._answers.get(handle):
+                    its, ended = found.setdefault(answer, ([], set()))
+                    its.append(chunk)
+                    if handle.left <= 0:
+                        ended.add(handle)
+            for _, ended in found.values():
+                for handle in ended:
+                    del self._answers[handle]
+        if found:
+            self._tell(_deliver, [(answer, its, len(ended)) for answer, (its, ended) in found.items()])
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        with self._lock:
+            gone = [(handle, each) for handle, each in self._answers.items() if each.wanted.session is session]
+            for handle, _ in gone:
+                del self._answers[handle]
+        for handle, answer in gone:
+            session.cancel(handle)
+            self._tell(answer.fail, error)
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop has ended, and its clients with it
+            log.debug("nobody is left to read")
+
+
+def _deliver(deliveries: list[tuple[Answer, list[Chunk], int]]) -> None:
+    for answer, chunks, ended in deliveries:
+        answer.deliver(chunks, ended)
+
+
+def _fulfil(function: Callable[[], T], future: Future[T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)

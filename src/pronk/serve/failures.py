@@ -1,0 +1,84 @@
+"""ApiError: what a client is told when its request cannot be answered, in OpenAI's form or in Anthropic's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pronk.errors import (
+    BadFile,
+    BadRequest,
+    ContextOverflow,
+    NotEnoughMemory,
+    NoTokenizer,
+    PronkError,
+    Unsupported,
+    out_of_memory,
+)
+
+RETRY_AFTER = 1  # seconds; a text takes about as long
+# Anthropic's word for a status: https://docs.anthropic.com/en/api/errors
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """`param`: the field that is at fault. `code`: a word that clients look for."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER))
+        elif status < 500:
+            self.headers.setdefault("x-should-retry", "false")  # OpenAI's clients would try a 409 or 408 again
+
+    @property
+    def kind(self) -> str:
+        if self.status in (429, 503):
+            return "rate_limit_error" if self.status == 429 else "service_unavailable_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def openai(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def anthropic(self) -> dict[str, Any]:
+        kind = _ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def overloaded(what: str) -> ApiError:
+    return ApiError(429, f"the server is at work on as many requests as it takes: {what}; try again", code="overloaded")
+
+
+def of(error: BaseException) -> ApiError:
+    """What `error` is to a client. Of what is nobody's fault but ours, no word goes out."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextOverflow):
+        message = (
+            f"This model's maximum context length is {error.limit + 1} tokens, and the prompt has "
+            f"{error.prompt_tokens} tokens; shorten it"
+        )
+        return ApiError(400, message, "messages", "context_length_exceeded")
+    if isinstance(error, NotEnoughMemory) or out_of_memory(error):
+        return ApiError(503, f"the server's memory does not suffice: {getattr(error, 'problem', 'it ran out')}")
+    if isinstance(error, BadRequest | Unsupported | NoTokenizer | BadFile):
+        return ApiError(400, str(error))
+    if isinstance(error, PronkError):
+        return ApiError(500, str(error))
+    return ApiError(500, "the server failed at this request, which its log tells of")

@@ -1,0 +1,204 @@
+"""HTTP: bodies within limits, answers that end when the client leaves, connections that end when it dawdles."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+import h11
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pronk.serve.failures import ApiError
+
+T = TypeVar("T")
+
+MAX_BODY = 32 << 20  # bytes
+HEADERS_S = BODY_S = 30.0  # seconds in which a request's headers, and then its body, must be whole
+PING_S = 15.0  # seconds of silence after which a stream says that it lives: proxies cut what is silent for a minute
+SEND_S = 60.0  # seconds for which a client may read nothing
+_FIRST_S = 10.0  # seconds for which a stream's status waits for its first event
+_ABORT = "pronk.abort"  # in a scope's extensions: ends the connection, whatever is still to be sent
+encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's, which waits for ever for the end of headers; and which would answer requests with two lengths."""
+
+    _slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._slow is None and self.conn.their_state is h11.IDLE:
+            self._watch()
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        before = self.scope
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
+            self._unwatch()
+        if self.scope is not before and self.scope:
+            # The application's task begins after this.
+            self.scope["extensions"] = {_ABORT: {"call": self.transport.abort}}
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unwatch()
+
+    def _watch(self) -> None:
+        self._slow = self.loop.call_later(HEADERS_S, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self._slow:
+            self._slow.cancel()
+            self._slow = None
+
+
+def abort(scope: Scope) -> None:
+    """End the connection without waiting for what it has not taken."""
+    if found := scope.get("extensions", {}).get(_ABORT):
+        found["call"]()
+
+
+async def body_of(receive: Receive, headers: Mapping[str, str], limit: int = MAX_BODY) -> bytes:
+    """Raises ApiError for one that is too long or too slow, and Gone."""
+    too_long = ApiError(413, f"the body is larger than the {limit >> 20} MB that this server takes")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise too_long
+    body = bytearray()
+    until = time.monotonic() + BODY_S
+    while True:
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+        except asyncio.TimeoutError:
+            problem = f"the body was not whole after {BODY_S:.0f} s"
+            raise ApiError(408, problem, headers={"Connection": "close"}) from None
+        if message["type"] == "http.disconnect":
+            raise Gone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_long
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_there(receive: Receive, work: Awaitable[T]) -> T:
+    """What `work` gives; where the client leaves first, it is cancelled. Raises Gone."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode(content)
+
+
+class EventStream:
+    """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
+
+    `events` is closed when the client leaves, or reads nothing for a while.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        self._events, self._headers, self._first = events, headers, asyncio.ensure_future(anext(events))
+        self._since, self._sending = time.monotonic(), False
+
+    async def begin(self, receive: Receive) -> EventStream:
+        """Wait a while for the first event, so that what is wrong until then has a status. Raises that, and Gone."""
+        try:
+            await while_there(receive, asyncio.wait((self._first,), timeout=_FIRST_S))
+            if self._first.done() and (error := self._first.exception()):
+                raise error
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **self._headers,
+        }
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        watchdog = asyncio.ensure_future(self._watch(scope, send))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            with contextlib.suppress(Gone):
+                await while_there(receive, self._send(send))
+        finally:
+            watchdog.cancel()
+            await self._close()
+
+    async def _send(self, send: Send) -> None:
+        with contextlib.suppress(StopAsyncIteration):
+            await self._put(send, await self._first)
+            async for event in self._events:
+                await self._put(send, event)
+        await self._put(send, b"", more=False)
+
+    async def _put(self, send: Send, body: bytes, more: bool = True) -> None:
+        self._sending, self._since = True, time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending, self._since = False, time.monotonic()
+
+    async def _watch(self, scope: Scope, send: Send) -> None:
+        """Beside the stream, for a timer at each event would cost more than the event."""
+        while True:
+            await asyncio.sleep(min(PING_S, SEND_S) / 3)
+            silent = time.monotonic() - self._since
+            if self._sending and silent > SEND_S:
+                abort(scope)
+                return
+            if not self._sending and silent > PING_S:
+                await self._put(send, b": ping\n\n")
+
+    async def _close(self) -> None:
+        self._first.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._first
+        with contextlib.suppress(Exception):
+            await self._events.aclose()
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event; JSON has no line breaks of its own."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + encode(data) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

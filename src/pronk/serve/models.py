@@ -1,0 +1,221 @@
+"""Models: the names that requests can ask for, loaded when they are first asked, and let go when memory lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pronk
+from pronk import checkpoint as checkpoints
+from pronk import engines, system
+from pronk.checkpoint.hub import resolve as hub
+from pronk.errors import BadRequest, NotEnoughMemory, PronkError
+from pronk.serve.failures import ApiError
+from pronk.session import Session
+
+if TYPE_CHECKING:
+    from pronk.engine.backend import Attached
+    from pronk.llm import LLM
+
+log = logging.getLogger("pronk.serve")
+_SHARE = 0.8  # of the free memory, where no bound is given
+
+
+@dataclass
+class Model:
+    """One -m: what it is loaded from, and what there is of it."""
+
+    name: str
+    source: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    llm: LLM | None = None
+    session: Session | None = None
+    bytes: int = 0  # of weights, and of keys and values when its cache is full
+    users: int = 0
+    used: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A model that stays loaded while a request uses it. `name`: that it was asked for by."""
+
+    name: str
+    llm: LLM
+    session: Session
+    adapter: Attached | None
+
+
+class Models:
+    """`sources`: name -> what pronk.load takes. `adapters`: name -> folder, each of the first model that it fits.
+    `adapters_folder`: each folder in it is one too, whenever it is put there. `loading`: options of pronk.load.
+
+    `max_memory` bounds weights and caches of all loaded models together, in bytes; None: most of what is free.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        adapters: Mapping[str, Path],
+        loading: Mapping[str, Any],
+        *,
+        adapters_folder: Path | None = None,
+        max_sequences: int = 64,
+        max_memory: int | None = None,
+    ) -> None:
+        self.models = {name: Model(name, source) for name, source in sources.items()}
+        self._adapters, self._folder = dict(adapters), adapters_folder
+        self._loading, self._max_sequences = dict(loading), max_sequences
+        free = engines.ENGINES[0].free_memory(None)
+        self._max_memory = max_memory if max_memory is not None else int(_SHARE * (free or 1 << 62))
+        self._loads = asyncio.Lock()  # one at a time, so that memory is counted once
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.models, *self.adapters]
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Those that were named, and those that lie in the folder now."""
+        found = dict(self._adapters)
+        if self._folder is not None:
+            for folder in sorted(self._folder.iterdir() if self._folder.is_dir() else ()):
+                if (folder / "adapter_config.json").is_file() and folder.name not in self.models:
+                    found.setdefault(folder.name, folder)
+        return found
+
+    @property
+    def loaded(self) -> list[Model]:
+        return [model for model in self.models.values() if model.llm]
+
+    @asynccontextmanager
+    async def lease(self, name: str | None) -> AsyncIterator[Leased]:
+        """The model of that name, which stays loaded meanwhile; None: the first. Raises ApiError where there is none,
+        and what pronk.load raises."""
+        name = next(iter(self.models)) if name is None else name
+        folder = None if name in self.models else self.adapters.get(name)
+        if name not in self.models and folder is None:
+            known = ", ".join(map(repr, self.names))
+            raise ApiError(404, f"there is no model {name[:80]!r}; there are {known}", "model", "model_not_found")
+        model, adapter = self.models.get(name), None
+        if folder is not None:
+            model, adapter = await self._of_adapter(name, folder)
+        else:
+            assert model
+            await self._load(model)
+        assert model
+        assert model.llm
+        assert model.session
+        model.users += 1
+        try:
+            yield Leased(name, model.llm, model.session, adapter)
+        finally:
+            model.users -= 1
+            model.used = time.monotonic()
+
+    async def load_all(self) -> None:
+        """As many as memory has room for, so that the first request need not wait; the first must load."""
+        first, *others = self.models.values()
+        await self._load(first)
+        for name, folder in self._adapters.items():
+            await self._of_adapter(name, folder)
+        for model in others:
+            log.info("%s is loaded when it is first asked for", model.name)
+
+    def close(self) -> None:
+        for model in self.loaded:
+            self._unload(model)
+
+    async def _of_adapter(self, name: str, folder: Path) -> tuple[Model, Attached | None]:
+        problem: PronkError | None = None
+        for model in self.models.values():
+            await self._load(model)
+            assert model.llm
+            try:
+                async with model.lock:
+                    if name not in model.llm.adapters:
+                        await asyncio.to_thread(model.llm.add_adapter, folder, name)
+                return model, model.llm.adapters[name]
+            except PronkError as error:
+                problem = problem or error
+        assert problem
+        raise problem
+
+    def forget_dropped(self) -> None:
+        """Let go of adapters whose folders are gone."""
+        there = self.adapters
+        for model in self.loaded:
+            assert model.llm
+            for name in [name for name in model.llm.adapters if name not in there]:
+                model.llm.drop_adapter(name)
+
+    async def _load(self, model: Model) -> None:
+        if model.llm:
+            return
+        async with self._loads:
+            if model.llm:
+                return
+            begun = time.perf_counter()
+            weights, kv_a_token = await asyncio.to_thread(self._plan, model)
+            self._make_room(model, weights)
+            left = self._max_memory - weights - sum(each.bytes for each in self.loaded)
+            llm = await asyncio.to_thread(pronk.load, model.source, **self._loading)
+            most = self._max_sequences * llm.ctx_size
+            tokens = max(llm.ctx_size, min(most, left // max(1, kv_a_token) // 2))
+            model.bytes = weights + tokens * kv_a_token
+            model.session = Session(
+                llm.backend,
+                llm.tokenizer if llm.has_tokenizer else None,
+                eos_ids=llm.eos_ids,
+                max_sequences=self._max_sequences,
+                max_kv_tokens=tokens,
+                prefix_cache=min(tokens, 4 * llm.ctx_size),
+                load_s=llm.load_s,
+            )
+            model.llm = llm
+            log.info("loaded %s in %.2f s: up to %d tokens cached", model.name, time.perf_counter() - begun, tokens)
+
+    def _plan(self, model: Model) -> tuple[int, int]:
+        """Bytes of the weights, and of one token's keys and values."""
+        options = {name: self._loading.get(name) for name in ("quantize", *engines.OPTIONS)}
+        opened = checkpoints.open(hub.resolve(model.source, revision=self._loading.get("revision"), progress=False))
+        engine = engines.named(engines.choose(self._loading.get("engine"), options))
+        plan = engine.plan(opened, engines.options_for(engine, options))
+        return plan.weights + plan.besides, plan.kv_a_token
+
+    def _make_room(self, model: Model, weights: int) -> None:
+        """Unload those that nobody uses, the least recently used first. Raises NotEnoughMemory."""
+        idle = sorted((each for each in self.loaded if not each.users), key=lambda each: each.used)
+        while sum(each.bytes for each in self.loaded) + weights > self._max_memory:
+            if not idle:
+                problem = (
+                    f"{model.name} takes {weights / 1e6:.0f} MB beside what is in use, of {self._max_memory / 1e6:.0f}"
+                )
+                raise NotEnoughMemory(problem, "raise --max-memory, or load it with --quantize q4")
+            log.info("unloaded %s, to make room for %s", idle[0].name, model.name)
+            self._unload(idle.pop(0))
+
+    def _unload(self, model: Model) -> None:
+        llm, session, model.llm, model.session, model.bytes = model.llm, model.session, None, None, 0
+        if session:
+            session.close()
+        if llm:
+            llm.close()
+
+
+def names_of(sources: Iterable[str]) -> dict[str, str]:
+    """A name for each: the one that it is known by, of a path the last part. Raises BadRequest for two alike."""
+    found: dict[str, str] = {}
+    for source in sources:
+        path = system.expanded(source)
+        name = (path.resolve().stem if path.is_file() else path.resolve().name) if path.exists() else source
+        if name in found:
+            raise BadRequest(f"{source} and {found[name]} would both be called {name}; load one of them under a link")
+        found[name] = source
+    return found

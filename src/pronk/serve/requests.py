@@ -1,0 +1,173 @@
+"""What requests may hold: one record each, whose types are checked before a value is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from pronk.errors import short
+from pronk.serve.failures import ApiError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_DEPTH = 64  # of nested lists and objects in a body
+
+# What SDKs send of themselves, and what changes no text.
+_IGNORED = {
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "thread_id", "prompt_cache_options",
+}  # fmt: skip
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """Fields of SamplingParams and of structured output, by the names that clients have for them. None: the default."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    rng: str | None = None
+    n: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    speculative: str | None = None
+    truncate: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    prompt: str | list[Any] = ""
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """https://platform.openai.com/docs/api-reference/responses, without what a server would have to remember."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    seed: int | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: str | None = None
+    stream: bool | None = None
+
+
+class MessagesRequest(msgspec.Struct, kw_only=True):
+    """https://docs.anthropic.com/en/api/messages"""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stream: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """vLLM's form (`prompt` or `messages`) and llama.cpp's (`content`)."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, list[str]]:
+    """The request, and the names of fields that it has and nobody heeds.
+
+    `refused`: fields that would change the answer and cannot be had, with why. Raises ApiError.
+    """
+    try:
+        given = msgspec.json.decode(body)
+    except RecursionError:
+        raise ApiError(400, f"the body nests deeper than {MAX_DEPTH} levels") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if _too_deep(given):
+        raise ApiError(400, f"the body nests deeper than {MAX_DEPTH} levels")
+    if not isinstance(given, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {short(given)}")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, why in refused.items():
+        if given.get(name) not in (None, [], {}, "", False):
+            raise ApiError(400, f"{name} {why}", name)
+    try:
+        request = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        problem = str(error)
+        at = problem.rpartition("$")[2].strip("`.") if "$" in problem else None
+        if "missing required field" in problem:
+            at = problem.rpartition("field ")[2].strip("`")
+        raise ApiError(400, problem.replace("$.", ""), (at or "").partition("[")[0] or None) from None
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    return request, sorted(given.keys() - known - _IGNORED - refused.keys())
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""Speech: the chunks of an answer as pieces of text, calls of tools, log-probabilities and accounts, for every API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pronk.engine.generation import Chunk, Stats
+from pronk.serve.asking import Asked
+from pronk.serve.engine import Engine
+from pronk.serve.tools import Call, CallFinder
+
+_NEVER = -9999.0  # a log-probability of what cannot come, which JSON has no number for; OpenAI's own
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What came of one sample in one step."""
+
+    index: int  # prompt by prompt, sample by sample
+    parts: list[str | Call]  # texts that are not empty, and calls
+    chunk: Chunk
+    finish: str | None = None  # stop, length or tool_calls
+
+
+@dataclass
+class Account:
+    """What an answer took, of all its texts."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    seed: int | None = None
+    stats: Stats | None = None  # of the text that ended last
+    prompts: set[int] = field(default_factory=set)
+
+    def add(self, chunk: Chunk, copies: int) -> None:
+        stats = chunk.stats
+        if stats is None:
+            return
+        if chunk.request not in self.prompts:
+            self.prompts.add(chunk.request)
+            self.prompt_tokens += stats.prompt_tokens
+            self.cached_tokens += stats.cached_tokens
+        self.new_tokens += stats.new_tokens * copies
+        self.drafted_tokens += stats.drafted_tokens
+        self.accepted_tokens += stats.accepted_tokens
+        self.seed, self.stats = chunk.seed, stats
+
+    def usage(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.new_tokens,
+            "total_tokens": self.prompt_tokens + self.new_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_tokens,
+                "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
+            },
+        }
+
+    def besides(self, asked: Asked) -> dict[str, Any]:
+        """What OpenAI's form has no place for."""
+        stats = self.stats
+        found: dict[str, Any] = {"seed": self.seed}
+        if stats:
+            found |= {
+                "first_token_s": round(stats.ttft_s, 6),
+                "prompt_tokens_per_s": stats.prefill_tok_s and round(stats.prefill_tok_s, 2),
+                "tokens_per_s": stats.decode_tok_s and round(stats.decode_tok_s, 2),
+            }
+        if asked.cut:
+            found["truncated_tokens"] = asked.cut
+        if asked.unheard:
+            found["warnings"] = [
+                f"{name} is not a field that this server knows; it changed nothing" for name in asked.unheard
+            ]
+        return found
+
+
+async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerator[list[Piece], None]:
+    """Pieces as they come; closing it cancels what is still to come. Raises ApiError and PronkError."""
+    texts = asked.wanted.texts
+    engine.reserve(texts)
+    try:
+        answer = await asyncio.to_thread(engine.submit, asked.wanted)
+        finders: dict[int, CallFinder] = {}
+        try:
+            async with aclosing(answer.chunks()) as coming:
+                async for chunks in coming:
+                    yield [piece for chunk in chunks for piece in _pieces(asked, chunk, account, finders)]
+        finally:
+            engine.cancel(answer)
+    finally:
+        engine.release(texts)
+
+
+def _pieces(asked: Asked, chunk: Chunk, account: Account, finders: dict[int, CallFinder]) -> list[Piece]:
+    account.add(chunk, asked.copies)
+    found = []
+    for copy in range(asked.copies):
+        index = chunk.request * asked.samples + (copy if asked.copies > 1 else chunk.index)
+        parts: list[str | Call] = [chunk.text] if chunk.text else []
+        finish: str | None = chunk.finish_reason
+        if asked.tools:
+            finder = finders.setdefault(index, CallFinder(asked.tools))
+            parts = finder.feed(chunk.text, chunk.finish_reason is not None)
+            if finish == "stop" and finder.calls:
+                finish = "tool_calls"
+        found.append(Piece(index, parts, chunk, finish))
+    return found
+
+
+def logprob(value: float | None) -> float:
+    return _NEVER if value is None or value < _NEVER else value

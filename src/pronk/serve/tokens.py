@@ -1,0 +1,50 @@
+"""/tokenize and /detokenize, in vLLM's form and in llama.cpp's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pronk.serve import asking
+from pronk.serve.failures import ApiError
+from pronk.serve.models import Leased
+from pronk.serve.requests import DetokenizeRequest, TokenizeRequest
+
+
+def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
+    """Raises ApiError, and BadRequest for text that is none."""
+    given = [name for name in ("prompt", "messages", "content") if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise ApiError(400, "give one of prompt, messages and content", given[1] if given else "prompt")
+    llm = leased.llm
+    if request.messages is not None:
+        ids = llm.chat_prompt(
+            asking.conversation(request.messages), leased.adapter.template if leased.adapter else None
+        )
+        return _vllm(leased, ids)
+    if request.prompt is not None:
+        bos = False if request.add_special_tokens is False else None
+        return _vllm(leased, llm.tokenizer.encode(request.prompt, bos=bos))
+    special = request.parse_special is not False
+    bos = None if request.add_special else False
+    ids = llm.tokenizer.encode(request.content or "", bos=bos, special=special)
+    if not request.with_pieces:
+        return {"tokens": ids}
+    return {"tokens": [{"id": id, "piece": _piece(llm.tokenizer.token_bytes(id))} for id in ids]}
+
+
+def detokenize(leased: Leased, request: DetokenizeRequest) -> dict[str, Any]:
+    """Raises BadRequest for an id that there is not."""
+    text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
+    return {"prompt": text, "content": text}
+
+
+def _vllm(leased: Leased, ids: list[int]) -> dict[str, Any]:
+    return {"tokens": ids, "count": len(ids), "max_model_len": leased.llm.ctx_size}
+
+
+def _piece(spelled: bytes) -> str | list[int]:
+    """As llama.cpp has it: bytes where they are no text."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return list(spelled)

@@ -1,0 +1,217 @@
+"""/v1/chat/completions and /v1/completions through OpenAI's own client, held against LLM.generate and LLM.chat."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from served import Running
+
+import pronk
+from pronk.engine.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("idle")
+QUESTION = [{"role": "user", "content": "Where is the sea?"}]
+DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 11}
+
+
+def asked(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(**{"model": "tiny", "messages": QUESTION, "max_tokens": 20, **options})
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> tuple[dict[int, str], list[Any]]:
+    chunks = list(asked(client, stream=True, **options))
+    texts: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    return texts, chunks
+
+
+@pytest.mark.parametrize(
+    ("request_options", "ours"),
+    [
+        ({"temperature": 0}, {}),
+        ({"temperature": 0, "top_p": 0.5}, {}),
+        (DRAWN, DRAWN),
+        ({**DRAWN, "top_p": 0.8}, {**DRAWN, "top_p": 0.8}),
+        ({**DRAWN, "stop": ["e", "a"]}, {**DRAWN, "stop": ("e", "a")}),
+        ({**DRAWN, "presence_penalty": 1.5}, {**DRAWN, "presence_penalty": 1.5}),
+        ({**DRAWN, "frequency_penalty": -1}, {**DRAWN, "frequency_penalty": -1}),
+        ({**DRAWN, "logit_bias": {"40": 50}}, {**DRAWN, "logit_bias": {40: 50}}),
+        ({"extra_body": {**DRAWN, "top_k": 5}}, {**DRAWN, "top_k": 5}),
+        ({"extra_body": {**DRAWN, "min_p": 0.2}}, {**DRAWN, "min_p": 0.2}),
+        ({"extra_body": {**DRAWN, "repetition_penalty": 1.7}}, {**DRAWN, "repetition_penalty": 1.7}),
+        ({"extra_body": {**DRAWN, "stop_token_ids": [70, 80, 90]}}, {**DRAWN, "stop_token_ids": (70, 80, 90)}),
+        ({"extra_body": {**DRAWN, "ignore_eos": True}}, {**DRAWN, "ignore_eos": True}),
+        ({"extra_body": {**DRAWN, "rng": "numpy"}}, {**DRAWN, "rng": "numpy"}),
+        ({"extra_body": {"temperature": 0, "speculative": "ngram"}}, {}),
+    ],
+)
+def test_a_text_is_the_one_that_python_gives(
+    client: openai.OpenAI, llm: pronk.LLM, request_options: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    expected = llm.chat(QUESTION, max_new_tokens=20, **ours)
+    found = asked(client, **request_options)
+    assert found.choices[0].message.content == expected.text
+    assert found.choices[0].finish_reason == expected.finish_reason
+    assert found.usage.completion_tokens == len(expected.tokens)
+    assert found.usage.prompt_tokens == expected.prompt_tokens
+    texts, chunks = streamed(client, stream_options={"include_usage": True}, **request_options)
+    assert texts == {0: expected.text}
+    assert chunks[-1].usage.completion_tokens == len(expected.tokens)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == expected.finish_reason
+
+
+def test_samples(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    expected = llm.chat(QUESTION, max_new_tokens=12, num_samples=3, **DRAWN)
+    found = asked(client, n=3, max_tokens=12, **DRAWN)
+    assert [choice.message.content for choice in found.choices] == [each.text for each in expected]
+    assert found.usage.completion_tokens == sum(len(each.tokens) for each in expected)
+    assert streamed(client, n=3, max_tokens=12, **DRAWN)[0] == {n: each.text for n, each in enumerate(expected)}
+
+
+def test_greedy_samples_are_alike(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    expected = llm.chat(QUESTION, max_new_tokens=9).text
+    assert [c.message.content for c in asked(client, n=2, max_tokens=9, temperature=0).choices] == [expected] * 2
+    assert streamed(client, n=2, max_tokens=9, temperature=0)[0] == {0: expected, 1: expected}
+
+
+def test_beams(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    expected = llm.chat(QUESTION, max_new_tokens=8, num_beams=3, num_return_sequences=2)
+    found = asked(client, n=2, max_tokens=8, extra_body={"num_beams": 3})
+    assert [c.message.content for c in found.choices] == [each.text for each in expected]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_the_model_s_own_and_their_bytes_are_the_text(
+    client: openai.OpenAI, llm: pronk.LLM, stream: bool
+) -> None:
+    expected = llm.chat(QUESTION, max_new_tokens=20, logprobs=3, stop="zzz", **DRAWN)
+    if stream:
+        chunks = asked(client, stream=True, logprobs=True, top_logprobs=3, stop="zzz", **DRAWN)
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    else:
+        entries = asked(client, logprobs=True, top_logprobs=3, stop="zzz", **DRAWN).choices[0].logprobs.content
+    assert [entry.logprob for entry in entries] == [each.logprob for each in expected.logprobs]
+    assert bytes(b for entry in entries for b in entry.bytes).decode("utf-8", "replace") == expected.text
+    tops = [[(bytes(t.bytes), t.logprob) for t in entry.top_logprobs] for entry in entries]
+    spell = llm.tokenizer.token_bytes
+    assert tops == [[(spell(token), value) for token, value in each.top] for each in expected.logprobs]
+
+
+def test_no_alternatives_are_an_empty_list(client: openai.OpenAI) -> None:
+    entries = asked(client, logprobs=True, max_tokens=2).choices[0].logprobs.content
+    assert [entry.top_logprobs for entry in entries] == [[], []]
+
+
+def test_the_shape_of_a_stream(client: openai.OpenAI) -> None:
+    _, chunks = streamed(client, max_tokens=5, stream_options={"include_usage": True}, **DRAWN)
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
+    assert chunks[0].object == "chat.completion.chunk"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:-1])
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices == []
+    assert chunks[-1].pronk["seed"] == 11
+    without = streamed(client, max_tokens=5, **DRAWN)[1]
+    assert without[-1].choices[0].finish_reason == "length"
+
+
+def test_the_drawn_seed_gives_the_text_again(client: openai.OpenAI) -> None:
+    first = asked(client, temperature=1.0)
+    again = asked(client, temperature=1.0, seed=first.pronk["seed"])
+    assert again.choices[0].message.content == first.choices[0].message.content
+
+
+def test_a_second_turn_finds_the_first_cached(client: openai.OpenAI) -> None:
+    talk = [{"role": "user", "content": "tell " * 60}]
+    first = asked(client, messages=talk, temperature=0)
+    talk += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "more"}]
+    second = asked(client, messages=talk, temperature=0)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens // 64 * 64 > 0
+
+
+def test_content_parts_developer_and_nulls(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one\ntwo"}]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    given = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": None}]
+    body = {"temperature": 0, "top_p": None, "stop": None, "seed": None, "tools": None, "user": "u", "store": True}
+    found = client.post(
+        "/chat/completions", body={"model": "tiny", "messages": given, "max_tokens": 9, **body}, cast_to=dict
+    )
+    assert found["choices"][0]["message"]["content"] == llm.chat(plain, max_new_tokens=9).text
+    assert "warnings" not in found["pronk"]
+
+
+def test_what_is_not_known_is_said(client: openai.OpenAI) -> None:
+    found = asked(client, extra_body={"mirostat": 2, "reasoning_effort": "low"}, max_tokens=2)
+    assert [warning.partition(" ")[0] for warning in found.pronk["warnings"]] == ["mirostat", "reasoning_effort"]
+
+
+def test_an_adapter_is_a_model_of_its_own(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "poet"]
+    expected = llm.chat(QUESTION, max_new_tokens=20, adapter="poet").text
+    assert asked(client, model="poet", temperature=0).choices[0].message.content == expected
+    assert expected != llm.chat(QUESTION, max_new_tokens=20).text
+
+
+def test_completions(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    prompts = ["The sea", "A hill of sand"]
+    expected = llm.generate(prompts, max_new_tokens=16, num_samples=2, **DRAWN)
+    found = client.completions.create(model="tiny", prompt=prompts, n=2, **DRAWN)
+    assert [choice.text for choice in found.choices] == [each.text for each in expected]
+    ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
+    by_ids = client.completions.create(model="tiny", prompt=ids, n=2, **DRAWN)
+    assert [choice.text for choice in by_ids.choices] == [each.text for each in expected]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_scores_the_prompt(client: openai.OpenAI, llm: pronk.LLM, stream: bool) -> None:
+    prompt = "It was a long and winding road, and nobody knew where it might end. " * 3
+    ids = llm.tokenizer.encode(prompt)
+    logits = llm.logits(ids).astype("float64")
+    norms = np.logaddexp.reduce(logits, axis=-1)
+    found = client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=0, echo=True, logprobs=2, temperature=0, stream=stream
+    )
+    choice = next(iter(found)).choices[0] if stream else found.choices[0]
+    assert choice.text == prompt
+    assert choice.finish_reason == "length"
+    given = choice.logprobs.token_logprobs
+    assert given[0] is None
+    expected = [float(logits[at, token] - norms[at]) for at, token in enumerate(ids[1:])]
+    assert given[1:] == pytest.approx(expected, abs=1e-5)
+    assert "".join(choice.logprobs.tokens) == prompt
+    assert choice.logprobs.text_offset == list(range(len(prompt)))
+
+
+def test_a_crowd_gets_what_each_gets_alone(server: Running, llm: pronk.LLM) -> None:
+    """Half of the clients leave in the middle, at random; of the others each text is whole."""
+    draw = random.Random(4)
+    ways = [{"seed": n, "temperature": 1.1, "top_p": 0.9, "max_tokens": draw.randrange(1, 60)} for n in range(24)]
+    leaves = [draw.random() < 0.5 for _ in ways]
+
+    def one(number: int) -> str | None:
+        text, client = [], server.client()
+        messages = [{"role": "user", "content": f"number {number} " * (1 + number % 7)}]
+        with client.chat.completions.create(model="tiny", messages=messages, stream=True, **ways[number]) as stream:
+            for chunk in stream:
+                text.append(chunk.choices[0].delta.content or "")
+                if leaves[number] and len(text) > number % 5:
+                    return None
+        return "".join(text)
+
+    with concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:
+        found = list(pool.map(one, range(len(ways))))
+    for number, text in enumerate(found):
+        if not leaves[number]:
+            params = SamplingParams(seed=number, temperature=1.1, top_p=0.9, max_new_tokens=ways[number]["max_tokens"])
+            messages = [{"role": "user", "content": f"number {number} " * (1 + number % 7)}]
+            assert text == llm.chat(messages, params=params).text

@@ -1,0 +1,84 @@
+"""The program: how it starts, what it says, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+
+
+@pytest.fixture
+def program(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "pronk", "serve", "-m", str(folder), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if at := re.search(r"at (http://\S+)", line):
+                break
+        else:
+            raise AssertionError("it ended before it served")
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield process, at[1]
+        process.kill()
+
+
+@POSIX
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_texts_end(program: tuple[subprocess.Popen[str], str], number: int) -> None:
+    process, url = program
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=300,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    process.send_signal(number)
+    finishes = [chunk.choices[0].finish_reason for chunk in stream]
+    assert finishes[-1] == "length"
+    assert process.wait(30) == 0
+
+
+@POSIX
+def test_a_second_signal_ends_at_once(program: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = program
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    stream = client.completions.create(
+        model="tiny", prompt="x", n=8, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:
+    def said(*options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "pronk", "serve", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    (tmp_path / "empty").write_text("\n")
+    for options, code, words in [
+        (("-m", str(tmp_path / "nowhere"), "--port", "0"), 1, "nowhere"),
+        (("-m", str(folder), "--host", "0.0.0.0"), 2, "others can reach"),
+        (("-m", str(folder), "--port", "0", "--max-memory", "1000"), 1, "--max-memory"),
+        (("-m", str(folder), "--api-key-file", str(tmp_path / "empty")), 1, "holds no key"),
+        (("-m", str(folder), "--adapter", "a=x", "--adapter", "a=y"), 2, "two adapters"),
+    ]:
+        status, error = said(*options)
+        assert status == code, error
+        assert words in error
+        assert "Traceback" not in error

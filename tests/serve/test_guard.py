@@ -1,0 +1,195 @@
+"""What is refused before it is read, and connections that dawdle: each row of a list of what has befallen others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from served import Running
+
+from pronk.errors import BadRequest
+from pronk.serve import http
+from pronk.serve import run as serving
+from pronk.serve.models import Models
+
+BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+
+
+def spoken(port: int, *lines: str, body: bytes = b"", wait: float = 20) -> bytes:
+    """What a connection answers to these very bytes, until it closes or says no more for a moment."""
+    with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
+        found = b""
+        try:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+            while part := connection.recv(65536):
+                found += part
+                connection.settimeout(0.5)
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            pass
+        return found
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ")[1]) if answer else 0
+
+
+def asked(server: Running, *headers: str, body: bytes = BODY, path: str = "/v1/chat/completions") -> bytes:
+    given = [f"POST {path} HTTP/1.1", *headers]
+    if not any(header.lower().startswith("host") for header in headers):
+        given.append(f"Host: 127.0.0.1:{server.port}")
+    if not any(header.lower().startswith("content-type") for header in headers):
+        given.append("Content-Type: application/json")
+    if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
+        given.append(f"Content-Length: {len(body)}")
+    return spoken(server.port, *given, body=body)
+
+
+def test_as_it_is_it_answers(server: Running) -> None:
+    answer = asked(server)
+    assert status(answer) == 200
+    assert b"x-content-type-options: nosniff" in answer
+    assert b"access-control" not in answer
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "0.0.0.0"])
+def test_another_host_is_refused(server: Running, host: str) -> None:
+    """A page whose name comes to mean loopback (DNS rebinding) sends its own name."""
+    assert status(asked(server, f"Host: {host}")) in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8000"])
+def test_names_of_loopback_are_its_own(server: Running, host: str) -> None:
+    assert status(asked(server, f"Host: {host}")) == 200
+
+
+def test_no_host_and_two(server: Running) -> None:
+    assert status(spoken(server.port, "GET /health HTTP/1.1")) == 400
+    assert status(spoken(server.port, "GET /health HTTP/1.1", "Host: localhost", "Host: evil")) in (400, 403)
+
+
+def test_pages_of_others_may_not_ask(server: Running) -> None:
+    assert status(asked(server, "Origin: https://evil.example")) == 403
+    assert status(asked(server, "Origin: null")) == 403
+    assert status(asked(server, f"Origin: http://127.0.0.1:{server.port}")) == 200
+    preflight = spoken(
+        server.port, "OPTIONS /v1/chat/completions HTTP/1.1", "Host: localhost", "Origin: https://evil.example"
+    )
+    assert status(preflight) == 403
+
+
+def test_a_form_of_a_page_is_not_json(server: Running) -> None:
+    assert status(asked(server, "Content-Type: text/plain")) == 415
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ("Content-Length: 6", "Transfer-Encoding: chunked"),
+        ("Content-Length: 6", "Content-Length: 7"),
+        ("Transfer-Encoding: xchunked",),
+        ("Content-Length : 6",),
+        ("Content-Length: -6",),
+    ],
+)
+def test_a_request_with_two_meanings_is_refused_and_its_connection_closed(
+    server: Running, headers: tuple[str, ...]
+) -> None:
+    hidden = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = asked(server, *headers, body=hidden)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert status(answer) in (400, 501)
+    assert b"connection: close" in answer.lower()
+
+
+def test_headers_of_any_size(server: Running) -> None:
+    answer = spoken(server.port, "GET /health HTTP/1.1", "Host: localhost", "X: " + "a" * (4 << 20))
+    assert status(answer) in (0, 400, 431)
+    many = [f"X-{n}: 1" for n in range(20_000)]
+    assert status(spoken(server.port, "GET /health HTTP/1.1", "Host: localhost", *many)) in (0, 400, 431)
+    assert status(spoken(server.port, "GET /health HTTP/1.1", "Host: localhost")) == 200
+
+
+def test_a_body_of_any_size(server: Running) -> None:
+    assert status(asked(server, f"Content-Length: {40 << 20}", body=b"{")) == 413
+    assert status(asked(server, f"Content-Length: {'9' * 30}", body=b"{")) in (400, 413)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100 + b"1" + b"}" * 100, b'{"messages":' + b"[" * 70])
+def test_deep_json(server: Running, body: bytes) -> None:
+    assert status(asked(server, body=body)) == 400
+
+
+def test_slow_headers_and_slow_bodies_are_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEADERS_S", 0.3)
+    monkeypatch.setattr(http, "BODY_S", 0.3)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        begun = time.monotonic()
+        try:
+            for byte in b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100:
+                connection.send(bytes([byte]))
+                time.sleep(0.02)
+            assert connection.recv(100) == b""
+        except ConnectionError:
+            pass
+        assert time.monotonic() - begun < 5
+    assert status(asked(server, "Content-Length: 100", body=b"{")) == 408
+
+
+def test_nothing_under_v1_opens_a_file(server: Running) -> None:
+    for path in ("/../../etc/passwd", "/v1/models/..%2f..%2fetc%2fpasswd", "/%2e%2e/%2e%2e/etc/passwd"):
+        answer = spoken(server.port, f"GET {path} HTTP/1.1", "Host: localhost")
+        assert status(answer) == 404
+        assert b"root:" not in answer
+
+
+@pytest.fixture(scope="module")
+def locked(folder: Path) -> Iterator[Running]:
+    models = Models({"tiny": str(folder)}, {}, {"threads": 1}, max_sequences=4)
+    running = Running(
+        models, keys=("first-key", "second-key"), origins=("https://chat.example",), hosts=("llm.example",)
+    )
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/chat/completions", "/tokenize", "/metrics", "/openapi.json", "/no"]
+)
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "Bearer ", "Basic first-key", "Bearer first-ke"])
+def test_no_path_but_health_answers_without_the_key(locked: Running, path: str, key: str | None) -> None:
+    headers = ["Host: localhost", *([f"Authorization: {key}"] if key else [])]
+    answer = spoken(locked.port, f"GET {path} HTTP/1.1", *headers)
+    assert status(answer) == 401
+    assert b"first-key" not in answer
+    assert status(spoken(locked.port, "GET /health HTTP/1.1", "Host: localhost")) == 200
+
+
+def test_each_key_opens(locked: Running) -> None:
+    for key in ("first-key", "second-key"):
+        assert [model.id for model in locked.client(key).models.list()] == ["tiny"]
+    answer = spoken(locked.port, "GET /v1/models HTTP/1.1", "Host: localhost", "x-api-key: first-key")
+    assert status(answer) == 200
+    with pytest.raises(openai.AuthenticationError):
+        locked.client("third-key").models.list()
+
+
+def test_an_origin_that_is_allowed(locked: Running) -> None:
+    ask = ("OPTIONS /v1/models HTTP/1.1", "Host: llm.example", "Origin: https://chat.example")
+    answer = spoken(locked.port, *ask)
+    assert status(answer) == 200
+    assert b"access-control-allow-origin: https://chat.example" in answer
+    assert b"access-control-allow-credentials" not in answer
+
+
+def test_another_address_without_a_key_is_refused(folder: Path) -> None:
+    with socket.socket() as bound:
+        bound.bind(("0.0.0.0", 0))
+        with pytest.raises(BadRequest, match="others can reach"):
+            serving.run(Models({"tiny": str(folder)}, {}, {}), bound, ready=print)

@@ -1,0 +1,218 @@
+"""Requests that are wrong: told so in one line, with the field, and never a 500."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from served import SEQUENCES, WAITING, Running
+
+pytestmark = pytest.mark.usefixtures("idle")
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, raw, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"n": 10**30}, None),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"seed": "x"}, "seed"),
+        ({"seed": -(10**30)}, None),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"logit_bias": {"100000": 1}}, None),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"functions": [{}]}, "functions"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"x": 1}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"messages": []}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, None),
+        ({"messages": [{"role": "user"}]}, None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
+        ({"num_beams": 2, "temperature": 0.5}, None),
+        ({"num_beams": 0}, None),
+        ({"speculative": "magic"}, "speculative"),
+        ({"truncate": "middle"}, None),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+    ],
+)
+def test_wrong_values(server: Running, wrong: dict[str, Any], param: str | None) -> None:
+    status, body = posted(server, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, **wrong})
+    assert status == 400, body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "\n" not in body["error"]["message"]
+    if param:
+        assert body["error"]["param"] == param
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b'{"messages": 1}', b"{}"])
+def test_bodies_that_are_no_request(server: Running, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert posted(server, path, body)[0] == 400
+
+
+def test_a_prompt_too_long_has_its_own_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 2000}])
+    assert found.value.code == "context_length_exceeded"
+    assert "1024" in found.value.message
+    cut = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "x" * 2000}],
+        max_tokens=4,
+        extra_body={"truncate": "left"},
+    )
+    assert cut.pronk["truncated_tokens"] > 900
+
+
+def test_no_such_model_path_or_method(client: openai.OpenAI, server: Running) -> None:
+    with pytest.raises(openai.NotFoundError) as found:
+        client.chat.completions.create(model="gpt-9", messages=MESSAGES)
+    assert found.value.code == "model_not_found"
+    assert posted(server, "/v1/nothing", {})[0] == 404
+    assert posted(server, "/v1/models", {})[0] == 405
+    with pytest.raises(openai.BadRequestError, match="embeddings cannot be had"):
+        client.embeddings.create(model="tiny", input="x")
+
+
+def test_a_full_queue_is_refused_at_once(server: Running, client: openai.OpenAI) -> None:
+    def one() -> None:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
+
+    server.engine.reserve(SEQUENCES + WAITING)
+    with pytest.raises(openai.RateLimitError) as found:
+        one()
+    assert int(found.value.response.headers["retry-after"]) > 0
+    server.engine.release(SEQUENCES + WAITING)
+    one()
+
+
+@pytest.mark.parametrize("n", [1, SEQUENCES])
+def test_who_leaves_is_computed_no_further(server: Running, client: openai.OpenAI, n: int) -> None:
+    """Read once or never, one that is answered whole, and some that wait in the queue."""
+    endless: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 1000, "temperature": 1.0, "n": n}
+    endless["extra_body"] = {"ignore_eos": True}
+    with client.completions.create(stream=True, **endless) as stream:
+        next(iter(stream))
+        assert server.engine.texts == n
+    for timeout in (0.05, 0.1, 0.2):
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=timeout).completions.create(**endless)
+    session = server.models.models["tiny"].session
+    assert session
+    until = time.monotonic() + 3
+    while session.has_work and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not session.has_work
+
+
+def test_tokens(server: Running) -> None:
+    status, found = posted(server, "/tokenize", {"model": "tiny", "prompt": "hé"})
+    assert (status, found["count"], found["max_model_len"]) == (200, len(found["tokens"]), 1024)
+    assert posted(server, "/detokenize", {"model": "tiny", "tokens": found["tokens"]})[1]["prompt"].endswith("hé")
+    other = posted(server, "/tokenize", {"content": "hé", "with_pieces": True})[1]["tokens"]
+    assert [each["piece"] for each in other] == ["h", [0xC3], [0xA9]]
+    assert posted(server, "/tokenize", {"messages": MESSAGES})[1]["count"] > 1
+    assert posted(server, "/tokenize", {})[0] == 400
+    assert posted(server, "/detokenize", {"tokens": [10**6]})[0] == 400
+    assert posted(server, "/detokenize", {"tokens": [-1]})[0] == 400
+
+
+def test_metrics(server: Running, client: openai.OpenAI) -> None:
+    client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2)
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    values = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line and line[0] != "#"}
+    assert values['pronk_texts_running{model="tiny"}'] == values["pronk_texts"] == 0
+    assert values['pronk_decode_tokens_total{model="tiny"}'] > 0
+    assert values['pronk_requests_total{path="/v1/chat/completions",status="200"}'] > 0
+
+
+FIELDS = st.sampled_from(
+    [
+        "model",
+        "messages",
+        "prompt",
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "seed",
+        "max_tokens",
+        "logprobs",
+        "stream",
+        "top_logprobs",
+        "logit_bias",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "stream_options",
+        "echo",
+        "num_beams",
+        "truncate",
+        "tokens",
+        "content",
+        "top_k",
+        "stop_token_ids",
+        "early_stopping",
+        "chat_template_kwargs",
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-2, 2) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
+    st.dictionaries(FIELDS, VALUES, max_size=5),
+)
+def test_no_body_is_the_server_s_fault(server: Running, path: str, body: dict[str, Any]) -> None:
+    whole = {"messages": MESSAGES, "prompt": "x", "max_tokens": 2, **body, "stream": False}
+    assert posted(server, path, whole)[0] < 500

@@ -1,0 +1,56 @@
+"""A server in a thread of the tests' own process, on loopback."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import openai
+
+from pronk.serve import run as serving
+from pronk.serve.engine import Engine
+from pronk.serve.models import Models
+
+SEQUENCES, WAITING = 8, 24
+
+
+class Running:
+    """`engine`, `models`, `port`; `stop` lets it end."""
+
+    def __init__(self, models: Models, **options: Any) -> None:
+        self.models, self._ready = models, threading.Event()
+        bound = serving.listen("127.0.0.1", 0)
+        self.port = bound.getsockname()[1]
+        self.server: serving.Uvicorn | None = None
+        self._thread = threading.Thread(target=self._run, args=(bound,), kwargs=options)
+        self._thread.start()
+        assert self._ready.wait(60)
+        assert self.server
+
+    def _run(self, bound: Any, **options: Any) -> None:
+        def made(server: serving.Uvicorn) -> None:
+            self.server = server
+
+        defaults = {"max_sequences": SEQUENCES, "max_waiting": WAITING}
+        try:
+            serving.run(self.models, bound, ready=lambda _: self._ready.set(), made=made, **{**defaults, **options})
+        finally:
+            self._ready.set()
+
+    @property
+    def engine(self) -> Engine:
+        assert self.server
+        return self.server.engine
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def stop(self) -> None:
+        assert self.server
+        self.server.should_exit = True
+        self._thread.join(90)
+        assert not self._thread.is_alive()
