@@ -101,6 +101,7 @@ struct AttentionTask {
     const int32_t* blocks;    // block table of the sequence
     float scale;              // 1 / sqrt(D)
     float* scratch;           // attention_scratch(D) floats, 64-byte aligned
+    float* const* scores = nullptr;  // [rows] where limit[i] of them go before the softmax, or null; or none: nobody looks
 };
 
 struct Kernels {

@@ -185,6 +185,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
         for (int t = 0; t < T; ++t) {
             float* row = scores + t * kSpan;
             const int seen = task.limit[t] - begin < keys ? task.limit[t] - begin : keys;
+            if (task.scores && task.scores[t] && seen > 0) std::memcpy(task.scores[t] + begin, row, seen * sizeof(float));
             for (int i = seen > 0 ? seen : 0; i < blocks * kKVBlock; ++i) row[i] = -INFINITY;
             F most = S::set(-INFINITY);
             for (int i = 0; i < blocks * kKVBlock; i += 16) most = S::max(most, S::load(row + i));

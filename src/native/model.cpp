@@ -56,14 +56,20 @@ bool Model::tap(const Batch& batch, KV& kv, const Taps& taps, const std::functio
     return pass(batch, kv, nullptr, taps, interrupted);
 }
 
-bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted) {
+bool Model::inspect(const Batch& batch, KV& kv, const Probe& probe, const std::function<bool()>& interrupted) {
+    return pass(batch, kv, nullptr, Taps{}, interrupted, &probe);
+}
+
+bool Model::pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted,
+                 const Probe* probe) {
     quiesce(), kv.quiesce();
-    prepare(batch);
-    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, *scratch_};
+    prepare(batch, probe ? config.num_hidden_layers + 1 : 0);
+    Step step{*this, config, kernel, batch, kv, logits, taps, interrupted, *scratch_, probe};
     return pool->run([&](int thread) { step.run(thread); });
 }
 
-void Model::prepare(const Batch& batch) {
+// `head_rows`: what the head is given, if more than the rows that want logits.
+void Model::prepare(const Batch& batch, int head_rows) {
     Scratch& s = *scratch_;
     const int t = batch.tokens, threads = pool->size();
     const int q = config.num_attention_heads * config.head_dim, kvs = config.num_key_value_heads * config.head_dim;
@@ -94,7 +100,7 @@ void Model::prepare(const Batch& batch) {
         s.own_u[i].reserve(s.ranks);
     }
     for (const ActivationTraits& format : kActivations)
-        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max(t, 2 * batch.rows), widest);
+        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max({t, 2 * batch.rows, 2 * head_rows}), widest);
     s.number(batch, config, kernel.attention_rows);
     const size_t linears = layers.size() * 4 + 1;
     if (s.linears < linears) s.outliers_used = std::make_unique<std::atomic<int>[]>(linears), s.linears = linears;

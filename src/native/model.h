@@ -94,6 +94,8 @@ struct Taps {
     float *qkv = nullptr, *o = nullptr, *gate_up = nullptr, *down = nullptr, *head = nullptr;
 };
 
+struct Probe;
+
 class Model {
 public:
     Model(const Config& config, int threads, const Kernels& kernel = kernels());
@@ -124,6 +126,9 @@ public:
     // The same pass, but for logits: all rows of the batch must want them, and none are made.
     bool tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted);
 
+    // The same pass, of which one row wants logits, for what a probe shows of that row (probe.h); no logits are made.
+    bool inspect(const Batch& batch, KV& kv, const Probe& probe, const std::function<bool()>& interrupted);
+
     // Before what passes read is changed. Gives up the pass that was begun ahead, if any.
     void quiesce() { pool->give_up(); }
 
@@ -131,8 +136,9 @@ private:
     struct Scratch;
     struct Step;
     struct Lookahead;
-    void prepare(const Batch& batch);
-    bool pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted);
+    void prepare(const Batch& batch, int head_rows = 0);
+    bool pass(const Batch& batch, KV& kv, float* logits, const Taps& taps, const std::function<bool()>& interrupted,
+              const Probe* probe = nullptr);
     const std::shared_ptr<Scratch> scratch_;
     const std::shared_ptr<Lookahead> lookahead_;
 };

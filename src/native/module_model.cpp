@@ -13,6 +13,7 @@
 
 #include "module_batch.h"
 #include "module_interrupted.h"
+#include "probe.h"
 
 namespace pronk {
 
@@ -173,6 +174,32 @@ public:
                         tap("down", down, layers, c.intermediate_size), tap("head", head, 1, c.hidden_size)};
         pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
             return model.tap(checked, kv.kv, taps, interrupted);
+        });
+    }
+
+    void inspect(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                 const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const Ints& layers, const FloatsOut& hidden,
+                 const LayersOut& scores, const std::optional<FloatsOut>& lens, float embedding_noise,
+                 const std::optional<Ints>& adapters) {
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets, adapters);
+        batch.logits_rows = copied(logits_rows);
+        const Config& c = model.config;
+        check_shape("hidden", hidden, c.num_hidden_layers + 1, c.hidden_size);
+        if (lens) check_shape("lens", *lens, c.num_hidden_layers + 1, c.vocab_size);
+        check_shape("scores", scores, layers.shape(0), c.num_attention_heads, scores.shape(2));
+        Probe probe{hidden.data(), lens ? lens->data() : nullptr, scores.data(), std::vector<int>(c.num_hidden_layers, -1),
+                    scores.shape(2)};
+        int place = 0;
+        for (const int32_t layer : copied(layers)) {
+            check_range("layer", layer, 0, c.num_hidden_layers - 1);
+            if (probe.shown[layer] >= 0) refuse("layer ", layer, " is named twice");
+            probe.shown[layer] = place++;
+        }
+        pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
+            if (checked.rows != 1) refuse("one row is looked at, not ", checked.rows);
+            const int64_t keys = static_cast<int64_t>(checked.positions[checked.logits_rows[0]]) + 1;
+            if (place && static_cast<int64_t>(probe.stride) < keys) refuse(keys, " scores do not fit in ", probe.stride);
+            return model.inspect(checked, kv.kv, probe, interrupted);
         });
     }
 
@@ -348,7 +375,12 @@ void bind_model(nb::module_& module) {
         .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),
-             arg("head").noconvert(), arg("embedding_noise") = 0.0f, arg("adapters").noconvert() = nb::none());
+             arg("head").noconvert(), arg("embedding_noise") = 0.0f, arg("adapters").noconvert() = nb::none())
+        .def("inspect", &PyModel::inspect, arg("token_ids").noconvert(), arg("positions").noconvert(),
+             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
+             arg("logits_rows").noconvert(), arg("kv"), arg("layers").noconvert(), arg("hidden").noconvert(),
+             arg("scores").noconvert(), arg("lens").noconvert() = nb::none(), arg("embedding_noise") = 0.0f,
+             arg("adapters").noconvert() = nb::none());
     nb::class_<PyKV>(module, "KV")
         .def("__init__", new_kv, arg("model"), arg("type"), arg("num_blocks"), arg("remembers") = true)
         .def_prop_ro("num_blocks", [](const PyKV& kv) { return kv.kv.num_blocks(); })

@@ -27,6 +27,7 @@ void Model::Step::run(int thread) {
         const Layer& layer = model.layers[index];
         const Linears linears = bind(index);
         const bool last = index + 1 == model.layers.size();
+        if (probe) keep_hidden(worker, index);
         linear(worker, norm(layer.input_layernorm), linears.qkv);
         if (!stores_late) rotate_and_store(worker, index);
         if (last && batch.rows == 0) return;
@@ -35,7 +36,8 @@ void Model::Step::run(int thread) {
         linear(worker, norm(layer.post_attention_layernorm), linears.gate_up);
         linear(worker, h, linears.down);
     }
-    linear(worker, norm(model.norm), bind_head());
+    if (probe) return keep_hidden(worker, model.layers.size()), look_through_head(worker);
+    linear(worker, norm(model.norm), bind_head(logits, batch.rows, taps.head));
     find_likeliest(worker);
 }
 
@@ -76,10 +78,10 @@ Linears Model::Step::bind(size_t index) const {
 
 // What rounding takes from the head's activations goes straight into the logits (a fifth of q8's divergence came from
 // there), and few rows want any: they are multiplied in two parts, the second being what rounding left of the first.
-Linear Model::Step::bind_head() const {
+Linear Model::Step::bind_head(float* out, int rows, float* tap) const {
     const bool exact = traits(traits(model.lm_head.format).activations).exact();
-    const Output output{logits, static_cast<size_t>(config.vocab_size), exact ? Epilogue::store : Epilogue::pairs, config.vocab_size};
-    return {{Product{&model.lm_head, output}}, logits ? 1 : 0, batch.rows, taps.head, {}};
+    const Output output{out, static_cast<size_t>(config.vocab_size), exact ? Epilogue::store : Epilogue::pairs, config.vocab_size};
+    return {{Product{&model.lm_head, output}}, out ? 1 : 0, rows, tap, {}};
 }
 
 void Model::Step::embed(Worker& worker) {

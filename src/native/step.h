@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model.h"
+#include "probe.h"
 #include "rows.h"
 
 namespace pronk {
@@ -87,6 +88,7 @@ struct Model::Step {
     const Taps& taps;
     const std::function<bool()>& interrupted;
     Scratch& scratch;
+    const Probe* probe = nullptr;  // none: nobody looks
     // Runs of one token each, and of a head one tile: who attends has stored just before what only that tile needs.
     const bool stores_late = batch.runs == batch.tokens && batch.rows == batch.tokens &&
                              config.num_attention_heads / config.num_key_value_heads <= kernel.attention_rows;
@@ -110,7 +112,7 @@ private:
     }
 
     Linears bind(size_t index) const;
-    Linear bind_head() const;
+    Linear bind_head(float* out, int rows, float* tap) const;
 
     // The steps, in the order of torch_engine/model.py.
     void embed(Worker& worker);
@@ -119,6 +121,8 @@ private:
     void rotate_and_store(Worker& worker, int layer);
     void attend(Worker& worker, int layer, bool last);
     void find_likeliest(Worker& worker);
+    void keep_hidden(Worker& worker, size_t layer);  // probe.cpp
+    void look_through_head(Worker& worker);
 
     void rotate_and_store(int layer, int run, int token, int head);
     void keep_wanted();

@@ -41,6 +41,7 @@ void Model::Step::attend(Worker& worker, int layer, bool last) {
     const float scale = 1 / std::sqrt((float)d);
     const int32_t* wanted = last ? batch.logits_rows : scratch.all_tokens.data();
     const Units& units = last ? scratch.attending_last : scratch.attending;
+    float* shown = probe ? probe->scores_of(layer, heads) : nullptr;
     parallel_for(worker, units.count, 1, [&](int unit, int) {
         if (last && unit == 0) keep_wanted();
         const Span& span = units.of(unit);
@@ -49,7 +50,7 @@ void Model::Step::attend(Worker& worker, int layer, bool last) {
         const int tile = tiles - 1 - (unit - span.first) / kv_heads, head = (unit - span.first) % kv_heads;
         if (stores_late) rotate_and_store(layer, span.run, wanted[span.begin], head);
         const float* q[kTileTokens];
-        float* out[kTileTokens];
+        float *out[kTileTokens], *scores[kTileTokens];
         int32_t limit[kTileTokens];
         AttentionTask task;
         task.rows = std::min(most, rows - tile * most);
@@ -58,11 +59,13 @@ void Model::Step::attend(Worker& worker, int layer, bool last) {
             q[r] = scratch.q.data + ((size_t)wanted[i] * heads + h) * d;
             out[r] = scratch.attended.data + ((size_t)i * heads + h) * d;
             limit[r] = batch.positions[wanted[i]] + 1;
+            if (shown) scores[r] = wanted[i] == batch.logits_rows[0] ? shown + h * probe->stride : nullptr;
         }
         task.q = q, task.out = out, task.limit = limit, task.scale = scale;
         task.kv = kv.at(layer, head), task.block_stride = kv.block_bytes();
         task.blocks = batch.blocks + batch.block_offsets[span.run];
         task.scratch = scratch.attention[worker.thread].data;
+        if (shown) task.scores = scores;
         kernel.attention(kv.layout, task);
     });
 }

@@ -126,6 +126,22 @@ class Model:
         head: _Floats,
         embedding_noise: float = 0.0,
         adapters: _Ints | None = None,
+    ) -> None: ...
+    def inspect(
+        self,
+        token_ids: _Ints,
+        positions: _Ints,
+        offsets: _Ints,
+        blocks: _Ints,
+        block_offsets: _Ints,
+        logits_rows: _Ints,
+        kv: KV,
+        layers: _Ints,
+        hidden: _Floats,
+        scores: _Floats,
+        lens: _Floats | None = None,
+        embedding_noise: float = 0.0,
+        adapters: _Ints | None = None,
     ) -> None:
         """The same pass over all rows, without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
 

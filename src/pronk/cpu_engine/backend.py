@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -21,7 +22,7 @@ from pronk.cpu_engine.adapters import Adapters
 from pronk.cpu_engine.kv import CpuKV, enough_memory
 from pronk.cpu_engine.rope import Rope
 from pronk.cpu_engine.slots import Slot, Wish, slots
-from pronk.engine.backend import Activations, Backend, KVStorage
+from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
 from pronk.engine.batch import PASS_TOKENS, Batch, Int32
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
@@ -164,6 +165,30 @@ class CpuBackend(Backend):
         self._longest = max(self._longest, tokens)
         inputs = {(layer, name): of[layer] for layer in range(config.num_hidden_layers) for name, of in taps.items()}
         return {**inputs, (-1, "head"): head[0]}
+
+    def inspect(
+        self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
+    ) -> Inspection:
+        """See pronk.engine.backend.Backend. Raises PronkError where memory does not suffice."""
+        config, (row,) = self.config, batch.logits_rows.tolist()
+        depth, keys = config.num_hidden_layers + 1, int(batch.positions[row]) + 1
+        scores_shape = (len(layers), config.num_attention_heads, keys)
+        need = 4 * (depth * (config.hidden_size + lens * config.vocab_size) + 2 * math.prod(scores_shape))
+        system.check_memory(need, "looking at a token", "look at fewer layers at a time")
+        self._check_memory(batch, kv, need)
+        try:
+            hidden, scores = np.empty((depth, config.hidden_size), np.float32), np.empty(scores_shape, np.float32)
+            logits = np.empty((depth, config.vocab_size), np.float32) if lens else None
+            self.model.inspect(
+                **self._arguments(batch, kv), logits_rows=batch.logits_rows, layers=np.array(layers, np.int32),
+                hidden=hidden, scores=scores, lens=logits,
+            )  # fmt: skip
+        except (MemoryError, RuntimeError) as error:
+            raise _failed(batch, error) from None
+        self._longest = max(self._longest, len(batch.token_ids))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return Inspection(hidden, weights, logits)
 
     def _check_memory(self, batch: Batch, kv: KVStorage | None, result: int) -> None:
         """Raises NotEnoughMemory where a pass that gives `result` bytes does not fit.

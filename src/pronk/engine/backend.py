@@ -27,6 +27,15 @@ Activations = dict[Fed, NDArray[np.float32]]  # what a product is fed, [T, K]
 
 
 @dataclass(frozen=True, eq=False)
+class Inspection:
+    """What `Backend.inspect` shows of one token. L layers, H query heads; float32."""
+
+    hidden: NDArray[np.float32]  # [L + 1, C]: the residual stream before each layer, and after the last
+    attention: NDArray[np.float32]  # [layers asked for, H, position + 1]: weights over the text up to the token
+    lens: NDArray[np.float32] | None  # [L + 1, V]: logits that the last norm and the head make of each of `hidden`
+
+
+@dataclass(frozen=True, eq=False)
 class Attached:
     """An adapter that is attached to a backend, as long as anybody holds this. 0: none."""
 
@@ -125,3 +134,12 @@ class Backend(Protocol):
         """What each product is fed, of all rows; a pass like any other, whose logits nobody wants. Raises BadRequest
         where the engine does not show it."""
         raise BadRequest(f"the {self.engine} engine does not show its activations")
+
+    def inspect(
+        self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
+    ) -> Inspection:
+        """Of the one row of the batch that wants logits; a pass like any other. `layers`: whose attention is shown.
+
+        Raises BadRequest where the engine does not show it.
+        """
+        raise BadRequest(f"the {self.engine} engine does not show what is inside")

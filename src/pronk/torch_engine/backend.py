@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -16,12 +16,13 @@ from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
-from pronk.engine.backend import Activations, Backend, KVStorage
+from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
 from pronk.torch_engine import ENGINE, device_memory
+from pronk.torch_engine import inspection
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.adapters import Adapters
 from pronk.torch_engine.batch import TorchBatch
@@ -163,6 +164,15 @@ class TorchBackend(Backend):
         with overheard(self.model) as seen:
             self._logits(every, kv)
         return seen
+
+    @torch.inference_mode()
+    def inspect(
+        self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
+    ) -> Inspection:
+        assert kv is None or isinstance(kv, TorchKV)
+        where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
+        with self._adapters.beside(batch, self.adapter):
+            return inspection.of(self.model, where, kv, layers, lens)
 
     def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         """[R, V] on the device, in the type that they are computed in."""
