@@ -32,6 +32,7 @@ from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
+    from pronk.look import Look
     from pronk.tokenizer import Tokenizer
     from pronk.torch_engine.causal_lm import CausalLM
 
@@ -293,6 +294,34 @@ class LLM:
             blocks = range(-(-(at + len(part)) // BLOCK_SIZE))
             logits[at : at + len(part)] = self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv)
         return logits
+
+    def look(
+        self,
+        text: Prompt | Sequence[Message],
+        *,
+        answer: Prompt | Generation | None = None,
+        top: int = 5,
+        chat_template: str | Path | None = None,
+        adapter: str | None = None,
+    ) -> Look:
+        """What the model makes of each token of a text: how likely it was, what else was likely, what it looks at, and
+        what each layer would have said in its place.
+
+        `text`: a text, token ids, or messages as `chat` takes them; `answer`: what stands behind it, a Generation or ids
+        as they are, or a text. `top`: how many alternatives of each token, at most 100. `chat_template` and `adapter`: as
+        in `chat`. An empty text is the token that begins texts. Nothing is computed before it is asked for. Raises
+        ContextOverflow.
+        """
+        from pronk.look import Look, Reading, Spelling
+
+        attached = self._attached(adapter)
+        given = answer.tokens if isinstance(answer, Generation) else answer
+        template = chat_template or (attached.template if attached and conversation.is_one(text) else None)
+        ids, begun, spelled = self._prompts.whole(text, given, template)
+        return Look(
+            Reading(lambda: self.backend, ids, attached), self.config, Spelling(self._tokenizer),
+            prompt_tokens=begun, top=top, template_text=spelled,
+        )  # fmt: skip
 
     def to_torch(self) -> CausalLM:
         """The same model as a plain torch module in float32, to be trained or taken apart, on the CPU.

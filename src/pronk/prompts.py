@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from pronk.checkpoint.hub import known
 from pronk.checkpoint.tensors import Checkpoint
@@ -42,16 +42,7 @@ class Prompts:
         check_truncate(truncate)
         if params.stop:
             _ = self.tokenizer  # stop strings are text: without a tokenizer there is none to look in
-        if not isinstance(prompt, str):
-            ids = checked_ids(prompt, self._checkpoint.config.vocab_size)
-        elif prompt:
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = []
-        if not ids:
-            if (bos := self._bos()) is None:
-                raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
-            ids = [bos]
+        ids = self._begun(self._ids(prompt))
         limit = self._ctx_size - 1  # room for one new token
         if len(ids) <= limit:
             return ids, 0
@@ -59,6 +50,35 @@ class Prompts:
             raise ContextOverflow(len(ids), limit)
         keep = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
         return cut(ids, keep, truncate, self._bos()), len(ids) - keep
+
+    def whole(
+        self, text: Prompt | Sequence[Message], answer: Prompt | None, chat_template: str | Path | None
+    ) -> tuple[list[int], int, str | None]:
+        """Of a text and what follows it: token ids that fit the context, how many of them are the text's, and what the
+        chat template made of it, where it is a conversation.
+
+        An answer that is a text is cut into tokens as it is where it stands, unless the text's last token would change.
+        """
+        spelled = None
+        if conversation.is_one(text):
+            checked = conversation.checked(cast(Sequence[Message], text))
+            spelled = self.template(chat_template).render(checked)
+            ids = self.tokenizer.encode(spelled, bos=False)
+        elif chat_template is not None:
+            raise BadRequest("a chat template is for messages; this is a text, or token ids")
+        else:
+            ids = self._ids(cast(Prompt, text))
+        if not isinstance(answer, str):
+            after = [] if answer is None else checked_ids(answer, self._checkpoint.config.vocab_size)
+        else:
+            before = spelled if spelled is not None else text if isinstance(text, str) else self.tokenizer.decode(ids)
+            both = self.tokenizer.encode(before + answer, bos=False if spelled is not None else None) if answer else ids
+            alike = both[: len(ids)] == ids
+            after = both[len(ids) :] if alike else self.tokenizer.encode(answer, bos=False)
+        ids = self._begun(ids)
+        if len(ids) + len(after) > self._ctx_size:
+            raise ContextOverflow(len(ids) + len(after), self._ctx_size, "the text")
+        return [*ids, *after], len(ids), spelled
 
     def asked(self, prompt: Prompt, chat: bool, system: str | None, template: Path | None = None) -> Prompt:
         """As the chat template asks it, where it is to."""
@@ -89,6 +109,19 @@ class Prompts:
             return encode(checked), 0
         longest = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)
         return conversation.without_oldest(checked, encode, longest)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return checked_ids(prompt, self._checkpoint.config.vocab_size)
+        return self.tokenizer.encode(prompt) if prompt else []
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """An empty text begins with the token that begins texts. Raises BadRequest where there is none."""
+        if ids:
+            return ids
+        if (bos := self._bos()) is None:
+            raise BadRequest("the prompt is empty, and this model has no token to begin a text with")
+        return [bos]
 
     def template(self, chat_template: str | Path | None) -> ChatTemplate:
         from pronk.tokenizer import chat

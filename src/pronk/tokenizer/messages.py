@@ -31,6 +31,11 @@ def conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> tup
     return [given], False  # type: ignore[list-item]
 
 
+def is_one(given: object) -> bool:
+    """Whether it is messages, rather than a text or token ids."""
+    return _is_list(given) and bool(given) and isinstance(given[0], Mapping)  # type: ignore[index]
+
+
 def check_overflow(overflow: Overflow) -> None:
     if overflow not in get_args(Overflow):
         raise BadRequest(f"overflow must be {' or '.join(map(repr, get_args(Overflow)))}, not {short(overflow)}")

@@ -21,8 +21,7 @@ from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
-from pronk.torch_engine import ENGINE, device_memory
-from pronk.torch_engine import inspection
+from pronk.torch_engine import ENGINE, device_memory, inspection
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.adapters import Adapters
 from pronk.torch_engine.batch import TorchBatch
