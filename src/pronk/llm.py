@@ -307,10 +307,10 @@ class LLM:
         """What the model makes of each token of a text: how likely it was, what else was likely, what it looks at, and
         what each layer would have said in its place.
 
-        `text`: a text, token ids, or messages as `chat` takes them; `answer`: what stands behind it, a Generation or ids
-        as they are, or a text. `top`: how many alternatives of each token, at most 100. `chat_template` and `adapter`: as
-        in `chat`. An empty text is the token that begins texts. Nothing is computed before it is asked for. Raises
-        ContextOverflow.
+        `text`: a text, token ids, or messages as `chat` takes them; `answer`: what stands behind it, a Generation or
+        ids as they are, or a text. `top`: how many alternatives of each token, at most 100. `chat_template` and
+        `adapter`: as in `chat`. An empty text is the token that begins texts. Nothing is computed before it is asked
+        for. Raises ContextOverflow.
         """
         from pronk.look import Look, Reading, Spelling
 

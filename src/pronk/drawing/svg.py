@@ -94,7 +94,7 @@ class Drawing:
         self._add("polyline", kind, style, points=_path(points))
 
     def area(self, points: Sequence[tuple[float, float]], fill: str, opacity: float = 1, kind: str = "area") -> None:
-        style = f"fill: {fill}" + f"; fill-opacity: {opacity:.3g}" * (opacity < 1)
+        style = f"fill: {fill}" + f"; fill-opacity: {opacity:g}" * (opacity < 1)
         self._add("polygon", kind, style, points=_path(points))
 
     def marker(self, x: float, y: float, colour: str, which: int = 0, size: float = 5, kind: str = "point") -> None:

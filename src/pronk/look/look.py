@@ -47,9 +47,9 @@ class Look:
     """A text of T tokens, as `LLM.look` gives it.
 
     Nothing is computed before it is asked for; then the text is read once, through a KV cache of its own, which is kept
-    as long as this is. Arrays have a place for each token; in the first, which nothing predicted, they have NaN (ranks 0).
-    Layers are counted from 0, heads too. Safe to use from any thread. What the model computes raises PronkError: where it
-    was closed, where memory does not suffice, or where its logits are not numbers.
+    as long as this is. Arrays have a place for each token; in the first, which nothing predicted, they have NaN (ranks
+    0). Layers and heads are counted from 0. Any thread may use it. What is computed raises PronkError where the model
+    was closed, where memory does not suffice, and where its logits are not numbers; arguments raise BadRequest.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pictures of a Look and of a Lens: a text whose tokens are coloured, and a table of what each layer would have said."""
+"""Pictures of a Look and of a Lens: a text whose tokens are coloured, and what each layer would have said."""
 
 from __future__ import annotations
 
@@ -44,24 +44,27 @@ def of_attention(look: Look, weights: np.ndarray, token: int, layer: int, head: 
 
 
 def of_lens(lens: Lens) -> str:
-    """The last layer on top."""
+    """The last layer on top. Right of a layer is the rank that it gave the token that came."""
     rows, k = lens.ids.shape
-    k = min(k, 8)
+    k, beside = min(k, 8), 76.0 if lens.came is not None else 0.0
     drawing, left = Drawing(0), 96.0
-    width = (WIDTH - left - _EDGE) / k
-    came = "" if lens.came is None else f", where {_shown(lens.spelling.piece(lens.came))!r} came"
-    drawing.text(
-        _EDGE, 22, fitted(f"in place of token {lens.token}{came}", WIDTH - 2 * _EDGE, bold=True), "start", bold=True
-    )
+    width = (WIDTH - left - beside - _EDGE) / k
+    came = "" if lens.came is None else f', where "{_alone(lens.spelling.piece(lens.came))}" came'
+    title = fitted(f"in place of token {lens.token}{came}", WIDTH - 2 * _EDGE - 60, bold=True)
+    drawing.text(_EDGE, 22, title, "start", bold=True)
+    if lens.came is not None:
+        drawing.text(WIDTH - _EDGE, 22, "its rank", "end", size=SMALL, fill=SOFT)
     y = _LEAD
     pieces = lens.pieces
     for row in reversed(range(rows)):
         drawing.text(left - 10, y + 14, f"layer {row - 1}" if row else "embedding", "end", size=SMALL, fill=SOFT)
+        if lens.came is not None:
+            drawing.text(WIDTH - _EDGE, y + 14, f"{lens.came_ranks[row]:,}", "end", size=SMALL, fill=SOFT)
         for place in range(k):
             share, x = float(lens.probabilities[row, place]), left + place * width
             _box(drawing, x + 1, y, width - 2, _LENS, share)
-            drawing.text(x + 6, y + 14, fitted(_shown(pieces[row][place]), width - 48, SMALL), "start", size=SMALL)
-            drawing.text(x + width - 6, y + 14, f"{share:.0%}", "end", size=SMALL, fill=SOFT)
+            drawing.text(x + 6, y + 14, fitted(_alone(pieces[row][place]), width - 48, SMALL), "start", size=SMALL)
+            drawing.text(x + width - 6, y + 14, f"{share:.0%}", "end", size=SMALL)
             if lens.came == lens.ids[row, place]:
                 drawing.line([(x + 2, y + _BOX - 1), (x + width - 2, y + _BOX - 1)], _LENS, 2, kind="came")
         y += _BOX + 2
@@ -85,8 +88,8 @@ def table(look: Look) -> str:
             "" if value is None else number(value)
             for value in (token.probability, token.bits, token.entropy, token.rank)
         ]
-        others = ", ".join(f"{_shown(a.piece)!r} {a.probability:.1%}" for a in token.alternatives)
-        cells = [str(index), repr(_shown(token.piece)), *told, others]
+        others = ", ".join(f"{_alone(a.piece)} {a.probability:.1%}" for a in token.alternatives)
+        cells = [str(index), _alone(token.piece), *told, others]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     heads = ("token", "piece", "probability", "bits", "entropy", "rank", "likeliest")
     head = "".join(f"<th>{name}</th>" for name in heads)
@@ -133,9 +136,15 @@ def _legend(drawing: Drawing, title: str, colour: str, scale: Sequence[tuple[str
 
 
 def _box(drawing: Drawing, x: float, y: float, w: float, colour: str, shade: float, h: float = _BOX) -> None:
-    opacity = _DARKEST * min(1.0, max(0.0, shade))
+    opacity = round(_DARKEST * min(1.0, max(0.0, shade)), 2)
     if opacity >= 0.01:
         drawing.area([(x, y), (x + w, y), (x + w, y + h), (x, y + h)], colour, opacity, kind="token")
+
+
+def _alone(piece: str) -> str:
+    """By itself: spaces are seen."""
+    shown = _shown(piece)
+    return "␣" * (len(shown) - len(shown.lstrip(" "))) + shown.lstrip(" ")
 
 
 def _shown(piece: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading: one text in a KV cache of its own, whose predictions are read in pieces and whose tokens can be inspected."""
+"""Reading: one text in a KV cache of its own: its predictions, in pieces, and what is inside each of its tokens."""
 
 from __future__ import annotations
 
