@@ -20,7 +20,7 @@ FLOORS = [
     (0, ("errors", "system", "strict_json", "spellings", "terminal")),
     (1, ("config", "formats", "drawing")),
     (1, ("tokenizer.files", "tokenizer.counted_json", "tokenizer.source", "tokenizer.vocabulary")),
-    (4, ("engine.scheduler",)),
+    (4, ("engine.scheduler", "look")),
     (2, ("checkpoint", "tokenizer", "engine")),
     (3, ("torch_engine", "cpu_engine")),
     (6, ("train.runs",)),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model.h"
+#include "probe.h"
 #include "test.h"
 #include "test_random.h"
 
@@ -151,6 +152,15 @@ std::vector<float> all_passes(Format format, int threads) {
         const Taps taps{qkv.data(), o.data(), gate_up.data(), down.data(), head.data()};
         CHECK(test.model.tap(batch.view(), kv, taps, kNever));
         for (const auto* tapped : {&qkv, &o, &gate_up, &down, &head}) append(*tapped);
+        const TestBatch last({{0, tokens, {4}, 1}});
+        const size_t rows = kConfig.num_hidden_layers + 1;
+        std::vector<float> hidden(rows * kConfig.hidden_size), lens(rows * kConfig.vocab_size);
+        std::vector<float> scores(2 * kConfig.num_attention_heads * tokens);
+        const Probe probe{hidden.data(), lens.data(), scores.data(), {1, -1, 0}, static_cast<size_t>(tokens)};
+        CHECK(test.model.inspect(last.view(), kv, probe, kNever));
+        const std::vector<float> logits = forward(test.model, kv, last);
+        CHECK(std::memcmp(lens.data() + (rows - 1) * kConfig.vocab_size, logits.data(), logits.size() * sizeof(float)) == 0);
+        for (const auto* seen : {&hidden, &lens, &scores}) append(*seen);
     }
     return all;
 }

@@ -25,7 +25,7 @@ from pronk.formats import KV_TYPES
 torch = pytest.importorskip("torch")
 from pronk.torch_engine.backend import TorchBackend  # noqa: E402
 
-# A hidden number is about 4, a sum in float32 off by some parts in 2^24 of it, over two blocks (test_cpu_model's bound).
+# A number is about 4, a sum in float32 off by some parts in 2^24 of it, over two blocks (test_cpu_model's bound).
 TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
 
 

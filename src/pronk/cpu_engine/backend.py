@@ -186,7 +186,8 @@ class CpuBackend(Backend):
         except (MemoryError, RuntimeError) as error:
             raise _failed(batch, error) from None
         self._longest = max(self._longest, len(batch.token_ids))
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # of what is no number
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         return Inspection(hidden, weights, logits)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
+from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest, short
 from pronk.look.lens import Lens
 from pronk.look.predicted import Float64, Int, Predicted
@@ -158,6 +159,8 @@ class Look:
         if head is not None:
             head = whole("head", head, 0, self._config.num_attention_heads - 1)
         seen = self._reading.inspect(token, [layer]).attention[0]  # [H, token + 1]
+        if not np.isfinite(seen).all():
+            raise NotNumbers
         rows = np.zeros((len(seen), len(self)), np.float32)
         rows[:, : token + 1] = seen
         return rows if head is None else rows[head]

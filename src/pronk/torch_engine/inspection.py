@@ -16,7 +16,7 @@ from pronk.engine.backend import Inspection
 from pronk.torch_engine.attention import attention_weights
 from pronk.torch_engine.batch import Rows, TorchBatch
 from pronk.torch_engine.kv import LayerKV, TorchKV
-from pronk.torch_engine.model import Attention, Llama
+from pronk.torch_engine.model import Attention, Block, Llama
 
 
 def of(model: Llama, batch: TorchBatch, kv: TorchKV | None, layers: Sequence[int], lens: bool) -> Inspection:
@@ -29,6 +29,7 @@ def of(model: Llama, batch: TorchBatch, kv: TorchKV | None, layers: Sequence[int
     rope = model.model.rope(batch.positions, batch.furthest)
     stream = []
     for number, layer in enumerate(model.model.layers):
+        assert isinstance(layer, Block)
         stream.append(x[row])
         cache = kv.layers[number] if kv else None
         after = layer(x, rope, batch, cache)
