@@ -31,7 +31,7 @@ from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, shor
 GROUPS = {
     "Run": ("generate", "chat", "serve"),
     "Inspect and measure": (
-        "inspect", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
+        "inspect", "look", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
     ),
     "Train": ("pretrain", "finetune", "dpo"),
     "Files": ("merge", "convert", "quantize", "pull", "list"),
