@@ -103,6 +103,16 @@ def test_looking_inside(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names["logits"].shape == (24, 259)
 
 
+def test_looking_inside_a_text(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run("look-inside.md")
+    tokens = len("The llama lives in the Andes. The capital of France is Paris. Llamas eat telephones.")
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines[:tokens]] == list(range(tokens))
+    assert names["weights"].shape == (8, tokens)
+    assert [line.split()[0] for line in lines[-3:]] == ["-1", "0", "1"]
+    assert "head 5" in names["picture"]
+
+
 def test_the_first_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run("tutorials/first-steps.md")
     assert [len(answer.tokens) for answer in names["answers"]] == [8, 8]
