@@ -91,6 +91,7 @@ def command(
         behind = llm.generate(given, chat=chat, max_new_tokens=max_new_tokens)
     seen = llm.look(asked, answer=behind, top=top)
     told: dict[str, Any] = {"model": model, **(seen.to_dict() if as_json else {})}
+    rows: list[tuple[str, ...]]
     drawn, shown = None, ""
     if token is not None and lens:
         through = seen.lens(token, top)
