@@ -18,11 +18,11 @@ SRC = ROOT / "src" / "pronk"
 # The first prefix that matches a module gives its floor. A module imports its own floor's room, and floors below.
 FLOORS = [
     (0, ("errors", "system", "strict_json", "spellings", "terminal")),
-    (1, ("config", "formats", "drawing")),
+    (1, ("config", "formats", "drawing", "limited")),
     (1, ("tokenizer.files", "tokenizer.counted_json", "tokenizer.source", "tokenizer.vocabulary")),
     (4, ("engine.scheduler", "look")),
     (2, ("checkpoint", "tokenizer", "engine")),
-    (3, ("torch_engine", "cpu_engine")),
+    (3, ("torch_engine", "cpu_engine", "grammar")),
     (6, ("train.runs",)),
     (5, ("prompts", "engines", "session", "llm", "loading", "train")),
     (6, ("measure", "serve")),

@@ -1,43 +1,23 @@
 """Renderer: a process that runs chat templates, kept from one to the next, within a limit of time and one of memory.
 
-A template can make any amount of work out of little: what it will cost is not reckoned but bounded, from outside. The
-process is started when the first template is compiled (about 60 ms, most of it for importing Jinja) and remembers
-what it compiled; a render then costs a tenth of a millisecond besides its own work. sandbox.py is the process's end.
+It is started when the first template is compiled (about 60 ms, most of it for importing Jinja) and remembers what it
+compiled; a render then costs a tenth of a millisecond besides its own work. sandbox.py is what it does.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import BadRequest, PronkError, os_problem
-
-SECONDS = 2.0  # of the processor, for one template: on a busy machine the clock's say little
-MEMORY = 400 << 20  # bytes of the process, of which it needs 30 MB for itself
-
-_NO_PROCESS = "chat templates run in a process of their own, and none can be started"
-_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+from pronk.errors import BadRequest
+from pronk.limited.process import MEMORY, SECONDS, LimitedProcess
 
 
-class Renderer:
-    """Safe to share among threads, which wait for each other; a child of a fork starts a process of its own."""
-
+class Renderer(LimitedProcess):
     def __init__(self, seconds: float = SECONDS, memory: int = MEMORY) -> None:
-        self.seconds, self.memory = seconds, memory
-        self.watched = sys.platform == "darwin"  # where no limit of memory is kept by the system
-        self.process: subprocess.Popen[bytes] | None = None
-        self._ready = False
-        self._lock = threading.Lock()
+        super().__init__(Path(__file__).with_name("sandbox.py"), "the template", "chat templates", seconds, memory)
 
     def ask(self, source: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Compile a template, and with `given` render it: {"text": ...}, or {} where it was only compiled.
@@ -49,111 +29,7 @@ class Renderer:
             request = json.dumps([source, given], ensure_ascii=False, default=_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadRequest(f"a chat template takes what JSON can hold: {error}") from None
-        with self._lock:
-            try:
-                if self.process is None or self.process.poll() is not None:
-                    self._start()
-                self._await_ready()
-                answer = self._exchange(request.encode("utf-8", "surrogatepass") + b"\n")
-            except BaseException:  # an interrupt, perhaps: the answer would be taken for the next one's
-                self._end()
-                raise
-            if answer.pop("spent", False):
-                self._end()
-        return answer
-
-    def start(self) -> None:
-        """What `ask` would do first, without waiting for it: for those who have something else to do meanwhile."""
-        with self._lock:
-            if self.process is None:
-                self._start()
-
-    def close(self) -> None:
-        with self._lock:
-            self._end()
-
-    def forget(self) -> None:
-        """In the child of a fork: the process is the parent's, and is not to wait for this one's end too."""
-        process, self.process, self._ready, self._lock = self.process, None, False, threading.Lock()
-        if process is not None:
-            process.returncode = 0
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None and not pipe.closed:
-                    os.dup2(nothing, pipe.fileno(), inheritable=False)  # nothing half-written reaches the other
-                    pipe.close()
-            os.close(nothing)
-
-    def _start(self) -> None:
-        self._end()
-        # Isolated, so that no file in the current folder can pass for a library; what this process finds it finds too.
-        program = [sys.executable or "python", "-I", "-S", str(Path(__file__).with_name("sandbox.py"))]
-        limits = [str(self.seconds), str(self.memory)]
-        try:
-            # In a session of its own: Ctrl-C is this process's business. In the C locale, whose files take no memory.
-            self.process = subprocess.Popen(
-                [*program, *limits, *filter(None, sys.path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                bufsize=1 << 20, env={**os.environ, "LC_ALL": "C"}, start_new_session=True, creationflags=_FLAGS,
-            )  # fmt: skip
-        except OSError as error:
-            raise PronkError(f"{_NO_PROCESS}: {os_problem(error)}") from None
-
-    def _await_ready(self) -> None:
-        assert self.process
-        assert self.process.stdout
-        self._ready = self._ready or self.process.stdout.readline() == b"ready\n"
-        if not self._ready:
-            raise PronkError(f"{_NO_PROCESS}: it {self._how_it_ended()}")
-
-    def _exchange(self, request: bytes) -> dict[str, Any]:
-        assert self.process
-        assert self.process.stdin
-        assert self.process.stdout
-        with suppress(OSError):  # that it ended is seen below
-            self.process.stdin.write(request)
-            self.process.stdin.flush()
-        if self.watched and not self._stays_small():
-            return {"broken": f"the template takes more than {self.memory >> 20} MB", "spent": True}
-        line = self.process.stdout.readline()
-        if line.endswith(b"\n"):
-            answer: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
-            return answer
-        return {"broken": f"the template {self._how_it_ended()}", "spent": True}
-
-    def _stays_small(self) -> bool:
-        """Whether the process answers, or ends, without being seen to hold more memory than it may."""
-        assert self.process
-        assert self.process.stdout
-        asked = ("ps", "-o", "rss=", "-p", str(self.process.pid))  # KB
-        with selectors.DefaultSelector() as answers:
-            answers.register(self.process.stdout, selectors.EVENT_READ)
-            while not answers.select(0.02):
-                held = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
-                if int(held.strip() or 0) << 10 > self.memory:
-                    return False
-        return True
-
-    def _how_it_ended(self) -> str:
-        assert self.process
-        assert self.process.stderr
-        self.process.kill()
-        code = self.process.wait()
-        if code == -getattr(signal, "SIGPROF", 0):
-            return f"takes more than {self.seconds:g} s"
-        last = self.process.stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
-        return ": ".join([f"made its process end with {f'signal {-code}' if code < 0 else f'exit code {code}'}", *last])
-
-    def _end(self) -> None:
-        """By force: it has nothing to lose, and works for nobody."""
-        process, self.process, self._ready = self.process, None, False
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                with suppress(OSError):  # a request that was not taken
-                    if pipe:
-                        pipe.close()
+        return self.request(request)
 
 
 def _plain(value: object) -> object:
@@ -163,6 +39,3 @@ def _plain(value: object) -> object:
 
 
 shared = Renderer()
-atexit.register(lambda: shared.close())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: shared.forget())

@@ -1,24 +1,18 @@
-"""The process in which chat templates run: it limits itself, then answers a line of JSON with a line of JSON.
+"""What the process does in which chat templates run: it answers a line of JSON with a line of JSON.
 
-renderer.py starts this file as a program. Jinja's immutable sandbox keeps a template away from Python;
-the system keeps the process within its time and memory. Nothing here imports pronk: to start it is to import Jinja.
+renderer.py has it started. Jinja's immutable sandbox keeps a template away from Python; the system keeps the process
+within its time and memory. Nothing here imports pronk: to start it is to import Jinja.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path += sys.argv[3:]  # the caller's: this process is started without any
 
 from jinja2 import Template, Undefined, nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
@@ -129,97 +123,15 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def _answer(line: bytes) -> bytes:
+def answer(line: bytes) -> bytes:
     begun = time.process_time()
     try:
         source, given = json.loads(line.decode("utf-8", "surrogatepass"))
     except RecursionError:
         return json.dumps({"refused": "the messages are nested too deeply"}).encode() + b"\n"
-    answer = _compile(source)
-    if isinstance(answer, Template):
-        answer = {} if given is None else _render(answer, given, (8 << 20) + 16 * len(line))
+    made = _compile(source)
+    if isinstance(made, Template):
+        made = {} if given is None else _render(made, given, (8 << 20) + 16 * len(line))
     if time.process_time() - begun > _WORTH_KEEPING:
-        answer["spent"] = True
-    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-
-
-if sys.platform == "win32":
-    import ctypes
-    from ctypes import wintypes
-
-    class _JobLimits(ctypes.Structure):  # JOBOBJECT_EXTENDED_LIMIT_INFORMATION
-        _fields_ = [
-            ("process_time", ctypes.c_longlong), ("job_time", ctypes.c_longlong), ("flags", wintypes.DWORD),
-            ("least_set", ctypes.c_size_t), ("most_set", ctypes.c_size_t), ("processes", wintypes.DWORD),
-            ("affinity", ctypes.c_size_t), ("priority", wintypes.DWORD), ("scheduling", wintypes.DWORD),
-            ("io", ctypes.c_ulonglong * 6), ("memory", ctypes.c_size_t), ("job_memory", ctypes.c_size_t),
-            ("peak", ctypes.c_size_t), ("job_peak", ctypes.c_size_t),
-        ]  # fmt: skip
-
-    class _Limits:
-        """A job object: what passes its memory fails, and over its time the process ends."""
-
-        def __init__(self, seconds: float, memory: int) -> None:
-            self.seconds, self.limits = seconds, _JobLimits(flags=0x102, memory=memory)  # of a process: time, memory
-            self.kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-            self.kernel.CreateJobObjectW.restype = wintypes.HANDLE
-            self.job = wintypes.HANDLE(self.kernel.CreateJobObjectW(None, None))
-            self._set(1e6)
-            if not self.kernel.AssignProcessToJobObject(self.job, wintypes.HANDLE(-1)):
-                raise ctypes.WinError(ctypes.get_last_error())
-
-        def _set(self, seconds: float) -> None:
-            self.limits.process_time = int((os.times().user + seconds) * 1e7)
-            size = ctypes.sizeof(self.limits)
-            if not self.kernel.SetInformationJobObject(self.job, 9, ctypes.byref(self.limits), size):
-                raise ctypes.WinError(ctypes.get_last_error())
-
-        def __enter__(self) -> None:
-            self._set(self.seconds)
-
-        def __exit__(self, *_: object) -> None:
-            self._set(1e6)
-
-else:
-    import resource
-
-    class _Limits:
-        """What passes its memory fails, and over its time (the processor's) SIGPROF ends the process."""
-
-        def __init__(self, seconds: float, memory: int) -> None:
-            self.seconds = seconds
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            if sys.platform != "darwin":  # which counts what it never uses; renderer.py watches there
-                most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-                resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-
-        def __enter__(self) -> None:
-            signal.setitimer(signal.ITIMER_PROF, self.seconds)
-
-        def __exit__(self, *_: object) -> None:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _serve(seconds: float, memory: int) -> None:
-    """Until the caller closes the pipe."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    short = json.dumps({"broken": f"the template takes more than {memory >> 20} MB", "spent": True}).encode() + b"\n"
-    limits = _Limits(seconds, memory)
-    answers.write(b"ready\n")
-    answers.flush()
-    while line := requests.readline():
-        with limits:
-            try:
-                answer = _answer(line)
-            except MemoryError:
-                answer = short
-        answers.write(answer)
-        answers.flush()
-        line = answer = b""  # nothing is held while waiting
-
-
-if __name__ == "__main__":
-    _serve(float(sys.argv[1]), int(sys.argv[2]))
+        made["spent"] = True
+    return json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

@@ -1,0 +1,1 @@
+"""Work of hostile input, in processes within limits that the system keeps."""
