@@ -14,6 +14,7 @@ import numpy as np
 
 from pronk.engine.events import Found, Hypothesis, Savings
 from pronk.engine.filters import Float32
+from pronk.engine.grammar import allowed_next
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.sampling import NotNumbers, penalize
@@ -72,12 +73,12 @@ class BeamSearch:
         return wanted or [(part, 1) for part in self.parts]
 
     def choose(self, logits: Float32) -> Step:
-        """The next tokens of all beams, from logits [parts, V]. Changes nothing. Raises NotNumbers."""
+        """The next tokens of all beams, from logits [parts, V]. Changes nothing. Raises NotNumbers and Ungrammatical."""
         request, params = self.request, self.request.params
         length, max_new = self.step + 1, request.max_tokens - request.prompt_tokens
         scores = np.stack(
             [
-                score + penalize(_log_softmax(row), params, part.tokens, part.tokens[request.prompt_tokens :])
+                score + penalize(_allowed(part, _log_softmax(row)), params, part.tokens, part.tokens[request.prompt_tokens :])
                 for score, part, row in zip(self.scores, self.parts, logits, strict=True)
             ]
         )  # [parts, V], float32 as transformers adds them up
@@ -87,6 +88,8 @@ class BeamSearch:
         for rank, index in enumerate(_best(scores.reshape(-1), width)):
             parent, token = divmod(int(index), scores.shape[1])
             score = scores[parent, token]
+            if score == -np.inf:  # what no grammar lets follow
+                break
             if token not in request.stop_ids and length < max_new:
                 beams.append((parent, token, score))
             elif rank < params.num_beams:  # an ending that is not among the best is dropped
@@ -112,6 +115,14 @@ class BeamSearch:
         for part in old:
             part.table.free()
         return None
+
+
+def _allowed(part: Sequence, scores: Float32) -> Float32:
+    """Scores [V] with -inf for what its grammar does not let follow; they stay what the model gave, as in transformers'
+    `prefix_allowed_tokens_fn`."""
+    if part.request.grammar is None:
+        return scores
+    return np.where(allowed_next(part.matched(part.request.grammar), part.request.stop_ids), scores, np.float32(-np.inf))
 
 
 def _is_done(finished: list[Hypothesis], best: np.float32, length: int, max_new: int, params: SamplingParams) -> bool:

@@ -29,16 +29,18 @@ class Event:
     top: tuple[tuple[int, float], ...]
     finish_reason: FinishReason | None = None  # of the last token alone
     savings: Savings = field(default_factory=Savings, compare=False)  # up to now: it goes on counting
+    completes: bool = False  # what its grammar asks for: the text ends with this token, which is part of it
 
     @property
     def is_stop_token(self) -> bool:
         """Whether the token is the EOS or stop id that ended the sample, and so no part of the text."""
-        return self.finish_reason == "stop"
+        return self.finish_reason == "stop" and not self.completes
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one sample that cannot go on, which ends no other: its logits are not numbers, or memory ran out."""
+    """The end of one sample that cannot go on, which ends no other: its logits are not numbers, its grammar lets no token
+    follow, or memory ran out."""
 
     request: int
     sample: int

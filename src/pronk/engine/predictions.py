@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pronk.engine.filters import Float32
+from pronk.engine.grammar import Bools
 from pronk.engine.params import SamplingParams
 from pronk.engine.sampling import Sampled, sample
 
@@ -26,6 +27,7 @@ class Predictions:
         history: Sequence[int],
         generated: Sequence[int],
         uniform: float | Callable[[], float],
+        allowed: Bools | None = None,
     ) -> Sampled:
         """See pronk.engine.sampling.sample. Raises NotNumbers."""
-        return sample(self._logits[row], params, history, generated, uniform)
+        return sample(self._logits[row], params, history, generated, uniform, allowed)

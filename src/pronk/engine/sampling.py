@@ -1,6 +1,6 @@
 """From logits to a token: a pure function of the logits, the request's parameters, the tokens so far and one uniform.
 
-In transformers' order: logit bias, repetition penalty, presence and frequency penalty, temperature, and FILTERS, each
+In transformers' order, after what a grammar forbids: logit bias, repetition penalty, presence and frequency penalty, temperature, and FILTERS, each
 on what the one before left. The token is then drawn by inverse CDF in vocabulary order, or as the request's generator
 has it (DRAWS). Temperature 0 takes the likeliest token after the penalties and draws nothing. Reported
 log-probabilities are the model's own, before any filter.
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk.engine.filters import Float32, Ids, exponentials, survivors, top_k
+from pronk.engine.grammar import Bools
 from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
 
@@ -35,6 +36,7 @@ class Sampled:
     token: int
     logprob: float | None = None  # None where none were asked for
     top: tuple[tuple[int, float], ...] = ()  # the likeliest (token, logprob), best first
+    completes: bool = False  # what its grammar asks for, so that nothing can follow
 
 
 def sample(
@@ -43,13 +45,16 @@ def sample(
     history: Sequence[int],
     generated: Sequence[int],
     uniform: float | Callable[[], float],
+    allowed: Bools | None = None,
 ) -> Sampled:
     """The next token from logits [V].
 
     `history` is the prompt and what was generated, `generated` the latter alone. `uniform` is a number in [0, 1), or a
-    function that gives it, called only where one is needed. Raises NotNumbers.
+    function that gives it, called only where one is needed. `allowed` [V], at least one True: no other token can be
+    drawn. Raises NotNumbers.
     """
-    scores = penalize(logits, params, history, generated)
+    scores = logits if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
+    scores = penalize(scores, params, history, generated)
     token = int(scores.argmax())
     if not math.isfinite(scores[token]):
         raise NotNumbers

@@ -11,6 +11,7 @@ from pronk.engine.backend import Backend
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.beam import BeamSearch, Step
 from pronk.engine.events import Counters, Event, Failure, Outcome
+from pronk.engine.grammar import Grammar, Ungrammatical
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Entry, Planner
 from pronk.engine.predictions import Predictions
@@ -18,7 +19,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
 from pronk.engine.sequence import Request, Sequence
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, PronkError
 
 
 class Scheduler:
@@ -92,10 +93,12 @@ class Scheduler:
         seed: int,
         eos_ids: Collection[int],
         adapter: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does.
 
-        `adapter`: one that is attached to the backend, 0 for none, None for what it answers with by itself.
+        `adapter`: one that is attached to the backend, 0 for none, None for what it answers with by itself. `grammar`:
+        what its texts are to follow.
         """
         params.check_prompt(prompt_ids, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
@@ -105,14 +108,21 @@ class Scheduler:
             raise BadRequest(f"num_beams={params.num_beams} exceed the {self._max_batch_tokens} tokens of one pass")
         if adapter and adapter not in self._backend.attached:
             raise BadRequest(f"there is no adapter of the number {adapter!r}")
+        stop_ids = params.stop_ids(eos_ids)
+        if grammar:
+            if grammar.vocab_size != (known := self._backend.config.vocab_size):
+                raise BadRequest(f"the grammar is of {grammar.vocab_size} tokens, and the model knows {known}")
+            if params.num_beams > 1 and not stop_ids:
+                raise BadRequest("a beam that is to follow a grammar needs a token that ends it; leave ignore_eos out")
         return Request(
             id=number,
             params=params,
             prompt_tokens=len(prompt_ids),
             max_tokens=min(len(prompt_ids) + params.max_new_tokens, self._max_tokens),
-            stop_ids=params.stop_ids(eos_ids),
+            stop_ids=stop_ids,
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
             adapter=self._backend.adapter if adapter is None else adapter,
+            grammar=grammar,
         )
 
     def enqueue(self, request: Request, prompt_ids: list[int]) -> Entry:
@@ -144,8 +154,8 @@ class Scheduler:
     def step(self) -> list[Outcome]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
 
-        A sequence that cannot go on (its logits are not numbers, or memory lacks even for it alone) ends in a Failure
-        for each of its samples, and no other is touched.
+        A sequence that cannot go on (its logits are not numbers, its grammar lets no token follow, or memory lacks even
+        for it alone) ends in a Failure for each of its samples, and no other is touched.
         """
         settled, self.settled = self.settled, False
         runs = self._plan.next()
@@ -160,7 +170,7 @@ class Scheduler:
                 self.settled = False
                 for entry in self._plan.running:
                     for part in entry.parts:
-                        part.table.free()
+                        part.forget()
                 self.settled = True
                 raise
             self.settled = False
@@ -191,12 +201,15 @@ class Scheduler:
 
     def _draw(
         self, runs: list[tuple[Sequence, Run]], predictions: Predictions
-    ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[BeamSearch, Step], dict[Entry, NotNumbers]]:
+    ) -> tuple[dict[Sequence, list[list[Sampled]]], dict[BeamSearch, Step], dict[Entry, PronkError]]:
         """The next tokens of each sample of each sequence whose run gives logits, and of beams; or why there are none.
 
         Changes nothing.
         """
-        drawn, steps, spoilt, at = {}, {}, {}, 0
+        drawn: dict[Sequence, list[list[Sampled]]] = {}
+        steps: dict[BeamSearch, Step] = {}
+        spoilt: dict[Entry, PronkError] = {}
+        at = 0
         for sequence, run in runs:
             if run.logits == "none" or sequence.search in steps or sequence.search in spoilt:
                 continue
@@ -207,7 +220,7 @@ class Scheduler:
                     steps[search] = search.choose(predictions.logits(at, rows))
                 else:
                     drawn[sequence] = sequence.draw(predictions, at, draft)
-            except NotNumbers as error:
+            except (NotNumbers, Ungrammatical) as error:
                 spoilt[search or sequence] = error
             at += rows
         return drawn, steps, spoilt
@@ -244,7 +257,8 @@ class Scheduler:
         if self._kv:
             sequence.table.truncate(len(sequence.tokens) - 1)  # to what was confirmed of a draft
         reason: FinishReason | None = None
-        if drawn[-1].token in request.stop_ids:
+        completes = drawn[-1].completes
+        if drawn[-1].token in request.stop_ids or completes:
             reason = "stop"
         elif len(sequence.tokens) >= request.max_tokens:
             reason = "length"
@@ -254,7 +268,7 @@ class Scheduler:
         events = [
             Event(request.id, index, n, s.token, s.logprob, s.top, None, savings) for n, s in enumerate(drawn, first)
         ]
-        events[-1].finish_reason = reason
+        events[-1].finish_reason, events[-1].completes = reason, completes
         return events
 
     def _count(self, runs: list[tuple[Sequence, Run]], drawn: dict[Sequence, list[list[Sampled]]]) -> None:

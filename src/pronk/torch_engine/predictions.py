@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import Tensor
 
 from pronk.engine.filters import Float32
+from pronk.engine.grammar import Bools
 from pronk.engine.params import SamplingParams
 from pronk.engine.predictions import Predictions
 from pronk.engine.sampling import NotNumbers, Sampled
@@ -27,9 +28,10 @@ class TorchPredictions(Predictions):
         history: Sequence[int],
         generated: Sequence[int],
         uniform: float | Callable[[], float],
+        allowed: Bools | None = None,
     ) -> Sampled:
-        if not params.takes_likeliest:
-            return self._here.sample(row, params, history, generated, uniform)
+        if allowed is not None or not params.takes_likeliest:
+            return self._here.sample(row, params, history, generated, uniform, allowed)
         token, is_number = self._likeliest[row]
         if not is_number:
             raise NotNumbers
