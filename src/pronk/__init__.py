@@ -8,18 +8,20 @@ if TYPE_CHECKING:
 
     from pronk.config import ModelConfig
     from pronk.engine.params import SamplingParams
+    from pronk.grammar.structure import Structure
     from pronk.llm import LLM
     from pronk.loading import load
     from pronk.train.runs import dpo, finetune, pretrain
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "ModelConfig", "SamplingParams", "__version__", "dpo", "finetune", "load", "pretrain"]
+__all__ = ["LLM", "ModelConfig", "SamplingParams", "Structure", "__version__", "dpo", "finetune", "load", "pretrain"]
 
 _HOMES = {
     "LLM": "pronk.llm",
     "load": "pronk.loading",
     "ModelConfig": "pronk.config.model_config",
     "SamplingParams": "pronk.engine.params",
+    "Structure": "pronk.grammar.structure",
     "finetune": "pronk.train.runs",
     "dpo": "pronk.train.runs",
     "pretrain": "pronk.train.runs",

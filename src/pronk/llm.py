@@ -23,6 +23,7 @@ from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, PronkError
+from pronk.grammar.structure import Structure
 from pronk.prompts import Prompt, Prompts, Truncate, as_list, checked_ids
 from pronk.session import Session
 from pronk.tokenizer import messages as conversation
@@ -33,6 +34,8 @@ from pronk.torch_engine import import_torch
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
     from pronk.look import Look
+    from pronk.engine.grammar import Grammar
+    from pronk.grammar.compiled import CompiledGrammar, Compiler
     from pronk.tokenizer import Tokenizer
     from pronk.torch_engine.causal_lm import CausalLM
 
@@ -69,6 +72,7 @@ class LLM:
         self.adapters: dict[str, Attached] = {}  # by name
         self._dropped: deque[int] = deque()  # numbers of those that nobody holds any more
         self._changes = ""  # what the adapter that it was loaded with changes of all texts
+        self._compiler: Compiler | None = None  # of grammars, once one is asked for
         self._backend: Backend | None = None
         self._sessions: dict[bool, Session] = {}
         self.backend = backend
@@ -147,6 +151,8 @@ class LLM:
         chat: bool = False,
         system: str | None = None,
         adapter: str | None = None,
+        schema: Any = None,
+        structure: Structure | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """One Generation; or a list, prompt by prompt, for several prompts or several samples of one.
@@ -155,16 +161,21 @@ class LLM:
         `adapter`: the name of one that was added, "none" for the model without any; None is the one that it was loaded
         with, if any.
 
+        `schema`: a JSON Schema (a dict, its text, or a model of pydantic's) that every text is to follow; `structure`:
+        another form, see Structure. Texts end when they are whole, and are cut short by `max_new_tokens` alone (their
+        finish_reason is then "length"). Raises BadRequest where it cannot be followed.
+
         An empty list is no prompts, and gives an empty list; `[[]]` is one of no tokens, which begins as an empty text
         does. `progress` is called with what is being done, how much of it is and how much there is: tokens of the
         prompts, then steps of a beam search.
         """
         prompts, several = as_list(prompt)
         params, attached = SamplingParams.of(params, sampling), self._attached(adapter)
+        grammar = self._grammar(schema, structure)
         prompts = [
             self._prompts.asked(prompt, chat, system, attached.template if attached else None) for prompt in prompts
         ]
-        generations = self._collect(prompts, params, truncate, cache, progress, attached)
+        generations = self._collect(prompts, params, truncate, cache, progress, attached, grammar)
         return generations if several or len(generations) > 1 else generations[0]
 
     def stream(
@@ -178,14 +189,16 @@ class LLM:
         chat: bool = False,
         system: str | None = None,
         adapter: str | None = None,
+        schema: Any = None,
+        structure: Structure | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
-        attached = self._attached(adapter)
+        attached, grammar = self._attached(adapter), self._grammar(schema, structure)
         asked = self._prompts.asked(prompt, chat, system, attached.template if attached else None)
         ids, cut = self._prompts.encode(asked, params, truncate)
-        chunks = session.stream([ids], params, progress=progress, adapter=attached)
+        chunks = session.stream([ids], params, progress=progress, adapter=attached, grammar=grammar)
         return (replace(chunk, truncated_tokens=cut) for chunk in chunks) if cut else chunks
 
     def chat(
@@ -199,6 +212,8 @@ class LLM:
         cache: bool = True,
         progress: Progress | None = None,
         adapter: str | None = None,
+        schema: Any = None,
+        structure: Structure | None = None,
         **sampling: Any,
     ) -> Generation | list[Generation]:
         """The answer to `messages`, each {"role": "system" | "user" | "assistant", "content": text}; or a list of
@@ -206,7 +221,8 @@ class LLM:
         {"type": "text", "text": text} each: they become lines of one text.
 
         `chat_template`: a template file or the name of a built-in one, instead of the checkpoint's own.
-        `adapter`: as in `generate`.
+        `adapter`, `schema`, `structure`: as in `generate`. A model that is held to a schema should be told of
+        it as well: it knows nothing of what holds it.
         `overflow`: what becomes of a conversation that leaves no room for `max_new_tokens` (at most half of the
         context). "drop-oldest" leaves out its oldest turns: a question goes with its answer, the system prompt and the
         last question stay. `truncated_tokens` of the answer says how many tokens went. "error": where it does not
@@ -218,10 +234,10 @@ class LLM:
         several: list[Sequence[Message]]
         several, listed = conversation.conversations(messages)
         params = SamplingParams.of(params, sampling)
-        attached = self._attached(adapter)
+        attached, grammar = self._attached(adapter), self._grammar(schema, structure)
         template = chat_template or (attached.template if attached else None)
         prompts = [self._prompts.of_conversation(one, template, overflow, params) for one in several]
-        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, attached)
+        found = self._collect([ids for ids, _ in prompts], params, truncate, cache, progress, attached, grammar)
         each = len(found) // len(prompts)
         for n, generation in enumerate(found):
             if left_out := prompts[n // each][1]:
@@ -239,6 +255,8 @@ class LLM:
         cache: bool = True,
         progress: Progress | None = None,
         adapter: str | None = None,
+        schema: Any = None,
+        structure: Structure | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk]:
         """The same of one conversation, as it comes."""
@@ -248,7 +266,8 @@ class LLM:
         attached = self._attached(adapter)
         template = chat_template or (attached.template if attached else None)
         ids, left_out = self._prompts.of_conversation(messages, template, overflow, params)
-        chunks = self.stream(ids, params=params, truncate=truncate, cache=cache, progress=progress, adapter=adapter)
+        how: dict[str, Any] = {"truncate": truncate, "cache": cache, "progress": progress, "adapter": adapter}
+        chunks = self.stream(ids, params=params, schema=schema, structure=structure, **how)
         if not left_out:
             return chunks
         return (replace(chunk, truncated_tokens=chunk.truncated_tokens + left_out) for chunk in chunks)
@@ -267,6 +286,22 @@ class LLM:
     def template(self, chat_template: str | Path | None = None) -> str:
         """The source of the template that chats go through. Raises BadRequest where there is none."""
         return self._prompts.template(chat_template).source
+
+    def grammar(self, structure: Structure) -> CompiledGrammar:
+        """What texts of this model follow; `Session.submit` and `stream` take it.
+
+        The last ones compiled are kept. Raises BadRequest, naming what cannot be followed; NoTokenizer; and PronkError
+        where llguidance is not installed. Any thread may call it; it takes milliseconds as a rule, seconds at most.
+        """
+        if self._compiler is None:
+            from pronk.grammar.compiled import Compiler
+
+            self._compiler = Compiler(self.tokenizer, self.config.vocab_size, self.eos_ids)
+        return self._compiler.compile(structure)
+
+    def _grammar(self, schema: Any, structure: Structure | None) -> CompiledGrammar | None:
+        asked = Structure.of(schema, structure)
+        return self.grammar(asked) if asked else None
 
     def logits(self, token_ids: Sequence[int], *, cache: bool = False, chunk: int | None = None) -> NDArray[np.float32]:
         """[T, V] for one text. With `cache`, through the KV cache, `chunk` tokens at a time (1, as in decoding)."""
@@ -430,6 +465,7 @@ class LLM:
         cache: bool,
         progress: Progress | None,
         adapter: Attached | None,
+        grammar: Grammar | None,
     ) -> list[Generation]:
         encoded, session = [], self._session(cache)
         for number, prompt in enumerate(prompts, 1):
@@ -442,7 +478,7 @@ class LLM:
                 raise ContextOverflow(error.prompt_tokens, error.limit, which) from None
         chunks: dict[tuple[int, int], list[Chunk]] = {}
         for chunk in session.stream(
-            [ids for ids, _ in encoded], params, adapter=adapter, whole=True, progress=progress
+            [ids for ids, _ in encoded], params, adapter=adapter, grammar=grammar, whole=True, progress=progress
         ):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]

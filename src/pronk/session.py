@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.engine.batch import PASS_TOKENS
 from pronk.engine.events import Counters, Event, Found, Outcome
 from pronk.engine.generation import Chunk, Stopwatch
+from pronk.engine.grammar import Grammar
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import effective_seed
@@ -171,14 +172,17 @@ class Session:
         *,
         number: int = 0,
         adapter: Attached | None = None,
+        grammar: Grammar | None = None,
     ) -> Handle:
         """Queue a request; the next pass has part in it. Its chunks come from `step`, and say `number`.
 
-        `adapter`: what it is computed with; None: what the backend answers with by itself.
+        `adapter`: what it is computed with; None: what the backend answers with by itself. `grammar`: what its texts
+        follow; one that lets no token follow ends its text with an error.
         Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
         """
         params = params or SamplingParams()
-        handle = self._handle(list(prompt_ids), params, effective_seed(params.seed), number, self._steps, adapter)
+        seed = effective_seed(params.seed)
+        handle = self._handle(list(prompt_ids), params, seed, number, self._steps, adapter, grammar)
         self._arriving.append(handle)
         return handle
 
@@ -210,6 +214,7 @@ class Session:
         params: SamplingParams,
         *,
         adapter: Attached | None = None,
+        grammar: Grammar | None = None,
         whole: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[Chunk]:
@@ -223,7 +228,7 @@ class Session:
         reader, seed = _Reader(whole and not progress), effective_seed(params.seed)
         try:
             for number, prompt in enumerate(prompts):
-                reader.handles.append(self._handle(list(prompt), params, seed, number, reader, adapter))
+                reader.handles.append(self._handle(list(prompt), params, seed, number, reader, adapter, grammar))
             reader.left = len(reader.handles)
             self._arriving.extend(reader.handles)
             read, total = 0, sum(len(handle.prompt) for handle in reader.handles)
@@ -444,6 +449,7 @@ class Session:
         number: int,
         reader: _Reader,
         adapter: Attached | None,
+        grammar: Grammar | None,
     ) -> Handle:
         if self._closed:
             raise PronkError("the session is closed")
@@ -451,7 +457,7 @@ class Session:
         with self._lock:
             scheduler = self._scheduler = self._scheduler or self._new()
         which = adapter.number if adapter else None
-        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, which)
+        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, which, grammar)
         return Handle(prompt, params, seed, request, number, begun, params.samples, reader, adapter=adapter)
 
     def _stream(self, handle: Handle, sample: int) -> TextStream:

@@ -37,6 +37,7 @@ Examples:
   echo "Dear Sir or Madam," | pronk generate -m ./my-model --quantize bf16
   pronk generate --chat --system "Be brief." "What is a llama?"
   pronk generate --num-beams 4 --num-return-sequences 2 "It was"
+  pronk generate --json-schema person.json "Invent a person. "
   pronk generate "The sea is" "The sky is"
   pronk generate -f prompts.txt --each-line --jsonl > answers.jsonl
 
@@ -71,6 +72,7 @@ control characters in the text are shown as visible symbols; files and pipes get
     heading=options.DECODING,
 )  # fmt: skip
 @options.generation_options
+@options.structure_options
 @options.together(
     click.option("--num-beams", type=int, default=1, show_default=True, metavar="N",
                  help="Search with N beams; 1: no beam search."),
@@ -125,10 +127,11 @@ def command(
         raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
     if not chat and prompt_ids is None:
         _note_bare(rest["adapter"])
+    structure = options.structure_of(rest)
     llm, params = options.prepare(model, rest)
     if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
         raise click.UsageError(f"--prompt-ids has {bad[0]}, but the model's are from 0 to {llm.config.vocab_size - 1}")
-    how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
+    how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache, "structure": structure}
     if chat:
         how |= {"chat": True, "system": system}
     shown = ["" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text) for text in texts]

@@ -19,6 +19,7 @@ from pronk.spellings import SAME, ours
 if TYPE_CHECKING:
     from pronk.engine.generation import Chunk, Generation
     from pronk.engine.params import SamplingParams
+    from pronk.grammar.structure import Structure
     from pronk.llm import LLM
 
 DEFAULT_MODEL = "smollm2:135m"
@@ -291,6 +292,41 @@ sampling_options = together(
                  "[default: off]"),
     heading=DECODING,
 )  # fmt: skip
+
+
+def _structure(make: str) -> Callable[[click.Context, click.Parameter, str | None], Structure | None]:
+    """What a callback makes of an option's value by one of Structure's constructors."""
+
+    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Structure | None:
+        if value is None:
+            return None
+        from pronk.grammar.structure import Structure
+
+        made: Structure = getattr(Structure, make)(value if make == "regex" else read_file(value))
+        return made
+
+    return callback
+
+
+structure_options = together(
+    click.option("--json-schema", metavar="FILE", callback=_structure("json_schema"),
+                 help="Write JSON that follows this JSON Schema; - reads it from standard input."),
+    click.option("--regex", metavar="PATTERN", callback=_structure("regex"),
+                 help="Write a text that this regular expression matches as a whole."),
+    click.option("--grammar", metavar="FILE", callback=_structure("grammar"),
+                 help="Write a text of this context-free grammar, in Lark's syntax or in GBNF."),
+    heading="Structured output",
+)  # fmt: skip
+
+
+def structure_of(options: dict[str, Any]) -> Structure | None:
+    """The one that was asked for, taken out of a verb's options."""
+    asked = {name: made for name in ("json_schema", "regex", "grammar") if (made := options.pop(name)) is not None}
+    if len(asked) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise click.UsageError(f"{names} exclude each other")
+    return next(iter(asked.values()), None)
+
 
 generation_options = together(
     click.option("--no-cache", is_flag=True,

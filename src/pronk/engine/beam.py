@@ -73,12 +73,12 @@ class BeamSearch:
         return wanted or [(part, 1) for part in self.parts]
 
     def choose(self, logits: Float32) -> Step:
-        """The next tokens of all beams, from logits [parts, V]. Changes nothing. Raises NotNumbers and Ungrammatical."""
+        """The next tokens of all beams, from logits [parts, V]. Changes nothing. Raises NotNumbers, Ungrammatical."""
         request, params = self.request, self.request.params
         length, max_new = self.step + 1, request.max_tokens - request.prompt_tokens
         scores = np.stack(
             [
-                score + penalize(_allowed(part, _log_softmax(row)), params, part.tokens, part.tokens[request.prompt_tokens :])
+                score + penalize(_scores(part, row), params, part.tokens, part.tokens[request.prompt_tokens :])
                 for score, part, row in zip(self.scores, self.parts, logits, strict=True)
             ]
         )  # [parts, V], float32 as transformers adds them up
@@ -98,6 +98,8 @@ class BeamSearch:
                 finished.append(Hypothesis(tokens, float(score / _normalizer(length, params)), reason))
         finished = sorted(finished, key=lambda h: -h.score)[: params.num_beams]
         beams = beams[: params.num_beams]
+        if not (beams or finished):
+            raise NotNumbers
         if beams and _is_done(finished, beams[0][2], length, max_new, params):
             beams = []
         return Step(beams, finished)
@@ -117,12 +119,13 @@ class BeamSearch:
         return None
 
 
-def _allowed(part: Sequence, scores: Float32) -> Float32:
-    """Scores [V] with -inf for what its grammar does not let follow; they stay what the model gave, as in transformers'
-    `prefix_allowed_tokens_fn`."""
-    if part.request.grammar is None:
-        return scores
-    return np.where(allowed_next(part.matched(part.request.grammar), part.request.stop_ids), scores, np.float32(-np.inf))
+def _scores(part: Sequence, logits: Float32) -> Float32:
+    """Log-probabilities [V], with -inf for what the grammar does not let follow. The others stay the model's, as with
+    transformers' `prefix_allowed_tokens_fn`."""
+    scores, request = _log_softmax(logits), part.request
+    if request.grammar:
+        scores[~allowed_next(part.matched(request.grammar), request.stop_ids)] = -np.inf
+    return scores
 
 
 def _is_done(finished: list[Hypothesis], best: np.float32, length: int, max_new: int, params: SamplingParams) -> bool:

@@ -39,8 +39,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one sample that cannot go on, which ends no other: its logits are not numbers, its grammar lets no token
-    follow, or memory ran out."""
+    """The end of one sample that cannot go on, which ends no other: its logits are not numbers, its grammar lets no
+    token follow, or memory ran out."""
 
     request: int
     sample: int

@@ -1,9 +1,9 @@
 """From logits to a token: a pure function of the logits, the request's parameters, the tokens so far and one uniform.
 
-In transformers' order, after what a grammar forbids: logit bias, repetition penalty, presence and frequency penalty, temperature, and FILTERS, each
-on what the one before left. The token is then drawn by inverse CDF in vocabulary order, or as the request's generator
-has it (DRAWS). Temperature 0 takes the likeliest token after the penalties and draws nothing. Reported
-log-probabilities are the model's own, before any filter.
+In transformers' order: logit bias, repetition penalty, presence and frequency penalty, temperature, and FILTERS, each
+on what the one before left, which at the start is what a grammar lets follow. The token is then drawn by inverse CDF in
+vocabulary order, or as the request's generator has it (DRAWS). Temperature 0 takes the likeliest token after the
+penalties and draws nothing. Reported log-probabilities are the model's own, before any filter.
 """
 
 from __future__ import annotations

@@ -74,13 +74,20 @@ class Scheduler:
         self._plan = Planner(self._kv, max_batch_tokens, max_sequences, max_blocks, self.counters)
         self._next_id = 0
 
-    def add(self, prompt_ids: Iterable[int], params: SamplingParams, seed: int, eos_ids: Collection[int] = ()) -> int:
+    def add(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams,
+        seed: int,
+        eos_ids: Collection[int] = (),
+        grammar: Grammar | None = None,
+    ) -> int:
         """Queue a request; gives its id. `seed` is the effective one (see rng.effective_seed).
 
         Raises ContextOverflow for a prompt with no room left to generate a token, and BadRequest.
         """
         tokens = [int(token) for token in prompt_ids]
-        request = self.prepare(self._next_id, tokens, params, seed, eos_ids)
+        request = self.prepare(self._next_id, tokens, params, seed, eos_ids, grammar=grammar)
         self._next_id += 1
         self.enqueue(request, tokens)
         return request.id

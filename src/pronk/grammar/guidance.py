@@ -1,4 +1,4 @@
-"""From the source of a structure to llguidance's matcher of it. Imports nothing of pronk: trial.py runs it elsewhere."""
+"""From the source of a structure to llguidance's matcher of it. Imports nothing of pronk: work.py runs it, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process does in which structures are tried: compile one over a vocabulary of single bytes, and say how it went.
+"""What the process does in which structures are tried: compile one over a vocabulary of bytes, and say how it went.
 
 trial.py has it started; a line of JSON, [kind, source], is answered with a line of JSON. Nothing here imports pronk.
 """

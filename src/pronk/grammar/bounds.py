@@ -1,0 +1,55 @@
+"""How large a structure may be, which is looked up before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pronk import strict_json
+from pronk.errors import BadFile, BadRequest
+from pronk.grammar.structure import Structure
+
+MAX_BYTES = 256 << 10
+_MOST_VALUES = 20_000  # of a schema: keywords, members of enums and all else
+_MOST_PROPERTIES = 1_000  # of one object; 10,000 take llguidance 3.5 s
+_MOST_CHOICES = 10_000  # of an enum, a list of types or alternatives
+_LARGEST_COUNT = 1_000_000  # of items, characters, properties
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+def check(structure: Structure) -> None:
+    """Raises BadRequest, which names the bound."""
+    size = len(structure.source.encode())
+    if size > MAX_BYTES:
+        raise BadRequest(f"the {structure.kind} takes {size} bytes, and at most {MAX_BYTES} are taken")
+    if not structure.source.strip():
+        raise BadRequest(f"the {structure.kind} is empty")
+    if structure.kind == "choice" and (count := len(json.loads(structure.source))) > _MOST_CHOICES:
+        raise BadRequest(f"the choice is of {count} texts, and at most {_MOST_CHOICES} are taken")
+    if structure.kind == "json_schema":
+        try:
+            schema = strict_json.parse(structure.source.encode(), Path("the schema"))
+        except BadFile as error:
+            raise BadRequest(str(error)) from None
+        _check_schema(schema)
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    left: list[tuple[str, Any]] = [("", schema)]
+    for count in range(_MOST_VALUES + 1):
+        if not left:
+            return
+        if count == _MOST_VALUES:
+            raise BadRequest(f"the schema is of more than {_MOST_VALUES} values")
+        name, value = left.pop()
+        if isinstance(value, dict):
+            if len(value) > _MOST_PROPERTIES:
+                raise BadRequest(f"an object of the schema has {len(value)} members, and may have {_MOST_PROPERTIES}")
+            left += value.items()
+        elif isinstance(value, list):
+            if len(value) > _MOST_CHOICES:
+                raise BadRequest(f"{name!r} of the schema lists {len(value)} values, and may list {_MOST_CHOICES}")
+            left += [(name, item) for item in value]
+        elif name in _COUNTS and isinstance(value, int | float) and abs(value) > _LARGEST_COUNT:
+            raise BadRequest(f"{name} of the schema is {value}, and may be {_LARGEST_COUNT}")
