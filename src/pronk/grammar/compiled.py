@@ -118,7 +118,7 @@ class GrammarMatcher:
             packed = np.frombuffer(self._state.compute_bitmask(), np.uint8)
             self._check()
             bits = np.unpackbits(packed, count=len(self._text), bitorder="little").view(np.bool_)
-            self._allowed = bits & (self._text if self.position else self._first)
+            self._allowed = np.logical_and(bits, self._text if self.position else self._first)
         return self._allowed
 
     def accepts(self, tokens: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 # Left to itself a small model writes spaces and newlines until it is cut off: one space stands after a comma or a
 # colon, or none, and nowhere else. What is not known is refused rather than passed over.
-_JSON = {
+_JSON: llguidance.JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",

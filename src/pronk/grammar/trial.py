@@ -9,6 +9,7 @@ compiled again where it is used, at about the same cost.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from pronk.errors import BadRequest
@@ -17,6 +18,7 @@ from pronk.limited.process import LimitedProcess
 
 SECONDS = 1.0  # of the processor
 
+_QUOTED = re.compile(r"\d+ \| ")  # a line of the source, shown once more
 _process = LimitedProcess(Path(__file__).with_name("work.py"), "it", "structures", SECONDS)
 
 
@@ -30,7 +32,7 @@ def check(structure: Structure) -> None:
 def refusal(structure: Structure, problem: str) -> str:
     """What llguidance says, in one line of its several, without what it adds for its own developers."""
     lines = [line.strip() for line in problem.replace("<non-verbose/>", "").splitlines()]
-    said = " ".join(line for line in lines if line.strip(" ^"))
+    said = " ".join(line for line in lines if line.strip(" ^") and not _QUOTED.match(line))
     said = said.replace("Unimplemented keys", "these keywords are not known").replace(
         "NoExtensionBias", "no text can follow it, for it refers to itself without end"
     )
