@@ -8,6 +8,7 @@ from mock_backend import MockBackend
 
 from pronk.engine.beam import BeamSearch
 from pronk.engine.events import Failure, Found, Hypothesis
+from pronk.engine.grammar import Grammar
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
@@ -21,9 +22,10 @@ def beam_search(
     eos_ids: Sequence[int] = (),
     cached: bool = True,
     kv: PrefixCache | None = None,
+    grammar: Grammar | None = None,
 ) -> list[Hypothesis]:
     with Scheduler(backend, cached=cached, kv=kv) as scheduler:
-        number = scheduler.add(prompt, params, 0, eos_ids)
+        number = scheduler.add(prompt, params, 0, eos_ids, grammar)
         if params.num_beams == 1:  # which is no search, but could be one
             greedy = scheduler._plan.waiting.pop()
             table = BlockTable(scheduler.kv.pool) if scheduler.kv else greedy.parts[0].table

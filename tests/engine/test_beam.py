@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from automata import Automaton
 from mock_backend import MockBackend, MockKV, alone, prefix_logits
 from numpy.typing import NDArray
 from searching import beam_search
@@ -69,7 +70,11 @@ def models() -> Iterator[list[LlamaForCausalLM]]:
 
 
 def as_transformers(
-    model: LlamaForCausalLM, prompt: list[int], params: SamplingParams, eos_ids: list[int]
+    model: LlamaForCausalLM,
+    prompt: list[int],
+    params: SamplingParams,
+    eos_ids: list[int],
+    allowed: Callable[[int, torch.Tensor], list[int]] | None = None,
 ) -> list[tuple[list[int], float]]:
     with torch.no_grad():
         out = model.generate(
@@ -85,6 +90,7 @@ def as_transformers(
             sequence_bias={(token,): float(bias) for token, bias in params.logit_bias.items()} or None,
             eos_token_id=eos_ids or None,
             pad_token_id=VOCAB - 1,
+            prefix_allowed_tokens_fn=allowed,
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -128,6 +134,30 @@ def test_the_same_as_transformers(models: list[LlamaForCausalLM], seed: int) -> 
     model = models[seed // 6 % 3]
     found = beam_search(TransformersBackend(model), prompt, params, eos_ids, cached=seed % 2 == 0)
     check(found, as_transformers(model, prompt, params, eos_ids), eos_ids)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_same_as_transformers_under_a_grammar(models: list[LlamaForCausalLM], seed: int) -> None:
+    params, eos_ids, prompt = random_params(seed)
+    eos_ids, rng = eos_ids or [7], np.random.default_rng([6, seed])
+    others = [token for token in range(VOCAB - 1) if token not in eos_ids]
+    follows = {
+        state: {int(token): int(rng.integers(0, 4)) for token in rng.choice(others, int(rng.integers(5, 12)), False)}
+        for state in range(4)
+    }
+    grammar = Automaton(VOCAB, follows, frozenset({1, 2}))
+
+    def allowed(_: int, sequence: torch.Tensor) -> list[int]:
+        state = 0
+        for token in sequence.tolist()[len(prompt) :]:
+            if token not in follows[state]:  # beams of transformers' that have ended go on, and count no more
+                return eos_ids
+            state = follows[state][token]
+        return [*follows[state], *(eos_ids if state in grammar.ends else [])]
+
+    model = models[seed % 3]
+    found = beam_search(TransformersBackend(model), prompt, params, eos_ids, seed % 2 == 0, grammar=grammar)
+    check(found, as_transformers(model, prompt, params, eos_ids, allowed), eos_ids)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ _MOST_VALUES = 20_000  # of a schema: keywords, members of enums and all else
 _MOST_PROPERTIES = 1_000  # of one object; 10,000 take llguidance 3.5 s
 _MOST_CHOICES = 10_000  # of an enum, a list of types or alternatives
 _LARGEST_COUNT = 1_000_000  # of items, characters, properties
+_DATA = ("const", "default", "enum", "examples", "properties")  # whose members are no keywords
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -35,6 +36,19 @@ def check(structure: Structure) -> None:
         _check_schema(schema)
 
 
+def _check_least(schema: dict[str, Any]) -> None:
+    """Of keys that are not declared one may be drawn twice, and count once."""
+    least, declared = schema.get("minProperties"), schema.get("required")
+    known = len(declared) if isinstance(declared, list) else 0
+    if not isinstance(least, int) or least <= known:
+        return
+    if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+        raise BadRequest(
+            f"minProperties of {least} cannot be kept where keys are free; name as many in required, or allow no "
+            "additionalProperties"
+        )
+
+
 def _check_schema(schema: dict[str, Any]) -> None:
     left: list[tuple[str, Any]] = [("", schema)]
     for count in range(_MOST_VALUES + 1):
@@ -44,6 +58,8 @@ def _check_schema(schema: dict[str, Any]) -> None:
             raise BadRequest(f"the schema is of more than {_MOST_VALUES} values")
         name, value = left.pop()
         if isinstance(value, dict):
+            if name not in _DATA:
+                _check_least(value)
             if len(value) > _MOST_PROPERTIES:
                 raise BadRequest(f"an object of the schema has {len(value)} members, and may have {_MOST_PROPERTIES}")
             left += value.items()
