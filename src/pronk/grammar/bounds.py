@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _MOST_PROPERTIES = 1_000  # of one object; 10,000 take llguidance 3.5 s
 _MOST_CHOICES = 10_000  # of an enum, a list of types or alternatives
 _LARGEST_COUNT = 1_000_000  # of items, characters, properties
 _DATA = ("const", "default", "enum", "examples", "properties")  # whose members are no keywords
+_CONTROL = re.compile("[\0-\x07\x0b\x0e-\x1f]")  # of which JSON has no escape but by number
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -57,6 +59,9 @@ def _check_schema(schema: dict[str, Any]) -> None:
         if count == _MOST_VALUES:
             raise BadRequest(f"the schema is of more than {_MOST_VALUES} values")
         name, value = left.pop()
+        for text in (name, value) if isinstance(value, str) else (name,):
+            if found := _CONTROL.search(text):
+                raise BadRequest(f"the schema has a U+{ord(found[0]):04X}, a control character that no text may spell")
         if isinstance(value, dict):
             if name not in _DATA:
                 _check_least(value)

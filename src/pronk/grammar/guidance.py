@@ -9,13 +9,13 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 # Left to itself a small model writes spaces and newlines until it is cut off: one space stands after a comma or a
-# colon, or none, and nowhere else. A key that is spelled with escapes would pass for another one. What is not known is
-# refused rather than passed over.
+# colon, or none, and nowhere else. A key spelled by the numbers of its characters would pass for another one. What is
+# not known is refused rather than passed over.
 _JSON: llguidance.JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
-    "json_allow_general_unicode_escapes": False,
+    "json_allowed_escapes": 'bfnrt\\"',
     "coerce_one_of": False,
     "lenient": False,
 }

@@ -15,7 +15,8 @@ class Tokens:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        known = tokenizer.vocab_size  # a model may have more rows, which are no text
+        self.tokens = [tokenizer.token_bytes(token) if token < known else b"" for token in range(vocab_size)]
         apart = [token for token in range(vocab_size) if tokenizer.is_special(token) or not self.tokens[token]]
         ends = [token for token in eos_ids if 0 <= token < vocab_size]
         if not ends:  # the library wants one; it is no text, so that nobody draws it
