@@ -78,6 +78,8 @@ def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("preferences.jsonl").write_text(
         "\n".join(json.dumps({k: v for k, v in r.items() if k != "completion"}) for r in liked)
     )
+    Path("person.json").write_text('{"type": "object", "properties": {"age": {"type": "integer"}}}')
+    Path("sums.lark").write_text('start: /[0-9]/ ("+" /[0-9]/)*')
     for name in ("stories.txt", "wikitext-2/test.txt"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(evaluation_text(), encoding="utf-8")

@@ -113,6 +113,16 @@ def test_looking_inside_a_text(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert "head 5" in names["picture"]
 
 
+def test_texts_in_a_form(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run("structured-output.md")
+    assert names["answer"].text.replace(" ", "").startswith('{"name":"')
+    number, verdict, thing, sums = capsys.readouterr().out.splitlines()[-4:]
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", number)
+    assert verdict in ("yes", "no", "cannot tell")
+    assert thing.startswith("{")
+    assert re.fullmatch("[0-9+*]+", sums)
+
+
 def test_the_first_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run("tutorials/first-steps.md")
     assert [len(answer.tokens) for answer in names["answers"]] == [8, 8]

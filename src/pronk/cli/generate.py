@@ -131,7 +131,9 @@ def command(
     llm, params = options.prepare(model, rest)
     if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
         raise click.UsageError(f"--prompt-ids has {bad[0]}, but the model's are from 0 to {llm.config.vocab_size - 1}")
-    how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache, "structure": structure}
+    how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}
+    if structure:
+        how["structure"] = structure
     if chat:
         how |= {"chat": True, "system": system}
     shown = ["" if not echo else text if isinstance(text, str) else llm.tokenizer.decode(text) for text in texts]
