@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 # Left to itself a small model writes spaces and newlines until it is cut off: one space stands after a comma or a
 # colon, or none, and nowhere else. A key spelled by the numbers of its characters would pass for another one. What is
 # not known is refused rather than passed over.
-_JSON: llguidance.JsonCompileOptions = {
+_JSON: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
