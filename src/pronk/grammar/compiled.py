@@ -118,7 +118,8 @@ class GrammarMatcher:
             packed = np.frombuffer(self._state.compute_bitmask(), np.uint8)
             self._check()
             bits = np.unpackbits(packed, count=len(self._text), bitorder="little").view(np.bool_)
-            allowed: Bools = bits & (self._text if self.position else self._first)
+            text = self._text if self.position else self._first
+            allowed: Bools = np.asarray(bits & text, np.bool_)
             self._allowed = allowed
         return self._allowed
 
