@@ -33,9 +33,9 @@ from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Backend
-    from pronk.look import Look
     from pronk.engine.grammar import Grammar
     from pronk.grammar.compiled import CompiledGrammar, Compiler
+    from pronk.look import Look
     from pronk.tokenizer import Tokenizer
     from pronk.torch_engine.causal_lm import CausalLM
 

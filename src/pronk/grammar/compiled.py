@@ -75,7 +75,7 @@ class Vocabulary:
         self.text = np.ones(self.size, np.bool_)  # [V]: what may be part of a text
         self.text[tokens.special_token_ids] = False
         self._tokenizer = tokenizer
-        self._spaced = np.array([spelled.startswith(b" ") for spelled in tokens.tokens])
+        self._spaced: Bools = np.array([spelled.startswith(b" ") for spelled in tokens.tokens])
 
     def first(self, prompt: Sequence[int]) -> Bools:
         """[V]: what may begin a text after a prompt. Where decoding takes away a first space, none that has one."""
