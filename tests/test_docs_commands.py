@@ -9,14 +9,18 @@ import json
 import re
 import shlex
 import shutil
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import random_adapter, save
 from click.testing import CliRunner
 from scripts import script
 from tiny_folder import save_tiny_chat_model
 
+from pronk import checkpoint
 from pronk.cli import group
 from pronk.measure.windows import evaluation_text
 
@@ -31,7 +35,9 @@ SHORT = {
     "dpo": ["--max-steps", "1", "--samples", "0"],
     "pretrain": ["--max-steps", "1", "--samples", "0", "--hidden-size", "32", "--layers", "1"],
     "merge": ["--accept-loss"],  # a single step's adapter is finer than any rounding
+    "serve": ["--port", "0"],
 }
+SHORT_AFTER = {"--layer": ["--layer", "1", "--head", "1"]}  # the tiny model has no layer 16
 NOT_RUN = {
     "docs/cli.md": "it is what --help prints, which a test of its own holds to the program",
     "CHANGELOG.md": "it tells what was",
@@ -68,7 +74,11 @@ def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return tmp_path / "tiny" if str(name) == MODEL else real(name, **options)
 
     monkeypatch.setattr(resolve, "resolve", instead)  # for commands that name no model
-    shutil.copytree(tiny, tmp_path / "tiny")
+    for name in ("tiny", "my-model", "one", "two"):
+        shutil.copytree(tiny, tmp_path / name)
+    poet = random_adapter(checkpoint.open(tiny).config, uneven=False)
+    for name in ("poet", "lawyer", "all-my-adapters/poet"):
+        save(tmp_path / name, poet)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRONK_HOME", str(tmp_path / "home"))
     records = [{"prompt": f"Say {n}.", "completion": f"{n}!"} for n in range(6)]
@@ -97,17 +107,50 @@ def typed(line: str) -> tuple[list[str], str | None]:
     return arguments, said
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Addresses of servers, each of which was found well, then told to end."""
+    from pronk.serve import run as serving
+
+    addresses: list[str] = []
+    really = serving.run
+
+    def briefly(models: Any, bound: Any, **options: Any) -> None:
+        made: list[serving.Uvicorn] = []
+        listening = threading.Event()
+
+        def ready(address: str) -> None:
+            addresses.append(address)
+            listening.set()
+
+        def end_it() -> None:
+            assert listening.wait(60)
+            with urllib.request.urlopen(f"{addresses[-1]}/health") as answer:
+                assert answer.status == 200
+            made[0].should_exit = True
+
+        asking = threading.Thread(target=end_it)
+        asking.start()
+        really(models, bound, **{**options, "ready": ready, "made": made.append})
+        asking.join()
+
+    monkeypatch.setattr(serving, "run", briefly)
+    return addresses
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_run(page: str, there: Path) -> None:
+def test_commands_run(page: str, there: Path, served: list[str]) -> None:
     for line in commands(page):
         arguments, said = typed(line)
         if "--resume" in arguments and arguments[0] != "compare":
             continue  # the run is over by then: SHORT ended it
         arguments = [str(there / "tiny") if word in ("MODEL", MODEL) else word for word in arguments]
         arguments[1:1] = SHORT.get(arguments[0], [])
+        arguments += [word for option, instead in SHORT_AFTER.items() if option in arguments for word in instead]
         ran = CliRunner().invoke(group, arguments, input=said, prog_name="pronk")
         assert ran.exit_code == 0, f"{page}: {line}: {ran.stderr[-400:]}"
+    assert len(served) == sum("pronk serve" in line for line in commands(page))
 
 
 def test_a_command_that_fails_is_found() -> None:
