@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pronk.serve.calls import Call, CallFinder
 from pronk.serve.failures import ApiError
-from pronk.serve.tools import Call, CallFinder, Toolset, toolset
+from pronk.serve.tools import Toolset, toolset
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
-SET = Toolset(tuple(TOOLS))
+SET = Toolset(tuple(TOOLS), ("f", "g"))
 F, G = '{"name": "f", "arguments": {"x": "}]"}}', '{"name":"g","parameters":{"y":[1,{"z":"\\""}]}}'
 CASES = {
     f"<tool_call>\n{F}\n</tool_call>": ("", [("f", {"x": "}]"})]),
@@ -69,7 +70,7 @@ def test_a_text_without_calls_stays_whole(text: str, cuts: list[int]) -> None:
 
 
 def test_one_call_where_one_is_wanted() -> None:
-    assert found(f"{F}; {G}", [3], Toolset(tuple(TOOLS), parallel=False)) == ("", [("f", {"x": "}]"})])
+    assert found(f"{F}; {G}", [3], Toolset(tuple(TOOLS), ("f", "g"), parallel=False)) == ("", [("f", {"x": "}]"})])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,6 @@ def test_one_call_where_one_is_wanted() -> None:
         (TOOLS, "auto", "no place"),
         (TOOLS * 2, None, "tools"),
         (TOOLS, "sometimes", "tools"),
-        (TOOLS, "required", "tools"),
         ([], "required", "tools"),
         ([{"type": "function"}], None, "tools"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "tools"),

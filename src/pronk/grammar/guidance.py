@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 # Left to itself a small model writes spaces and newlines until it is cut off: one space stands after a comma or a
 # colon, or none, and nowhere else. A key spelled by the numbers of its characters would pass for another one. What is
 # not known is refused rather than passed over.
-_JSON: Any = {
+JSON: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
@@ -39,7 +39,7 @@ def _limits() -> llguidance.LLParserLimits:
 
 def _grammar(kind: str, source: str) -> str:
     if kind == "json_schema":
-        return llguidance.LLMatcher.grammar_from_json_schema(source, overrides=_JSON)
+        return llguidance.LLMatcher.grammar_from_json_schema(source, overrides=JSON)
     if kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source)
     if kind == "choice":

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.engine.filters import FILTER_NAMES
 from pronk.engine.params import SamplingParams
-from pronk.errors import BadRequest, short
+from pronk.errors import BadRequest
+from pronk.grammar.structure import Structure
 from pronk.serve.engine import Wanted
 from pronk.serve.failures import ApiError
+from pronk.serve.forms import form_of
 from pronk.serve.models import Leased
 from pronk.serve.tools import Toolset, toolset
 
 if TYPE_CHECKING:
+    from pronk.engine.grammar import Grammar
     from pronk.llm import LLM
     from pronk.serve.requests import Sampling
 
@@ -96,16 +99,6 @@ def _biases(given: Mapping[str, float] | None) -> dict[int, float]:
         raise ApiError(400, 'logit_bias has token ids for keys, as in {"15043": -100}', "logit_bias") from None
 
 
-def check_form(request: Sampling) -> None:
-    """Raises ApiError where a text is to have a form: no grammar holds it to one yet."""
-    kind = (request.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise ApiError(400, f"response_format of type {short(kind)} cannot be had; only text can", "response_format")
-    for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
-        if getattr(request, name) is not None:
-            raise ApiError(400, f"{name} cannot be had: texts are free", name)
-
-
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as clients have them, as templates know them: developer is system, and arguments are objects."""
     if not messages:
@@ -163,18 +156,20 @@ async def chat(
         raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", "max_tokens")
     params, copies = sampling(request, llm.checkpoint.generation.sampling, max_tokens or -1, logprobs, max_samples)
     known = conversation(messages)
-    check_form(request)
+    form, param = form_of(request)
 
-    def prepared() -> tuple[list[int], int, Toolset | None]:
+    def prepared() -> tuple[list[int], int, Toolset | None, Grammar | None]:
         template = leased.adapter.template if leased.adapter else None
         called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
         given = {"tools": list(called.tools)} if called else {}
         ids = llm.chat_prompt(known, template, **given, **dict(variables or {}))
+        if called and called.forced and called.dialect.token:
+            ids += llm.tokenizer.encode(called.dialect.token, bos=False)
         ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
-        return ids, cut, called
+        return ids, cut, called, _grammar(llm, form, param, called)
 
-    ids, cut, called = await asyncio.to_thread(prepared)
-    wanted = Wanted(leased.session, [ids], params, leased.adapter)
+    ids, cut, called, grammar = await asyncio.to_thread(prepared)
+    wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar)
     return Asked(leased, wanted, copies, called, unheard, cut)
 
 
@@ -194,12 +189,21 @@ async def completion(
         raise ApiError(400, f"max_tokens must not be negative, as {max_tokens} is", "max_tokens")
     advised = llm.checkpoint.generation.sampling
     params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
-    check_form(request)
+    form, param = form_of(request)
 
-    def prepared() -> tuple[list[list[int]], int]:
+    def prepared() -> tuple[list[list[int]], int, Grammar | None]:
         found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
-        return [ids for ids, _ in found], sum(cut for _, cut in found)
+        return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)
 
-    encoded, cut = await asyncio.to_thread(prepared)
-    wanted = Wanted(leased.session, encoded, params, leased.adapter)
+    encoded, cut, grammar = await asyncio.to_thread(prepared)
+    wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar)
     return Asked(leased, wanted, copies, None, unheard, cut)
+
+
+def _grammar(llm: LLM, form: Structure | None, param: str, called: Toolset | None = None) -> Grammar | None:
+    """Raises ApiError, which names the field that asks for what cannot be followed."""
+    structure = called.structure(form) if called else form
+    try:
+        return llm.grammar(structure) if structure else None
+    except BadRequest as error:
+        raise ApiError(400, str(error), "tools" if called else param) from None

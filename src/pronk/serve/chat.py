@@ -10,12 +10,12 @@ from typing import Any
 from pronk import __version__
 from pronk.engine.generation import Chunk
 from pronk.serve.asking import Asked
+from pronk.serve.calls import Call
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
 from pronk.serve.http import DONE, event
 from pronk.serve.requests import ChatRequest
 from pronk.serve.speech import Account, logprob, speech
-from pronk.serve.tools import Call
 
 REFUSED = {
     "functions": "is an older form of tools; give tools",

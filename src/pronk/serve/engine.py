@@ -18,6 +18,7 @@ from pronk.serve.failures import ApiError, overloaded
 
 if TYPE_CHECKING:
     from pronk.engine.backend import Attached
+    from pronk.engine.grammar import Grammar
     from pronk.session import Handle, Session
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Wanted:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     adapter: Attached | None = None
+    grammar: Grammar | None = None
 
     @property
     def texts(self) -> int:
@@ -129,7 +131,9 @@ class Engine:
         with self._lock:
             try:
                 for number, prompt in enumerate(wanted.prompts):
-                    handle = wanted.session.submit(prompt, wanted.params, number=number, adapter=wanted.adapter)
+                    handle = wanted.session.submit(
+                        prompt, wanted.params, number=number, adapter=wanted.adapter, grammar=wanted.grammar
+                    )
                     answer.handles.append(handle)
                     self._answers[handle] = answer
             except BaseException:

@@ -51,6 +51,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):

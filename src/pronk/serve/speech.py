@@ -10,8 +10,8 @@ from typing import Any
 
 from pronk.engine.generation import Chunk, Stats
 from pronk.serve.asking import Asked
+from pronk.serve.calls import Call, CallFinder, ForcedCalls
 from pronk.serve.engine import Engine
-from pronk.serve.tools import Call, CallFinder
 
 _NEVER = -9999.0  # a log-probability of what cannot come, which JSON has no number for; OpenAI's own
 
@@ -90,7 +90,7 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
     engine.reserve(texts)
     try:
         answer = await asyncio.to_thread(engine.submit, asked.wanted)
-        finders: dict[int, CallFinder] = {}
+        finders: dict[int, CallFinder | ForcedCalls] = {}
         try:
             async with aclosing(answer.chunks()) as coming:
                 async for chunks in coming:
@@ -101,7 +101,7 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
         engine.release(texts)
 
 
-def _pieces(asked: Asked, chunk: Chunk, account: Account, finders: dict[int, CallFinder]) -> list[Piece]:
+def _pieces(asked: Asked, chunk: Chunk, account: Account, finders: dict[int, CallFinder | ForcedCalls]) -> list[Piece]:
     account.add(chunk, asked.copies)
     found = []
     for copy in range(asked.copies):
@@ -109,9 +109,10 @@ def _pieces(asked: Asked, chunk: Chunk, account: Account, finders: dict[int, Cal
         parts: list[str | Call] = [chunk.text] if chunk.text else []
         finish: str | None = chunk.finish_reason
         if asked.tools:
-            finder = finders.setdefault(index, CallFinder(asked.tools))
+            kind = ForcedCalls if asked.tools.forced else CallFinder
+            finder = finders.setdefault(index, kind(asked.tools))
             parts = finder.feed(chunk.text, chunk.finish_reason is not None)
-            if finish == "stop" and finder.calls:
+            if finish == "stop" and finder.whole:
                 finish = "tool_calls"
         found.append(Piece(index, parts, chunk, finish))
     return found

@@ -1,31 +1,96 @@
-"""Tools: functions that a model may call. How its template has it write calls, and how calls are found in its text."""
+"""Tools: functions that a model may call, how its template has it write calls, and the grammar of these."""
 
 from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.errors import short
+from pronk.errors import BadRequest, short
+from pronk.grammar import bounds
+from pronk.grammar.structure import Structure
 from pronk.serve.failures import ApiError
 
-_OPENS, _CLOSES = "<tool_call>", "</tool_call>"
+OPENS, CLOSES, TOKEN = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 _MOST = 128  # tools of a request
 
 
 @dataclass(frozen=True)
+class Dialect:
+    """How a model writes calls. `token`: a special token before them, which no text can spell."""
+
+    begin: str
+    between: str | None  # None: one call alone
+    end: str
+    arguments: str = "arguments"
+    token: str = ""
+
+
+HERMES = Dialect(f"{OPENS}\n", f"\n{CLOSES}\n{OPENS}\n", f"\n{CLOSES}")
+MISTRAL = Dialect("[", ", ", "]", token=TOKEN)
+LLAMA3 = Dialect("", None, "", "parameters")
+
+
+def dialect(source: str) -> Dialect:
+    """Of a chat template. Hermes' where none can be told: models know it best."""
+    if TOKEN in source:
+        return MISTRAL
+    return LLAMA3 if OPENS not in source and '"parameters"' in source else HERMES
+
+
+@dataclass(frozen=True)
 class Toolset:
-    """The tools of a request, in OpenAI's form. `parallel`: whether several may be called at once."""
+    """The tools of a request, in OpenAI's form. `parallel`: whether several may be called at once. `allowed`: names
+    of those that may be called. `forced`: whether the text must be calls."""
 
     tools: tuple[Mapping[str, Any], ...]
+    allowed: tuple[str, ...]
     parallel: bool = True
+    forced: bool = False
+    dialect: Dialect = HERMES
 
-    @property
-    def names(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.tools]
+    def structure(self, form: Structure | None) -> Structure | None:
+        """What the text must follow; None where it is free. `form`: of a text that is no call. Raises ApiError."""
+        if not self.forced and form is None:
+            return None
+        if form and form.kind != "json_schema":
+            raise ApiError(400, "beside tools a text can be held to a JSON schema, and to no other form", "tools")
+        between, spelled = self.dialect.between, json.dumps
+        more = f" ({spelled(between)} call)*" if between and self.parallel else ""
+        rules = [f"calls: {_quoted(self.dialect.begin)} call{more} {_quoted(self.dialect.end)}"]
+        rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self.allowed))))
+        for n, name in enumerate(self.allowed):
+            start = f'{{"name": "{name}", "{self.dialect.arguments}": '
+            rules.append(f'call_{n}: {spelled(start)} arguments_{n} "}}"')
+            rules.append(f"arguments_{n}: %json {_with_our_spaces(self._schema(name))}")
+        if form and not self.forced:
+            rules.append(f"form: %json {_with_our_spaces(json.loads(form.source))}")
+        return Structure.grammar("\n".join([f"start: calls{' | form' * (not self.forced)}", *rules]))
+
+    def _schema(self, name: str) -> dict[str, Any]:
+        """Of a tool's arguments. Raises ApiError where it is none that can be followed."""
+        function = next(tool["function"] for tool in self.tools if tool["function"]["name"] == name)
+        given = function.get("parameters") or {"properties": {}, "additionalProperties": False}
+        if given.get("type", "object") != "object":
+            raise ApiError(400, f"the parameters of {name} must be of type object", "tools")
+        schema = {"type": "object", **given}
+        try:
+            bounds.check(Structure.json_schema(schema))
+        except BadRequest as error:
+            raise ApiError(400, f"the parameters of {name}: {error}", "tools") from None
+        return schema
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text) if text else ""
+
+
+def _with_our_spaces(schema: Mapping[str, Any]) -> str:
+    from pronk.grammar import guidance  # imports llguidance
+
+    return json.dumps({**schema, "x-guidance": guidance.JSON}, ensure_ascii=False)
 
 
 def toolset(
@@ -50,13 +115,37 @@ def toolset(
         raise ApiError(400, f"two tools are called {twice[0]!r}", "tools")
     if choice == "none":
         return None
-    if choice == "required" or isinstance(choice, Mapping):
-        raise ApiError(400, "tool_choice can be auto or none; no call can be forced yet", "tool_choice")
-    if choice not in (None, "auto"):
-        raise ApiError(400, f"tool_choice is auto, none, required or names a tool; not {short(choice)}", "tool_choice")
+    allowed, forced, single = _chosen(choice, names)
     if "tools" not in source:
         raise ApiError(400, "this model's chat template has no place for tools; choose a model made for them", "tools")
-    return Toolset(checked, parallel is not False)
+    return Toolset(checked, allowed, parallel is not False and not single, forced, dialect(source))
+
+
+def _chosen(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
+    """Names that may be called, whether one must be, and whether it is one alone. Raises ApiError."""
+    wanted: Sequence[Any] = names
+    forced, single = choice == "required", False
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        given = choice.get("allowed_tools")
+        given = given if isinstance(given, Mapping) else choice
+        mode, listed = given.get("mode", "auto"), given.get("tools")
+        if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+            raise ApiError(400, "allowed_tools has a mode, auto or required, and a list of tools", "tool_choice")
+        forced, wanted = mode == "required", [_named(tool) for tool in listed]
+    elif isinstance(choice, Mapping) and choice.get("type", "function") == "function":
+        forced, single, wanted = True, True, [_named(choice)]
+    elif choice not in (None, "auto", "required"):
+        raise ApiError(400, f"tool_choice is auto, none, required or names a tool; not {short(choice)}", "tool_choice")
+    for name in wanted:
+        if name not in names:
+            raise ApiError(400, f"tool_choice names {short(name)}, which is none of the tools", "tool_choice")
+    return tuple(dict.fromkeys(wanted)), forced, single
+
+
+def _named(tool: object) -> object:
+    """By the chat's form, or the flat one of the Responses API."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _checked(number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,147 +158,3 @@ def _checked(number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise ApiError(400, f"the parameters of {name} must be a JSON schema", "tools")
     return {"type": "function", "function": dict(function)}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call, or what comes of one: `name` and `id` in its first piece alone."""
-
-    index: int
-    arguments: str  # JSON, or a part of it
-    name: str | None = None
-    id: str | None = None
-
-
-def new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
-@dataclass
-class CallFinder:
-    """Finds the calls in one text as it comes. What is no call stays text.
-
-    A call is given when it is whole, for a model can err to its last bracket.
-    """
-
-    tools: Toolset
-    calls: int = 0
-    _held: str = ""
-    _text: bool = False  # whether there was anything but calls and spaces
-    _done: bool = False  # one call is all that was wanted
-
-    def feed(self, text: str, last: bool) -> list[str | Call]:
-        """What is certain now: texts, and calls. `last`: nothing follows."""
-        self._held += text
-        found: list[str | Call] = []
-        while self._held and not self._done and self._step(found, last):
-            pass
-        if self._done:
-            self._held = ""
-        elif last and self._held:
-            found.append(self._held)
-            self._held = ""
-        return found
-
-    def _step(self, found: list[str | Call], last: bool) -> bool:
-        """One part of what is held, if it is certain which: whether there was one."""
-        body = self._held.lstrip(" \n\r\t;," if self.calls else " \n\r\t")
-        if self.calls and body.startswith(_CLOSES):
-            self._held = body[len(_CLOSES) :]
-            return True
-        opener = next((sign for sign in (_OPENS, "[TOOL_CALLS]") if body.startswith(sign)), "")
-        rest = body[len(opener) :].lstrip()
-        if opener or (not self._text and rest[:1] in ("{", "[")):
-            return self._call(rest, found, last, len(opener) > 0)
-        if not last and (not body or any(sign.startswith(body) for sign in (_OPENS, "[TOOL_CALLS]", _CLOSES))):
-            return False
-        at = self._held.find(_OPENS, 1)
-        end = at if at > 0 else len(self._held) - _overlap(self._held, _OPENS) * (not last)
-        if at > 0 or not last:  # spaces before a call are no part of the text
-            end = len(self._held[:end].rstrip())
-        if end <= 0:
-            return False
-        self._text = True
-        found.append(self._held[:end])
-        self._held = self._held[end:]
-        return at > 0
-
-    def _call(self, rest: str, found: list[str | Call], last: bool, opened: bool) -> bool:
-        if not rest:
-            return False
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except (ValueError, RecursionError):
-            if not last and _may_go_on(rest):
-                return False
-            return self._as_text(found, len(self._held) if not opened else len(_OPENS))
-        calls = [_of(one, self.tools.names) for one in (value if isinstance(value, list) else [value])]
-        if not calls or None in calls:
-            return self._as_text(found, len(self._held) - len(rest) + end)
-        for one in calls[: None if self.tools.parallel else 1]:
-            assert one
-            found.append(Call(self.calls, "", one[0], new_id()))
-            found.append(Call(self.calls, one[1]))
-            self.calls += 1
-        self._held = rest[end:]
-        self._done = not self.tools.parallel
-        return True
-
-    def _as_text(self, found: list[str | Call], end: int) -> bool:
-        self._text = True
-        found.append(self._held[:end])
-        self._held = self._held[end:]
-        return bool(self._held)
-
-
-class _Brackets:
-    """Where a JSON object or list ends, so far as brackets tell."""
-
-    def __init__(self) -> None:
-        self.closed, self._depth, self._in_text, self._escaped = False, 0, False, False
-
-    def feed(self, text: str) -> int:
-        """How many characters belong to it."""
-        for at, sign in enumerate(text):
-            if self._in_text:
-                if self._escaped:
-                    self._escaped = False
-                elif sign == "\\":
-                    self._escaped = True
-                elif sign == '"':
-                    self._in_text = False
-            elif sign == '"':
-                self._in_text = True
-            elif sign in "{[":
-                self._depth += 1
-            elif sign in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self.closed = True
-                    return at + 1
-        return len(text)
-
-
-def _of(value: object, names: Sequence[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call as models write it."""
-    if not isinstance(value, Mapping) or value.get("name") not in names:
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return None
-    if arguments is None:
-        arguments = {}
-    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, Mapping) else None
-
-
-def _may_go_on(text: str) -> bool:
-    """Whether what is no JSON yet lacks its end only, so far as brackets tell."""
-    scan = _Brackets()
-    return scan.feed(text) == len(text) and not scan.closed
-
-
-def _overlap(text: str, sign: str) -> int:
-    return next((n for n in range(min(len(text), len(sign) - 1), 0, -1) if text.endswith(sign[:n])), 0)
