@@ -171,10 +171,16 @@ def test_tokens(server: Running) -> None:
 
 
 def test_metrics(server: Running, client: openai.OpenAI) -> None:
+    def metrics() -> dict[str, float]:
+        with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line and line[0] != "#"}
+
+    before = metrics()
     client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2)
-    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    values = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line and line[0] != "#"}
+    values = metrics()
+    first = "pronk_first_token_seconds_count"
+    assert values[first] == before[first] + 1
     assert values['pronk_texts_running{model="tiny"}'] == values["pronk_texts"] == 0
     assert values['pronk_decode_tokens_total{model="tiny"}'] > 0
     assert values['pronk_requests_total{path="/v1/chat/completions",status="200"}'] > 0

@@ -92,6 +92,7 @@ class Engine:
     def __init__(self, max_texts: int) -> None:
         self.max_texts, self.texts = max_texts, 0
         self.draining = False
+        self.first_token: Callable[[float], None] = lambda seconds: None  # told how long each request waited for it
         self._answers: dict[Handle, Answer] = {}
         self._lock = threading.Lock()  # of _answers: a handle is known before its first chunk is there
         self._sessions: dict[int, Session] = {}

@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from pronk.serve.engine import Engine
     from pronk.serve.models import Models
-    from pronk.serve.speech import Account
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -27,10 +26,7 @@ class Metrics:
         self.first = Histogram(
             "pronk_first_token_seconds", "From a request to its first token.", buckets=_SECONDS, registry=self._registry
         )
-
-    def finished(self, account: Account) -> None:
-        if account.stats:
-            self.first.observe(account.stats.ttft_s)
+        engine.first_token = self.first.observe
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class Account:
 
 async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerator[list[Piece], None]:
     """Pieces as they come; closing it cancels what is still to come. Raises ApiError and PronkError."""
-    texts = asked.wanted.texts
+    texts, begun = asked.wanted.texts, time.perf_counter()
     engine.reserve(texts)
     try:
         answer = await asyncio.to_thread(engine.submit, asked.wanted)
@@ -94,6 +95,9 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
         try:
             async with aclosing(answer.chunks()) as coming:
                 async for chunks in coming:
+                    if begun:
+                        engine.first_token(time.perf_counter() - begun)
+                        begun = 0.0
                     yield [piece for chunk in chunks for piece in _pieces(asked, chunk, account, finders)]
         finally:
             engine.cancel(answer)

@@ -1,0 +1,154 @@
+"""A load on a server of OpenAI's completions: many streams at once, and when each piece of each came.
+
+A client of few instructions, for it shares the processor with what it measures: it reads lines off the socket, and
+looks into the last one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`at`: seconds after the start that it is sent, in an open loop."""
+
+    prompt: list[int] | str
+    new: int
+    at: float = 0.0
+
+
+@dataclass
+class Taken:
+    """Seconds on one clock: when it was sent, and when its pieces came."""
+
+    sent: float
+    pieces: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    cached_tokens: int = 0
+    failed: str = ""
+
+    @property
+    def first_s(self) -> float:
+        """TTFT: from sending to the first piece."""
+        return self.pieces[0] - self.sent if self.pieces else math.inf
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """ITL: between pieces."""
+        return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
+
+    @property
+    def per_token_s(self) -> float:
+        """TPOT: of the tokens after the first."""
+        return (self.pieces[-1] - self.pieces[0]) / max(1, self.new_tokens - 1) if self.pieces else math.inf
+
+
+@dataclass(frozen=True)
+class Client:
+    """`extra`: fields of each request besides."""
+
+    url: str
+    model: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    async def ask(self, asked: Asked) -> Taken:
+        body = {
+            "model": self.model, "prompt": asked.prompt, "max_tokens": asked.new, "stream": True,
+            "stream_options": {"include_usage": True}, "temperature": 0, **self.extra,
+        }  # fmt: skip
+        taken = Taken(time.perf_counter())
+        try:
+            await self._read(json.dumps(body).encode(), taken)
+        except (OSError, ValueError, KeyError) as error:
+            taken.failed = f"{type(error).__name__}: {error}"
+        taken.ended = time.perf_counter()
+        return taken
+
+    async def _read(self, body: bytes, taken: Taken) -> None:
+        at = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=1 << 20)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer none\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            writer.write(head.encode() + body)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise ValueError((status + await reader.read())[:300].decode("utf-8", "replace"))
+            last = b""
+            while line := await reader.readline():
+                if line.startswith(b"data: {"):
+                    if b'"choices":[]' in line or b'"choices": []' in line:
+                        last = line
+                    elif b'"error":' in line:
+                        raise ValueError(line.decode())
+                    elif b'"text":""' not in line and b'"text": ""' not in line:
+                        taken.pieces.append(time.perf_counter())
+            usage = json.loads(last[len(b"data: ") :])["usage"]
+            taken.prompt_tokens, taken.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            taken.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        finally:
+            writer.close()
+
+
+async def closed(ask: Callable[[Asked], Awaitable[Taken]], asked: Sequence[Asked], at_once: int) -> list[Taken]:
+    """As many users as `at_once`; each sends its next when the one before is whole."""
+    left, taken = list(reversed(asked)), list[Taken]()
+
+    async def user() -> None:
+        while left:
+            taken.append(await ask(left.pop()))
+
+    await asyncio.gather(*(user() for _ in range(at_once)))
+    return taken
+
+
+async def opened(ask: Callable[[Asked], Awaitable[Taken]], asked: Sequence[Asked]) -> list[Taken]:
+    """Each when its time has come, whatever became of those before."""
+
+    async def one(each: Asked) -> Taken:
+        await asyncio.sleep(each.at)
+        return await ask(each)
+
+    return await asyncio.gather(*map(one, asked))
+
+
+def summary(taken: Sequence[Taken], bounds: dict[str, float] | None = None) -> dict[str, Any]:
+    """Rates over the whole of it, percentiles, failures. `bounds`: of first_s and per_token_s, for goodput."""
+    good = [each for each in taken if not each.failed]
+    seconds = max(each.ended for each in taken) - min(each.sent for each in taken)
+    new, read = sum(each.new_tokens for each in good), sum(each.prompt_tokens for each in good)
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "requests": len(taken),
+        "failed": len(taken) - len(good),
+        "requests_s": len(good) / seconds,
+        "new_tok_s": new / seconds,
+        "total_tok_s": (new + read) / seconds,
+        "cached_tokens": sum(each.cached_tokens for each in good),
+        "first_s": percentiles([each.first_s for each in good]),
+        "gap_s": percentiles([gap for each in good for gap in each.gaps_s]),
+        "per_token_s": percentiles([each.per_token_s for each in good]),
+        "whole_s": percentiles([each.ended - each.sent for each in good]),
+    }
+    if bounds:
+        met = [each for each in good if all(getattr(each, name) <= most for name, most in bounds.items())]
+        found["goodput_s"] = len(met) / seconds
+    return found
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """The smallest value that so many of a hundred do not exceed."""
+    ordered = sorted(values)
+    return {f"p{p}": ordered[max(0, math.ceil(len(ordered) * p / 100) - 1)] for p in (50, 90, 99) if ordered}
