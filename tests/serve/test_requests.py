@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -181,6 +183,13 @@ def test_metrics(server: Running, client: openai.OpenAI) -> None:
     values = metrics()
     first = "pronk_first_token_seconds_count"
     assert values[first] == before[first] + 1
+    operations = Path(__file__).resolve().parents[2] / "docs" / "operations"
+    shown = (operations / "dashboard.json").read_text(encoding="utf-8")
+    shown += (operations.parent / "operations.md").read_text(encoding="utf-8")
+    there = {re.sub(r"\{.*|_created$|_sum$|_count$", "", name) for name in values}
+    named = set(re.findall(r"pronk_[a-z_]+", shown))
+    assert named <= there | {"pronk_first_token_seconds"}
+    assert len(named) > 10
     assert values['pronk_texts_running{model="tiny"}'] == values["pronk_texts"] == 0
     assert values['pronk_decode_tokens_total{model="tiny"}'] > 0
     assert values['pronk_requests_total{path="/v1/chat/completions",status="200"}'] > 0
