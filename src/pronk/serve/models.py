@@ -162,8 +162,8 @@ class Models:
             if model.llm:
                 return
             begun = time.perf_counter()
-            weights, kv_a_token = await asyncio.to_thread(self._plan, model)
-            self._make_room(model, weights)
+            weights, kv_a_token, ctx_size = await asyncio.to_thread(self._plan, model)
+            self._make_room(model, weights + ctx_size * kv_a_token)  # of one text that is as long as can be
             left = self._max_memory - weights - sum(each.bytes for each in self.loaded)
             llm = await asyncio.to_thread(pronk.load, model.source, **self._loading)
             most = self._max_sequences * llm.ctx_size
@@ -181,23 +181,25 @@ class Models:
             model.llm = llm
             log.info("loaded %s in %.2f s: up to %d tokens cached", model.name, time.perf_counter() - begun, tokens)
 
-    def _plan(self, model: Model) -> tuple[int, int]:
-        """Bytes of the weights, and of one token's keys and values."""
+    def _plan(self, model: Model) -> tuple[int, int, int]:
+        """Bytes of the weights, and of one token's keys and values; and how many tokens a text may have."""
         options = {name: self._loading.get(name) for name in ("quantize", *engines.OPTIONS)}
         opened = checkpoints.open(hub.resolve(model.source, revision=self._loading.get("revision"), progress=False))
         engine = engines.named(engines.choose(self._loading.get("engine"), options))
         plan = engine.plan(opened, engines.options_for(engine, options))
-        return plan.weights + plan.besides, plan.kv_a_token
+        ctx_size = self._loading.get("ctx_size") or opened.config.max_position_embeddings
+        return plan.weights + plan.besides, plan.kv_a_token, ctx_size
 
-    def _make_room(self, model: Model, weights: int) -> None:
+    def _make_room(self, model: Model, least: int) -> None:
         """Unload those that nobody uses, the least recently used first. Raises NotEnoughMemory."""
         idle = sorted((each for each in self.loaded if not each.users), key=lambda each: each.used)
-        while sum(each.bytes for each in self.loaded) + weights > self._max_memory:
+        while sum(each.bytes for each in self.loaded) + least > self._max_memory:
             if not idle:
                 problem = (
-                    f"{model.name} takes {weights / 1e6:.0f} MB beside what is in use, of {self._max_memory / 1e6:.0f}"
+                    f"{model.name} takes {least / 1e6:.1f} MB at least, beside what is in use, of "
+                    f"{self._max_memory / 1e6:.1f}"
                 )
-                raise NotEnoughMemory(problem, "raise --max-memory, or load it with --quantize q4")
+                raise NotEnoughMemory(problem, "raise --max-memory, or lower --ctx-size, or --quantize to fewer bits")
             log.info("unloaded %s, to make room for %s", idle[0].name, model.name)
             self._unload(idle.pop(0))
 

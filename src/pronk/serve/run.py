@@ -112,6 +112,8 @@ def run(
     except SystemExit:  # uvicorn's, of a start that failed
         if not problem:
             raise
+    finally:
+        bound.close()
     if problem:
         raise problem[0]
 

@@ -1,0 +1,83 @@
+"""Several models: loaded when they are asked for, and let go, the least recently used first, when memory lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from served import SEQUENCES, Running
+
+from pronk.serve.models import Models
+
+ASKED: list[Any] = [{"role": "user", "content": "x"}]
+
+
+def least(folder: Path) -> int:
+    """Bytes of the weights, and of a cache for one text."""
+    models = Models({"a": str(folder)}, {}, {"threads": 1})
+    weights, a_token, ctx_size = models._plan(models.models["a"])
+    return weights + ctx_size * a_token
+
+
+@pytest.fixture
+def three(folder: Path) -> Iterator[Running]:
+    """Of which memory holds two: each takes half of what is left for its cache, but one text's cache at least."""
+    bound = int(2.8 * least(folder))
+    names = {name: str(folder) for name in "abc"}
+    running = Running(Models(names, {}, {"threads": 1}, max_sequences=SEQUENCES, max_memory=bound))
+    yield running
+    running.stop()
+
+
+def loaded(running: Running) -> set[str]:
+    return {model.name for model in running.models.loaded}
+
+
+def say(running: Running, name: str) -> str | None:
+    answer = running.client().chat.completions.create(model=name, messages=ASKED, max_tokens=5, seed=1)
+    return answer.choices[0].message.content
+
+
+def test_who_was_idle_longest_gives_way(three: Running) -> None:
+    assert loaded(three) == {"a"}
+    texts = {say(three, "a"), say(three, "b")}
+    assert loaded(three) == {"a", "b"}
+    say(three, "a")
+    texts.add(say(three, "c"))
+    assert loaded(three) == {"a", "c"}
+    texts.add(say(three, "b"))
+    assert loaded(three) == {"b", "c"}
+    assert len(texts) == 1  # it is one model by three names
+
+
+def test_who_is_in_use_stays(three: Running) -> None:
+    client = three.client()
+    streams = [
+        client.chat.completions.create(
+            model=name, messages=ASKED, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+        )
+        for name in "ab"
+    ]
+    pieces = [iter(stream) for stream in streams]
+    for each in pieces:
+        next(each)
+    with pytest.raises(openai.InternalServerError, match=r"c takes .* MB at least, beside what is in use") as refused:
+        say(three, "c")
+    assert refused.value.status_code == 503
+    assert refused.value.response.headers["retry-after"]
+    assert loaded(three) == {"a", "b"}
+    for each in pieces:
+        assert [chunk.choices[0].finish_reason for chunk in each][-1] == "length"
+    assert say(three, "c") == say(three, "b")
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_alone(folder: Path, tmp_path: Path) -> None:
+    sources = {"good": str(folder), "bad": str(tmp_path / "nothing")}
+    running = Running(Models(sources, {}, {"threads": 1}, max_sequences=SEQUENCES))
+    with pytest.raises(openai.APIStatusError, match="nothing"):
+        say(running, "bad")
+    assert say(running, "good")
+    running.stop()
