@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from served import Running
 
 import pronk
 from pronk.engine.params import SamplingParams
+from pronk.serve.models import Models
 
 pytestmark = pytest.mark.usefixtures("idle")
 QUESTION = [{"role": "user", "content": "Where is the sea?"}]
@@ -192,26 +195,50 @@ def test_echo_scores_the_prompt(client: openai.OpenAI, llm: pronk.LLM, stream: b
     assert choice.logprobs.text_offset == list(range(len(prompt)))
 
 
-def test_a_crowd_gets_what_each_gets_alone(server: Running, llm: pronk.LLM) -> None:
-    """Half of the clients leave in the middle, at random; of the others each text is whole."""
-    draw = random.Random(4)
-    ways = [{"seed": n, "temperature": 1.1, "top_p": 0.9, "max_tokens": draw.randrange(1, 60)} for n in range(24)]
-    leaves = [draw.random() < 0.5 for _ in ways]
+@pytest.fixture(scope="module")
+def crowded(folder: Path) -> Iterator[Running]:
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 2}, max_sequences=64), max_sequences=64)
+    yield running
+    running.stop()
 
-    def one(number: int) -> str | None:
-        text, client = [], server.client()
-        messages = [{"role": "user", "content": f"number {number} " * (1 + number % 7)}]
-        with client.chat.completions.create(model="tiny", messages=messages, stream=True, **ways[number]) as stream:
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_crowd_gets_what_each_gets_alone(crowded: Running, llm: pronk.LLM, share: float) -> None:
+    """64 streams at once, of which some leave in the middle: text, log-probabilities and usage of all others."""
+    draw = random.Random(4)
+    ways = [{"seed": n, "temperature": 1.1, "top_p": 0.9, "max_tokens": draw.randrange(1, 60)} for n in range(64)]
+    leaves = [draw.random() < share for _ in ways]
+    asked: list[Any] = [[{"role": "user", "content": f"number {n} " * (1 + n % 7)}] for n in range(64)]
+
+    def one(number: int) -> tuple[str, list[float], tuple[int, int]] | None:
+        text, logprobs, usage = [], [], None
+        with crowded.client().chat.completions.create(
+            model="tiny", messages=asked[number], stream=True, stream_options={"include_usage": True}, logprobs=True,
+            **ways[number],
+        ) as stream:  # fmt: skip
             for chunk in stream:
-                text.append(chunk.choices[0].delta.content or "")
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    text.append(choice.delta.content or "")
+                    logprobs += [each.logprob for each in (choice.logprobs and choice.logprobs.content) or []]
                 if leaves[number] and len(text) > number % 5:
                     return None
-        return "".join(text)
+        assert usage
+        return "".join(text), logprobs, (usage.prompt_tokens, usage.completion_tokens)
 
     with concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:
         found = list(pool.map(one, range(len(ways))))
-    for number, text in enumerate(found):
-        if not leaves[number]:
-            params = SamplingParams(seed=number, temperature=1.1, top_p=0.9, max_new_tokens=ways[number]["max_tokens"])
-            messages = [{"role": "user", "content": f"number {number} " * (1 + number % 7)}]
-            assert text == llm.chat(messages, params=params).text
+    gone = sum(each is None for each in found)  # a short text may be whole before its client leaves
+    assert gone > 20 if share else gone == 0
+    for number, got in enumerate(found):
+        if got:
+            params = SamplingParams(
+                seed=number, temperature=1.1, top_p=0.9, max_new_tokens=ways[number]["max_tokens"], logprobs=0
+            )
+            alone = llm.chat(asked[number], params=params)
+            assert got[0] == alone.text
+            assert alone.logprobs is not None
+            its = alone.logprobs[: len(got[1])]  # a token that ends a text is no part of it
+            assert got[1] == [each.logprob for each in its]
+            assert len(got[1]) >= alone.stats.new_tokens - 1
+            assert got[2] == (alone.stats.prompt_tokens, alone.stats.new_tokens)
