@@ -1,6 +1,6 @@
 """FILTERS: which tokens may be drawn, as one ordered table; and their functions, over vocabularies of any size.
 
-Each has one plain meaning, which tests/engine/plain_sampling.py states in full sorts, and is made fast by leaving out,
+Each has one plain meaning, which tests/plain_sampling.py states in full sorts, and is made fast by leaving out,
 with certainty, what cannot matter. The survivors are the same to the last token, here and in src/native/sampling.cpp.
 """
 

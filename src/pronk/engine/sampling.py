@@ -11,7 +11,6 @@ This is what is meant; the CPU engine draws the same tokens, of many texts at on
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +22,8 @@ from pronk.engine.filters import ONE, Float32, Ids, survivors, top_k, weights
 from pronk.engine.grammar import Bools
 from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
+
+Tokens = Sequence[int] | NDArray[np.int32]
 
 
 class NotNumbers(PronkError):
@@ -43,8 +44,8 @@ class Sampled:
 def sample(
     logits: Float32,
     params: SamplingParams,
-    history: Sequence[int],
-    generated: Sequence[int],
+    history: Tokens,
+    generated: Tokens,
     uniform: float | Callable[[], float],
     allowed: Bools | None = None,
 ) -> Sampled:
@@ -70,8 +71,11 @@ def sample(
 
 
 def reported(logits: Float32, token: int, likeliest: int) -> Sampled:
-    """A token with its log-probability, and so many of the likeliest, of logits [V] as the model gave them."""
-    total = log_total(float(logits.max()), int(weights(logits).sum()))
+    """A token with its log-probability, and so many of the likeliest, of logits [V] as the model gave them.
+
+    Raises NotNumbers.
+    """
+    total = log_total(float(logits[_check(logits)]), int(weights(logits).sum()))
     top = _likeliest(logits, likeliest)
     return Sampled(token, float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
 
@@ -89,7 +93,7 @@ def log_total(largest: float, weight: int) -> float:
     return largest + math.log(weight / ONE)
 
 
-def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], generated: Sequence[int]) -> Float32:
+def penalize(scores: Float32, params: SamplingParams, history: Tokens, generated: Tokens) -> Float32:
     """Scores [V] after logit bias and the three penalties; the input is never written to."""
     repeats = params.repetition_penalty != 1.0 and len(history) > 0
     counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -99,13 +103,12 @@ def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], ge
     for token, bias in params.logit_bias.items():
         scores[token] += np.float32(bias)
     if repeats:
-        seen = np.fromiter(set(history), np.intp)
+        seen = np.unique(np.asarray(history, np.intp))
         penalty = np.float32(params.repetition_penalty)
         scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
     if counts:
-        counter = Counter(generated)
-        counted = np.fromiter(counter.values(), np.float64) * params.frequency_penalty + params.presence_penalty
-        scores[np.fromiter(counter.keys(), np.intp)] -= counted.astype(np.float32)
+        tokens, times = np.unique(np.asarray(generated, np.intp), return_counts=True)
+        scores[tokens] -= (times * params.frequency_penalty + params.presence_penalty).astype(np.float32)
     return scores
 
 
@@ -144,7 +147,8 @@ def _choose_as_llama2c(scores: Float32, survivors: Ids | None, params: SamplingP
     exps = _double_exponentials(scores - scores.max()).astype(np.float32)
     probs = exps / np.cumsum(exps)[-1]
     if params.top_p >= 1.0:
-        return min(int(np.cumsum(probs).searchsorted(np.float32(coin), side="right")), len(probs) - 1)
+        last = int(np.flatnonzero(scores > -np.inf)[-1])
+        return min(int(np.cumsum(probs).searchsorted(np.float32(coin), side="right")), last)
     top_p = np.float32(params.top_p)
     kept = np.flatnonzero(probs >= (np.float32(1) - top_p) / np.float32(max(len(probs) - 1, 1)))
     if len(kept) == 0:

@@ -6,6 +6,7 @@ Not safe to share between threads. Times nothing and knows no text.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Several
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
@@ -14,7 +15,7 @@ from pronk.engine.events import Counters, Event, Failure, Outcome
 from pronk.engine.grammar import Grammar, Ungrammatical
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Entry, Planner
-from pronk.engine.predictions import Predictions
+from pronk.engine.predictions import Ask, Predictions
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
@@ -216,20 +217,30 @@ class Scheduler:
         drawn: dict[Sequence, list[list[Sampled]]] = {}
         steps: dict[BeamSearch, Step] = {}
         spoilt: dict[Entry, PronkError] = {}
+        asks: list[Ask] = []
+        asked: list[tuple[Sequence, Run, slice]] = []  # and which asks are theirs
         at = 0
         for sequence, run in runs:
             if run.logits == "none" or sequence.search in steps or sequence.search in spoilt:
                 continue
-            search, draft = sequence.search, run.token_ids[1:] if run.logits == "all" else ()
-            rows = len(search.parts) if search else 1 + len(draft)
+            search, rows = sequence.search, len(run.token_ids) if run.logits == "all" else 1
             try:
                 if search:
+                    rows = len(search.parts)
                     steps[search] = search.choose(predictions.logits(at, rows))
                 else:
-                    drawn[sequence] = sequence.draw(predictions, at, draft)
+                    its = sequence.asks(at, _draft(run))
+                    asked.append((sequence, run, slice(len(asks), len(asks) + len(its))))
+                    asks += its
             except (NotNumbers, Ungrammatical) as error:
                 spoilt[search or sequence] = error
             at += rows
+        answers = predictions.draw(asks) if asks else []
+        for sequence, run, of in asked:
+            try:
+                drawn[sequence] = sequence.settle(answers[of], _draft(run))
+            except (NotNumbers, Ungrammatical) as error:
+                spoilt[sequence] = error
         return drawn, steps, spoilt
 
     def _failures(self) -> list[Outcome]:
@@ -297,3 +308,8 @@ class Scheduler:
             self.counters.prefill_tokens += new - decoded
             self.counters.recomputed_tokens += end - run.start - new
             sequence.computed = max(sequence.computed, end)
+
+
+def _draft(run: Run) -> Several[int]:
+    """What the run guesses beyond its sequence's tokens."""
+    return run.token_ids[1:] if run.logits == "all" else ()
