@@ -139,9 +139,7 @@ def test_what_is_not_allowed_is_never_drawn_and_logprobs_stay_the_models() -> No
     for rng in ("philox", "xorshift"):
         params, drawn = SamplingParams(temperature=5.0, logprobs=0, rng=rng), set()
         for coin in np.linspace(0, 1 - 2.0**-24, 60).tolist():
-            (one,) = CpuPredictions(rows, MODELS[513, None]).draw(
-                [Ask(0, params, lambda c=coin: c, allowed=bits)]
-            )
+            (one,) = CpuPredictions(rows, MODELS[513, None]).draw([Ask(0, params, lambda c=coin: c, allowed=bits)])
             assert one
             drawn.add(one.token)
             free = Predictions(rows).draw([Ask(0, SamplingParams(logit_bias={one.token: 100.0}, logprobs=0), float)])[0]

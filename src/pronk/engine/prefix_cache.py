@@ -10,7 +10,7 @@ One scheduler uses a cache at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from pronk.engine.backend import Backend
@@ -23,7 +23,7 @@ _NO_LIMIT = 1 << 31
 
 
 class _Key(NamedTuple):
-    parent: int  # serial number of the block before; for a text's first, less than 1: see `match`
+    parent: int | tuple[Hashable]  # serial number of the block before; for a text's first, whose text it is
     tokens: tuple[int, ...]
 
 
@@ -56,21 +56,22 @@ class PrefixCache:
         """Whether the storage is larger than what may be kept."""
         return self.pool.num_blocks > self._keep_blocks
 
-    def match(self, tokens: Sequence[int], adapter: int = 0) -> BlockTable:
+    def match(self, tokens: Sequence[int], whose: Hashable = None) -> BlockTable:
         """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
-        again, because its logits are wanted. Keys and values of one adapter (0: none) are not another's."""
-        found = self._find(tokens, adapter)
+        again, because its logits are wanted. `whose`: nothing is found but what was kept under the same."""
+        found = self._find(tokens, whose)
         table = BlockTable.of(self.pool, [kept.block for kept in found])
         if found:
             table.known, table.serial = len(found), found[-1].serial
         return table
 
-    def known(self, tokens: Sequence[int], adapter: int = 0) -> int:
+    def known(self, tokens: Sequence[int], whose: Hashable = None) -> int:
         """How many tokens `match` would find."""
-        return len(self._find(tokens, adapter)) * self.pool.block_size
+        return len(self._find(tokens, whose)) * self.pool.block_size
 
-    def _find(self, tokens: Sequence[int], adapter: int) -> list[_Kept]:
-        found, parent, size = [], -adapter, self.pool.block_size
+    def _find(self, tokens: Sequence[int], whose: Hashable) -> list[_Kept]:
+        found, size = list[_Kept](), self.pool.block_size
+        parent: int | tuple[Hashable] = (whose,)
         for at in range(0, len(tokens) - size, size):
             kept = self._kept.get(_Key(parent, tuple(tokens[at : at + size])))
             if kept is None:
@@ -79,7 +80,7 @@ class PrefixCache:
             parent = kept.serial
         return found
 
-    def keep(self, tokens: Sequence[int], table: BlockTable, adapter: int = 0) -> None:
+    def keep(self, tokens: Sequence[int], table: BlockTable, whose: Hashable = None) -> None:
         """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`.
 
         Those that the table already knows itself by are passed over: it holds them, so none was evicted.
@@ -87,7 +88,7 @@ class PrefixCache:
         if not self._keep_blocks:
             return
         size, others = self.pool.block_size, []
-        parent = table.serial if table.known else -adapter
+        parent = table.serial if table.known else (whose,)
         for place in range(table.known, table.length // size):
             block, key = table.blocks[place], _Key(parent, tuple(tokens[place * size : (place + 1) * size]))
             if (kept := self._kept.get(key)) is None:

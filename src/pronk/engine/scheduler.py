@@ -5,7 +5,7 @@ Not safe to share between threads. Times nothing and knows no text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from collections.abc import Sequence as Several
 
 from pronk.engine.backend import Backend
@@ -82,13 +82,14 @@ class Scheduler:
         seed: int,
         eos_ids: Collection[int] = (),
         grammar: Grammar | None = None,
+        owner: Hashable = None,
     ) -> int:
         """Queue a request; gives its id. `seed` is the effective one (see rng.effective_seed).
 
         Raises ContextOverflow for a prompt with no room left to generate a token, and BadRequest.
         """
         tokens = [int(token) for token in prompt_ids]
-        request = self.prepare(self._next_id, tokens, params, seed, eos_ids, grammar=grammar)
+        request = self.prepare(self._next_id, tokens, params, seed, eos_ids, grammar=grammar, owner=owner)
         self._next_id += 1
         self.enqueue(request, tokens)
         return request.id
@@ -102,14 +103,16 @@ class Scheduler:
         eos_ids: Collection[int],
         adapter: int | None = None,
         grammar: Grammar | None = None,
+        owner: Hashable = None,
     ) -> Request:
         """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does.
 
         `adapter`: one that is attached to the backend, 0 for none, None for what it answers with by itself. `grammar`:
-        what its texts are to follow.
+        what its texts are to follow. `owner`: who alone may find in the cache what is computed for it.
         """
         params.check_prompt(prompt_ids, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
+        hash(owner)  # or TypeError, now and not amid a pass
         if params.speculative and not self._cached:
             raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
         if params.num_beams > self._max_batch_tokens:
@@ -131,6 +134,7 @@ class Scheduler:
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
             adapter=self._backend.adapter if adapter is None else adapter,
             grammar=grammar,
+            owner=owner,
         )
 
     def enqueue(self, request: Request, prompt_ids: list[int]) -> Entry:
@@ -250,7 +254,7 @@ class Scheduler:
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
         if self._kv and search.step == 0:
-            self._kv.keep(search.parts[0].tokens, search.parts[0].table, search.request.adapter)
+            self._kv.keep(search.parts[0].tokens, search.parts[0].table, search.request.whose)
         if found := search.advance(step):
             self._plan.drop(search)
         return [found] if found else []
@@ -258,7 +262,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
         if self._kv and sequence.step == 0:
-            self._kv.keep(sequence.tokens, sequence.table, sequence.request.adapter)
+            self._kv.keep(sequence.tokens, sequence.table, sequence.request.whose)
         samples = sequence.samples
         if len(samples) == 1:
             return self._extend(sequence, drawn[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,13 @@ class Request:
     streams: tuple[Stream, ...]
     adapter: int = 0  # which is attached to the backend; 0: none
     grammar: Grammar | None = None  # that its texts are to follow
+    owner: Hashable = None  # whose texts they are
+
+    @property
+    def whose(self) -> Hashable:
+        """What its keys and values are kept under in the cache: those of another adapter are other numbers, and those
+        of another owner not to be found, for a prompt that is read in no time tells that somebody else has sent it."""
+        return self.adapter, self.owner
 
 
 @dataclass(eq=False)
