@@ -78,40 +78,11 @@ void rope(float* x, int heads, int head_dim, const float* cos, const float* sin)
         }
 }
 
-// Plain loops, which the compiler turns into vectors.
-int32_t argmax(const float* x, int count) {
-    constexpr int kLanes = 16, kBlock = 512;
-    float largest = -INFINITY;
-    int at = 0;
-    bool nan = false;
-    for (int begin = 0; begin < count; begin += kBlock) {
-        const int size = count - begin < kBlock ? count - begin : kBlock, whole = size / kLanes * kLanes;
-        float most[kLanes];
-        int32_t nans[kLanes] = {};
-        for (float& lane : most) lane = -INFINITY;
-        for (int i = 0; i < whole; i += kLanes)
-            for (int lane = 0; lane < kLanes; ++lane) {
-                const float value = x[begin + i + lane];
-                most[lane] = value > most[lane] ? value : most[lane];
-                nans[lane] |= value != value;
-            }
-        for (int i = whole; i < size; ++i) {
-            most[0] = x[begin + i] > most[0] ? x[begin + i] : most[0];
-            nans[0] |= x[begin + i] != x[begin + i];
-        }
-        float here = most[0];
-        for (int lane = 0; lane < kLanes; ++lane) here = most[lane] > here ? most[lane] : here, nan |= nans[lane] != 0;
-        if (here > largest) largest = here, at = begin;
-    }
-    if (nan || !std::isfinite(largest)) return -1;
-    while (x[at] != largest) ++at;
-    return at;
-}
-
 }  // namespace
 
 const Kernels* kernels() {
-    static constexpr Kernels table{PRONK_NAME, kAttentionRows, matmul, rmsnorm, convert, rope, store_kv, attention, argmax};
+    static constexpr Kernels table{PRONK_NAME, kAttentionRows, matmul, rmsnorm, convert, rope, store_kv, attention, argmax,
+                                   divide, exponentials, find};
     return &table;
 }
 

@@ -104,6 +104,9 @@ struct AttentionTask {
     float* const* scores = nullptr;  // [rows] where limit[i] of them go before the softmax, or null; or none: nobody looks
 };
 
+constexpr int64_t kOne = int64_t{1} << 38;  // the weight of the likeliest token
+constexpr int kWeightBlock = 512;
+
 struct Kernels {
     const char* name;
     int attention_rows;
@@ -128,6 +131,15 @@ struct Kernels {
 
     // The first of the largest; -1 where that is infinite, or any is NaN.
     int32_t (*argmax)(const float* x, int count);
+
+    // (x - less) / by
+    void (*divide)(const float* x, int count, float less, float by, float* out);
+
+    // kOne * e^(x - largest), and sums of these in whole numbers, one for each kWeightBlock. Bits as engine/filters.py has.
+    void (*exponentials)(const float* x, int count, float largest, float* out, int64_t* sums);
+
+    // Where x is at least so much, ascending; gives how many there are. Nothing is NaN.
+    int (*find)(const float* x, int count, float least, int32_t* places);
 };
 
 size_t attention_scratch(int head_dim);  // floats

@@ -16,10 +16,14 @@
 
 namespace pronk::PRONK_TARGET {
 
-// Defined in kernels_matmul.cpp and kernels_attention.cpp.
+// Defined in kernels_matmul.cpp, kernels_attention.cpp and kernels_sampling.cpp.
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;
 std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;
 std::remove_pointer_t<decltype(Kernels::attention)> attention;
+std::remove_pointer_t<decltype(Kernels::argmax)> argmax;
+std::remove_pointer_t<decltype(Kernels::divide)> divide;
+std::remove_pointer_t<decltype(Kernels::exponentials)> exponentials;
+std::remove_pointer_t<decltype(Kernels::find)> find;
 
 namespace {
 

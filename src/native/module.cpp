@@ -1,5 +1,6 @@
 // pronk._native: kernels and the forward pass for Python. src/pronk/_native.pyi says what is in it.
 #include "module.h"
+#include "sampling.h"
 
 #include <algorithm>
 #include <atomic>
@@ -153,6 +154,11 @@ NB_MODULE(_native, module) {
         return formats;
     });
     module.def("sources", [] { return names_of(kSources); });
+    module.def("filters", [] {
+        nb::list names;
+        for (const char* name : kFilters) names.append(nb::str(name));
+        return names;
+    });
     module.def("kv_block", [] { return kKVBlock; });
     module.def("kv_types", [] { return names_of(kKVTypes); });
     bind_model(module);

@@ -14,6 +14,7 @@
 #include "module_batch.h"
 #include "module_interrupted.h"
 #include "probe.h"
+#include "sampling.h"
 
 namespace pronk {
 
@@ -155,6 +156,33 @@ public:
         return {data, {batch.logits_rows.size(), static_cast<size_t>(model.config.vocab_size)}, owner};
     }
 
+    // What is asked of a token whatever the text: temperature, top_k, top_p, min_p; the three penalties; tokens and their
+    // biases; whether llama2.c's draw is meant; logprobs, -1 for none.
+    using Asked = std::tuple<double, int64_t, double, double, double, double, double, Ints, FloatVector, bool, int64_t>;
+    // A row of the logits, its coin, what is asked, the text so far and how much of it is the prompt, and which tokens may be
+    // drawn.
+    using AskedRow = std::tuple<int64_t, double, Asked, std::optional<Ints>, int64_t, std::optional<Bools>>;
+    // The token, -1 where the logits are not numbers; the largest logit, the weight of all, and the likeliest.
+    using Answer = std::tuple<int32_t, float, int64_t, std::vector<int32_t>>;
+
+    std::vector<Answer> draw(const FloatRows& logits, const std::vector<AskedRow>& rows) {
+        const int vocab_size = model.config.vocab_size;
+        check_shape("logits", logits, logits.shape(0), vocab_size);
+        std::vector<Wish> wishes;
+        wishes.reserve(rows.size());
+        for (const AskedRow& row : rows) wishes.push_back(wish(row, logits.shape(0), vocab_size));
+        std::vector<Drawn> drawn;
+        {
+            const Released released;
+            const std::scoped_lock lock(mutex);
+            drawn = sampler_.draw(logits.data(), vocab_size, wishes, *model.pool);
+        }
+        std::vector<Answer> answers;
+        answers.reserve(drawn.size());
+        for (Drawn& of : drawn) answers.emplace_back(of.token, of.largest, of.weight, std::move(of.top));
+        return answers;
+    }
+
     void activations(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                      const Ints& block_offsets, PyKV& kv, const LayersOut& qkv, const LayersOut& o, const LayersOut& gate_up,
                      const LayersOut& down, const LayersOut& head, float embedding_noise, const std::optional<Ints>& adapters) {
@@ -211,6 +239,36 @@ private:
         explicit Alone(PyModel& of) : lock(of.mutex) { of.model.quiesce(); }
         const Unlocked lock;
     };
+
+    static Wish wish(const AskedRow& from, int64_t rows, int vocab_size) {
+        const auto& [row, coin, asked, history, prompt_tokens, allowed] = from;
+        const auto& [temperature, top_k, top_p, min_p, repetition, presence, frequency, bias_tokens, biases, llama2c, logprobs] = asked;
+        check_range("a row", row, 0, rows - 1);
+        check_range("top_k", top_k, 0, INT32_MAX);
+        check_range("logprobs", logprobs, -1, INT32_MAX);
+        check_range("prompt_tokens", prompt_tokens, 0, INT64_MAX);
+        if (!(coin >= 0 && coin < 1)) refuse("a coin must be from 0 to below 1");
+        if (!(temperature == 0 || (temperature >= 1e-4 && temperature <= 1e4))) refuse("temperature must be 0, or from 0.0001 to 10000");
+        if (!(top_p > 0 && top_p <= 1)) refuse("top_p must be above 0 and at most 1");
+        if (!(min_p >= 0 && min_p <= 1)) refuse("min_p must be from 0 to 1");
+        if (!(repetition > 0 && std::isfinite(repetition))) refuse("repetition_penalty must be above 0");
+        if (!std::isfinite(presence) || !std::isfinite(frequency)) refuse("penalties must be finite");
+        Wish wish;
+        wish.row = static_cast<size_t>(row), wish.coin = coin, wish.temperature = static_cast<float>(temperature);
+        wish.top_k = top_k, wish.top_p = top_p, wish.min_p = min_p, wish.as_llama2c = llama2c;
+        wish.repetition_penalty = static_cast<float>(repetition), wish.presence_penalty = presence, wish.frequency_penalty = frequency;
+        wish.logprobs = static_cast<int>(logprobs), wish.prompt_tokens = static_cast<size_t>(prompt_tokens);
+        wish.bias_tokens = copied(bias_tokens), wish.biases = finite("biases", biases, wish.bias_tokens.size());
+        if (history) wish.history = copied(*history);
+        for (const std::vector<int32_t>* tokens : {&wish.bias_tokens, &wish.history})
+            for (const int32_t id : *tokens)
+                if (id < 0 || id >= vocab_size) refuse("token id ", id, " is not in a vocabulary of ", vocab_size);
+        if (allowed) {
+            if (allowed->shape(0) != static_cast<size_t>(vocab_size)) refuse("allowed must have ", vocab_size, " values");
+            wish.allowed = reinterpret_cast<const uint8_t*>(allowed->data());
+        }
+        return wish;
+    }
 
     static BatchArrays arrays(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                               const Ints& block_offsets, const std::optional<Ints>& adapters) {
@@ -287,6 +345,7 @@ private:
     }
 
     Mutex mutex;
+    Sampler sampler_{model.kernel};
     std::vector<float> rope_;
 };
 
@@ -372,6 +431,7 @@ void bind_model(nb::module_& module) {
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
              arg("logits_rows").noconvert(), arg("kv"), arg("embedding_noise") = 0.0f,
              arg("adapters").noconvert() = nb::none())
+        .def("draw", &PyModel::draw, arg("logits").noconvert(), arg("rows"))
         .def("activations", &PyModel::activations, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),

@@ -167,6 +167,8 @@ std::optional<bool> ThreadPool::finish() {
     return state.finish();
 }
 
+bool ThreadPool::idle() { return begun(0); }
+
 bool ThreadPool::begun(uint64_t step) {
     State* state = state_.load(std::memory_order_acquire);
     if (state->owner != process_id()) return false;

@@ -37,6 +37,8 @@ public:
     uint64_t begin(std::function<void(int)> body);
     // What run() gives, of the step that was begun; nothing where there is none: given up, or begun before a fork.
     std::optional<bool> finish();
+    // Whether there is no such step.
+    bool idle();
     // Whether that one was begun, and neither finished nor given up.
     bool begun(uint64_t step);
     // Gives up what was begun, or only that one, and returns when no thread is inside. From any thread: a step that is

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int32]
 _Bytes = NDArray[np.uint8]
+_Asked = tuple[float, int, float, float, float, float, float, _Ints, _Floats, bool, int]
+_Row = tuple[int, float, _Asked, _Ints | None, int, NDArray[np.bool_] | None]
 
 def isas() -> list[str]:
     """Instruction sets that this processor can run, best first."""
@@ -35,6 +37,9 @@ class Format:
 def formats() -> list[Format]: ...
 def sources() -> list[str]:
     """Types of rows that can be packed, as checkpoints name them."""
+
+def filters() -> list[str]:
+    """Of sampling, in the order in which they are run."""
 
 def kv_types() -> list[str]: ...
 def kv_block() -> int:
@@ -109,6 +114,15 @@ class Model:
 
         Leaves threads at the pass that most likely comes next, until it or another one is asked for, or its keys and
         values are quiesced, grown, copied or let go of: see pronk.engine.backend. Raises what a signal handler raises.
+        """
+
+    def draw(self, logits: _Floats, rows: Sequence[_Row]) -> list[tuple[int, float, int, list[int]]]:
+        """A token for each of `rows`, what pronk.engine.sampling draws of logits [R, V].
+
+        A row: which, its coin, what is asked (SamplingParams.asked), prompt and generated tokens where penalties ask
+        for them and how many of them are the prompt's, and which tokens may be drawn, in words of 32 bits, the lowest
+        first. Gives the token, -1 where the logits are not numbers; and where log-probabilities are asked for the
+        largest logit, the weight of all tokens and the likeliest ones.
         """
 
     def activations(

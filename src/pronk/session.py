@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -173,16 +173,18 @@ class Session:
         number: int = 0,
         adapter: Attached | None = None,
         grammar: Grammar | None = None,
+        owner: Hashable = None,
     ) -> Handle:
         """Queue a request; the next pass has part in it. Its chunks come from `step`, and say `number`.
 
         `adapter`: what it is computed with; None: what the backend answers with by itself. `grammar`: what its texts
-        follow; one that lets no token follow ends its text with an error.
+        follow; one that lets no token follow ends its text with an error. `owner`: whose texts they are, an API key's
+        for example; no earlier text of anybody else is reused for them, which would show in how soon they come.
         Raises ContextOverflow and BadRequest at once. Computes nothing, and waits for no pass.
         """
         params = params or SamplingParams()
         seed = effective_seed(params.seed)
-        handle = self._handle(list(prompt_ids), params, seed, number, self._steps, adapter, grammar)
+        handle = self._handle(list(prompt_ids), params, seed, number, self._steps, adapter, grammar, owner)
         self._arriving.append(handle)
         return handle
 
@@ -450,6 +452,7 @@ class Session:
         reader: _Reader,
         adapter: Attached | None,
         grammar: Grammar | None,
+        owner: Hashable = None,
     ) -> Handle:
         if self._closed:
             raise PronkError("the session is closed")
@@ -457,7 +460,7 @@ class Session:
         with self._lock:
             scheduler = self._scheduler = self._scheduler or self._new()
         which = adapter.number if adapter else None
-        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, which, grammar)
+        request = scheduler.prepare(next(self._numbers), prompt, params, seed, self._eos_ids, which, grammar, owner)
         return Handle(prompt, params, seed, request, number, begun, params.samples, reader, adapter=adapter)
 
     def _stream(self, handle: Handle, sample: int) -> TextStream:

@@ -63,38 +63,46 @@ def test_the_likeliest_are_those_a_sort_finds(logits: np.ndarray, count: int) ->
     np.testing.assert_allclose([p for _, p in found], [p for _, p in expected], atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 600, 1024, 5000, 49_152])
-def test_coins_next_to_an_edge_are_decided_by_the_plain_sum(size: int) -> None:
-    weights = np.random.default_rng(size).random(size).astype(np.float32)
-    cdf = weights.cumsum(dtype=np.float64)
-    cdf /= cdf[-1]
-    for place in np.random.default_rng(1).integers(0, size, 40):
-        for coin in (
-            cdf[place],
-            np.nextafter(cdf[place], 0),
-            np.nextafter(cdf[place], 1),
-            cdf[place] * (1 - 1e-9),
-            0.0,
-        ):
-            if coin < 1:
-                assert sampling._inverse_cdf(weights, float(coin)) == int(cdf.searchsorted(coin, side="right"))
+def test_exponentials_are_those_of_the_library_within_two_units() -> None:
+    scores = -np.linspace(0, 39.9, 200_001, dtype=np.float32)
+    true = np.exp(scores.astype(np.float64))
+    off = np.abs(filters.exponentials(scores).astype(np.float64) - true) / np.spacing(true.astype(np.float32))
+    assert off.max() < 2
+    true = np.exp(4 * scores.astype(np.float64))
+    off = np.abs(sampling._double_exponentials(4 * scores) - true) / np.spacing(true)
+    assert off.max() < 2
 
 
-def test_tokens_of_no_weight_are_never_drawn() -> None:
-    weights = np.zeros(5000, np.float32)
-    weights[[1500, 3000]] = 1
-    assert [sampling._inverse_cdf(weights, coin) for coin in (0.0, 0.4, 0.5, 0.99)] == [1500, 1500, 3000, 3000]
+def test_the_double_exponential_rounds_to_what_the_library_rounds_to() -> None:
+    x = -np.random.default_rng(5).exponential(20, 200_000).astype(np.float32)
+    ours = sampling._double_exponentials(x).astype(np.float32)
+    library = np.exp(x.astype(np.float64)).astype(np.float32)
+    assert (ours != library).sum() <= 2, "a rounding of doubles decides once in 2**28"
+
+
+def test_weights_are_exact_in_any_order() -> None:
+    scores = np.random.default_rng(1).normal(0, 3, 49_152).astype(np.float32)
+    weigh = filters.weights(scores)
+    assert weigh.max() == filters.ONE
+    assert weigh.sum() == sum(weigh[np.random.default_rng(2).permutation(49_152)].tolist())
+    assert weigh.sum() / filters.ONE == pytest.approx(np.exp((scores - scores.max()).astype(float)).sum(), rel=1e-6)
+
+
+def test_what_weighs_nothing_is_never_drawn() -> None:
+    weigh = np.zeros(5000, np.int64)
+    weigh[[1500, 3000]] = filters.ONE
+    assert [sampling._inverse_cdf(weigh, coin) for coin in (0.0, 0.4, 0.5, 1 - 2**-53)] == [1500, 1500, 3000, 3000]
 
 
 def test_top_p_whose_edge_sums_to_just_what_may_go() -> None:
-    """Half of the probability in equal parts, dropped to the last: what the bins cannot decide, the sort does."""
-    scores = np.full(8192, -np.log(4096), np.float32)
-    scores[0] = np.log(8191 / 4096)  # as likely as all others together
-    params = SamplingParams(temperature=1.0, top_p=0.5)
-    assert plain_sampling.fast_survivors(scores, params).tolist() == plain_sampling.survivors(scores, params).tolist()
-    probs = np.full(8192, 2.0**-13, np.float32)
-    assert filters._top_p_in_bins(probs, np.float32(0.5)) is not None
-    assert len(filters._top_p(probs, 0.5)) == 4096
+    """Half of the probability in equal parts, dropped to the last."""
+    scores = np.full(8193, -np.log(8192), np.float32)
+    scores[0] = 0  # as likely as all others together
+    for top_p, count in ((0.5, 1), (0.75, 4097), (0.50001, 2)):
+        params = SamplingParams(temperature=1.0, top_p=top_p)
+        kept = plain_sampling.fast_survivors(scores, params).tolist()
+        assert kept == plain_sampling.survivors(scores, params).tolist()
+        assert abs(len(kept) - count) <= 1
 
 
 def test_logits_too_large_to_be_divided_by_the_temperature_still_make_a_distribution() -> None:

@@ -106,6 +106,21 @@ def test_tokens_are_compared_and_not_hashes() -> None:
     assert cache.match([-1, 0]).length == 1
 
 
+def test_what_is_kept_for_one_is_not_found_for_another() -> None:
+    cache = PrefixCache(MockBackend(), 2, 100)
+    remember(cache, [1, 2, 3, 4])
+    table = cache.match([], "me")
+    assert cache.make_room(2)
+    table.append(4)
+    cache.keep([1, 2, 3, 4], table, "me")
+    assert cache.match([1, 2, 3, 4, 5], "me").blocks == table.blocks
+    assert cache.match([1, 2, 3, 4, 5]).length == 4  # its own
+    assert not set(cache.match([1, 2, 3, 4, 5]).blocks) & set(table.blocks)
+    # Neither a name that is like a serial number, nor one that has the hash of another.
+    for other in ("you", 1, 2, ("me",), -2):
+        assert cache.match([1, 2, 3, 4, 5], other).length == cache.known([3, 4, 5], other) == 0
+
+
 def test_the_least_recently_used_goes_first_and_the_end_of_a_text_before_its_beginning() -> None:
     cache = PrefixCache(MockBackend(), 2, 12)  # 6 blocks
     remember(cache, [1, 1, 2, 2, 3, 3])

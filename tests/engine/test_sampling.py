@@ -84,7 +84,11 @@ def test_top_p_among_equals_keeps_as_many_as_transformers(size: int, top_p: floa
     logits = np.zeros(size, np.float32)
     params = SamplingParams(temperature=1.0, top_p=top_p)
     count = int((as_transformers(logits, params, [0]) > -np.inf).sum())
-    assert survivors(logits, params).tolist() == list(range(count)), "the lowest ids stay; torch does not say which"
+    found = survivors(logits, params).tolist()
+    assert found == list(range(len(found))), "the lowest ids stay; torch does not say which"
+    if len(found) != count:  # its float32 sum of what is dropped falls on the other side of just what may go
+        assert len(found) == count - 1
+        assert abs((size - len(found)) / size - (1 - top_p)) < 1e-7
 
 
 def test_top_p_on_a_real_sized_vocabulary() -> None:

@@ -26,6 +26,7 @@ from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
+from pronk.engine.sequence import Request
 from pronk.engine.streaming import TextStream
 from pronk.errors import BadRequest, ContextOverflow, PronkError
 from pronk.llm import LLM
@@ -132,6 +133,29 @@ def test_what_is_submitted_comes_out_of_steps() -> None:
     assert (load.running, load.waiting, load.blocks_used, load.new_tokens) == (0, 0, 0, 5 + 21 + 8)
     assert load.tokens_s > 0
     assert load.counters.steps == 7
+
+
+def reused(owners: list[Any], together: bool) -> list[int]:
+    """Tokens of one prompt that each of these found in the cache, sent at once or one after another."""
+    session, _ = made(prefix_cache=CTX)
+    handles = []
+    for owner in owners:
+        handles.append(session.submit([3] * 200, greedy(9), owner=owner))
+        if together:
+            session.step()
+        else:
+            served(session)
+    served(session)
+    assert all(handle.left == 0 for handle in handles)
+    return [handle.entry.parts[0].savings.cached_tokens for handle in handles if handle.entry]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_texts_of_one_owner_are_not_reused_for_another(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = ["me", "you", "me", None, "you", None]
+    assert reused(owners, together) == [0, 0, 192, 0, 192, 192]
+    monkeypatch.setattr(Request, "whose", property(lambda self: self.adapter))  # as if nobody asked
+    assert reused(owners, together) == [0, 192, 192, 192, 192, 192]
 
 
 def test_what_cannot_be_done_is_refused_when_it_is_submitted() -> None:

@@ -13,8 +13,8 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk.engine.backend import Backend
 from pronk.engine.params import SamplingParams
-from pronk.engine.predictions import Predictions
-from pronk.engine.sampling import NotNumbers
+from pronk.engine.predictions import Ask, Predictions
+from pronk.engine.sampling import Sampled
 from pronk.llm import LLM
 from pronk.torch_engine.backend import TorchBackend
 from pronk.torch_engine.predictions import TorchPredictions
@@ -25,10 +25,7 @@ SPECIAL = (0.0, -0.0, 1.0, 1.0, 3.0e38, np.inf, -np.inf, np.nan, 2.0**-149)
 
 
 def outcome(predictions: Predictions, row: int, params: SamplingParams) -> Any:
-    try:
-        return predictions.sample(row, params, [1, 2, 1], [1], 0.37)
-    except NotNumbers:
-        return NotNumbers
+    return predictions.draw([Ask(row, params, lambda: 0.37, [1, 2, 1], 2)])[0]
 
 
 @given(
@@ -62,10 +59,10 @@ def test_the_same_texts(quantize: str, cache: bool, monkeypatch: pytest.MonkeyPa
 
     sample = TorchPredictions.sample
 
-    def counted(self: TorchPredictions, row: int, params: SamplingParams, *of: Any) -> Any:
+    def counted(self: TorchPredictions, ask: Ask) -> Any:
         nonlocal drawn_there
-        drawn_there += params.takes_likeliest and "_here" not in vars(self)
-        return sample(self, row, params, *of)
+        drawn_there += ask.params.takes_likeliest and "_here" not in vars(self)
+        return sample(self, ask)
 
     monkeypatch.setattr(TorchPredictions, "sample", counted)
     there = tokens()
@@ -76,9 +73,10 @@ def test_the_same_texts(quantize: str, cache: bool, monkeypatch: pytest.MonkeyPa
 
 def test_greedy_tokens_leave_the_logits_where_they_are() -> None:
     predictions = TorchPredictions(torch.eye(4))
-    assert [predictions.sample(row, SamplingParams(), [], [], 0.0).token for row in range(4)] == [0, 1, 2, 3]
+    asks = [Ask(row, SamplingParams(), lambda: 0.0) for row in range(4)]
+    assert predictions.draw(asks) == [Sampled(token) for token in range(4)]
     assert "_here" not in vars(predictions)
-    assert predictions.sample(2, SamplingParams(logprobs=0), [], [], 0.0).token == 2
+    assert predictions.sample(Ask(2, SamplingParams(logprobs=0), lambda: 0.0)).token == 2
     assert "_here" in vars(predictions)
 
 

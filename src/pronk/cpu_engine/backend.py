@@ -20,6 +20,7 @@ from pronk.config import ModelConfig
 from pronk.cpu_engine import ENGINE, weights
 from pronk.cpu_engine.adapters import Adapters
 from pronk.cpu_engine.kv import CpuKV, enough_memory
+from pronk.cpu_engine.predictions import CpuPredictions
 from pronk.cpu_engine.rope import Rope
 from pronk.cpu_engine.slots import Slot, Wish, slots
 from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
@@ -145,6 +146,9 @@ class CpuBackend(Backend):
             raise _failed(batch, error) from None
         self._longest = max(self._longest, len(batch.token_ids))
         return logits
+
+    def predict(self, batch: Batch, kv: KVStorage | None) -> CpuPredictions:
+        return CpuPredictions(self.forward(batch, kv), self.model)
 
     def activations(self, batch: Batch, kv: KVStorage | None) -> Activations:
         """See pronk.engine.backend.Backend. No logits are made. Raises PronkError where memory does not suffice."""

@@ -1,13 +1,13 @@
 """FILTERS: which tokens may be drawn, as one ordered table; and their functions, over vocabularies of any size.
 
-Each has one plain meaning, which tests/engine/plain_sampling.py states in full sorts, and is made fast by leaving out,
-with certainty, what cannot matter. The survivors are the same to the last token.
+Each has one plain meaning, which tests/plain_sampling.py states in full sorts, and is made fast by leaving out,
+with certainty, what cannot matter. The survivors are the same to the last token, here and in src/native/sampling.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # so many are sorted as they are
+ONE = 1 << 38  # the weight of the likeliest token; those of 2**24 tokens fit into 63 bits
 _COLUMN = 64
-_PIECE = 1 << 14
-_BINS = (0x3F800000 >> 17) + 1  # the bits of 1.0
-_BIN_SHIFT = np.uint32(17)  # leaves sign, exponent and 6 bits of a float32's mantissa: bins 1.6% wide at most
+_REACHES = (4, 8, 16, np.inf)  # how far below the largest the scores lie that are sorted, if that is enough
 
 
 class Filter(NamedTuple):
@@ -59,80 +57,53 @@ def _at_most_kth(scores: Float32, k: int) -> float:
     return float(np.partition(maxima, columns - k)[columns - k])
 
 
-def _top_p(probs: Float32, top_p: float) -> Ids:
+def _top_p(scores: Float32, top_p: float) -> Ids:
     """Indices, ascending, of the fewest likeliest tokens whose probabilities exceed top_p.
 
     As transformers does it: drop from the unlikely end while what is dropped is at most 1 - top_p, in float32.
     """
-    spare = np.float32(1.0 - top_p)
-    kept = _top_p_in_bins(probs, spare) if len(probs) > _SMALL else None
-    if kept is not None:
-        return kept
-    order = np.argsort(-probs, kind="stable")[::-1]
-    dropped = np.cumsum(probs[order], dtype=np.float64)
-    first = min(int(dropped.astype(np.float32).searchsorted(spare, side="right")), len(order) - 1)
-    return np.sort(order[first:])
+    spare, weigh = np.float32(1.0 - top_p), weights(scores)
+    total = weigh.sum()
+    for reach in _REACHES:
+        candidates = np.flatnonzero(scores >= scores.max() - np.float32(reach))
+        if _share(total - weigh[candidates].sum(), total) <= spare:
+            break
+    best_first = candidates[np.argsort(-scores[candidates], kind="stable")]
+    enough = _share(total - weigh[best_first].cumsum(), total) <= spare
+    return np.sort(best_first[: int(enough.argmax()) + 1])
 
 
-def _top_p_in_bins(probs: Float32, spare: np.float32) -> Ids | None:
-    """The same, sorting only the bin of nearly equal probabilities in which the edge lies.
-
-    None where the edge is closer than two ways of adding may differ.
-    """
-    # A double rounds to a float32 of at most `spare` when it is below this.
-    limit = (float(spare) + float(np.nextafter(spare, np.float32(2)))) / 2
-    sums = _bin_sums(probs).cumsum()
-    edge_bin = int(sums.searchsorted(limit, side="right"))
-    if edge_bin == len(sums):
-        return None
-    base = float(sums[edge_bin - 1]) if edge_bin else 0.0
-    low, high = (np.array([edge_bin, edge_bin + 1], np.uint32) << _BIN_SHIFT).view(np.float32)
-    inside = np.sort(probs[(probs >= low) & (probs < high)])
-    dropped = np.cumsum(inside, dtype=np.float64) + base
-    first = int(dropped.searchsorted(limit, side="right"))
-    margin = 1e-10 * limit  # a sum of 10 ** 6 doubles in any order is within 1.2e-10 of the true one
-    if (
-        first == len(inside)
-        or dropped[first] - limit < margin
-        or limit - (dropped[first - 1] if first else base) < margin
-    ):
-        return None
-    edge = inside[first]
-    kept = np.flatnonzero(probs >= edge)
-    if surplus := first - int(inside.searchsorted(edge)):  # tied with the edge, and dropped before it
-        kept = np.delete(kept, np.flatnonzero(probs[kept] == edge)[-surplus:])
-    return kept
-
-
-def _bin_sums(probs: Float32) -> NDArray[np.float64]:
-    """Of bins that share sign, exponent and 6 bits: a positive number's bits are in its order.
-
-    In pieces, for bincount's operands, in the types it wants, take fresh memory, which costs more than the sums.
-    """
-    sums = np.zeros(_BINS)
-    for at in range(0, len(probs), _PIECE):
-        piece = probs[at : at + _PIECE]
-        bins = (piece.view(np.uint32) >> _BIN_SHIFT).astype(np.intp)
-        sums += np.bincount(bins, weights=piece.astype(np.float64), minlength=_BINS)
-    return sums
-
-
-def exponentials(scores: Float32) -> Float32:
-    """Of the scores less the largest; in one piece of memory."""
-    shifted: Float32 = scores - scores.max()
-    return np.exp(shifted, out=shifted)
-
-
-def _softmax(scores: Float32) -> Float32:
-    exps = exponentials(scores)
-    exps /= exps.sum()
-    return exps
+def _share(part: Any, total: Any) -> Any:
+    return (part / total).astype(np.float32)
 
 
 def _min_p(scores: Float32, min_p: float) -> Ids:
     """Indices, ascending, of the tokens with at least that share of the likeliest one's probability."""
-    probs = _softmax(scores)
-    return np.flatnonzero(probs >= np.float32(min_p) * probs.max())
+    return np.flatnonzero(exponentials(scores) >= np.float32(min_p))
+
+
+def exponentials(scores: Float32) -> Float32:
+    """Of the scores less the largest, within 2 units in the last place; of less than -40, of that.
+
+    From sums and products alone, each rounded once: so every processor has the same bits, and src/native, too.
+    """
+    x = np.maximum(scores - scores.max(), np.float32(-40))
+    n = np.rint(x * np.float32(1.44269504))
+    x -= n * np.float32(0.693359375)  # of 10 bits, so that the product is exact
+    x -= n * np.float32(-2.12194440e-4)
+    power = np.full_like(x, np.float32(1 / 5040))
+    for factorial in (720, 120, 24, 6, 2, 1, 1):
+        power *= x
+        power += np.float32(1 / factorial)
+    return np.ldexp(power, n.astype(np.int32))
+
+
+def weights(scores: Float32) -> NDArray[np.int64]:
+    """Probabilities, but for their sum: exponentials in whole 2**-38ths, which add up to the same in any order.
+
+    What is not half of that beside the likeliest token weighs nothing, and is never drawn.
+    """
+    return np.rint(exponentials(scores) * np.float64(ONE)).astype(np.int64)
 
 
 # In transformers' order, after the penalties and the temperature. Of tokens tied at an edge the lowest ids stay.
@@ -141,7 +112,7 @@ FILTERS = (
     Filter(
         "top_p",
         1.0,
-        lambda scores, p: _top_p(_softmax(scores), p),
+        _top_p,
         ("above 0 and at most 1 (off)", lambda p: 0 < p <= 1),
     ),
     Filter("min_p", 0.0, _min_p, ("from 0 (off) to 1", lambda p: 0 <= p <= 1)),

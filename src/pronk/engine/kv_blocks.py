@@ -6,6 +6,8 @@ samples are tables that name the same blocks of a common past; a table writes in
 
 from __future__ import annotations
 
+import heapq
+from collections import OrderedDict
 from collections.abc import Sequence
 
 
@@ -16,7 +18,8 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Reference counts of `num_blocks` blocks; a count of 0 is a free block.
 
-    A block may be pinned: whoever pins it holds one reference, and `num_idle` counts the blocks that have no other.
+    A block may be pinned: whoever pins it holds one reference. Those that have no other are idle, the longest idle one
+    first. Whatever is asked takes the same time however many blocks there are, or a little more.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -24,14 +27,19 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens cannot be")
         self.block_size = block_size
         self.num_free = num_blocks
-        self.num_idle = 0
         self._references = [0] * num_blocks
         self._pinned: set[int] = set()
-        self._lowest = 0  # no block under this one is free
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._lowest = list(range(num_blocks))  # a heap of all free blocks, and of some that were taken since
+        self._listed = [True] * num_blocks  # which stand in it
 
     @property
     def num_blocks(self) -> int:
         return len(self._references)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -45,15 +53,22 @@ class BlockPool:
             raise OutOfBlocks(f"all {self.num_blocks} blocks are taken")
         block = after + 1
         if not 0 < block < self.num_blocks or self._references[block]:
-            block = self._lowest = self._references.index(0, self._lowest)
+            block = self._lowest_free()
         self._references[block] = 1
         self.num_free -= 1
         return block
 
+    def _lowest_free(self) -> int:
+        while True:
+            block = heapq.heappop(self._lowest)
+            self._listed[block] = False
+            if not self._references[block]:
+                return block
+
     def share(self, block: int) -> None:
         if not self._references[block]:
             raise ValueError(f"block {block} is free and cannot be shared")
-        self.num_idle -= self.is_idle(block)
+        self._idle.pop(block, None)
         self._references[block] += 1
 
     def release(self, block: int) -> None:
@@ -61,14 +76,26 @@ class BlockPool:
         if not self._references[block]:
             raise ValueError(f"block {block} is freed twice")
         self._references[block] -= 1
-        self.num_idle += self.is_idle(block)
-        if not self._references[block]:
+        if self._references[block] == 1 and block in self._pinned:
+            self._idle[block] = None
+        elif not self._references[block]:
             self.num_free += 1
-            self._lowest = min(self._lowest, block)
+            if not self._listed[block]:
+                self._listed[block] = True
+                heapq.heappush(self._lowest, block)
 
     def is_idle(self, block: int) -> bool:
         """Whether nobody names the block but who pinned it."""
-        return self._references[block] == 1 and block in self._pinned
+        return block in self._idle
+
+    def longest_idle(self) -> int:
+        """The block that nobody has named for the longest time but who pinned it. Raises StopIteration."""
+        return next(iter(self._idle))
+
+    def refresh(self, block: int) -> None:
+        """It was wanted just now: of idle blocks it is the last."""
+        if block in self._idle:
+            self._idle.move_to_end(block)
 
     def pin(self, block: int) -> None:
         """Take a reference that leaves the block idle while it is the only one."""
@@ -76,11 +103,13 @@ class BlockPool:
         self._pinned.add(block)
 
     def unpin(self, block: int) -> None:
-        self.num_idle -= self.is_idle(block)
+        self._idle.pop(block, None)
         self._pinned.remove(block)
         self.release(block)
 
     def grow(self, count: int) -> None:
+        self._lowest.extend(range(self.num_blocks, self.num_blocks + count))  # larger than all: still a heap
+        self._listed.extend([True] * count)
         self._references.extend([0] * count)
         self.num_free += count
 
@@ -92,6 +121,8 @@ class BlockTable:
         self.pool = pool
         self.blocks: list[int] = []
         self.length = 0
+        # For a cache that remembers texts: how many of the first blocks it knows, and what it calls the last of them.
+        self.known, self.serial = 0, 0
 
     @classmethod
     def of(cls, pool: BlockPool, blocks: Sequence[int]) -> BlockTable:
@@ -134,6 +165,7 @@ class BlockTable:
             self.pool.share(block)
         child = BlockTable(self.pool)
         child.blocks, child.length = list(self.blocks), self.length
+        child.known, child.serial = self.known, self.serial
         return child
 
     def truncate(self, length: int) -> None:
@@ -145,7 +177,9 @@ class BlockTable:
         # Before they are released: an interrupt between may lose blocks, but none is ever freed twice.
         del self.blocks[keep:]
         self.length = length
-        for block in unwanted:
+        if self.known * self.pool.block_size > length:
+            self.known = 0
+        for block in reversed(unwanted):  # so that the end of a text is idle for longer than its beginning
             self.pool.release(block)
 
     def free(self) -> None:

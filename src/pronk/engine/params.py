@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from pronk.engine.filters import FILTER_NAMES, FILTERS, Filter
 from pronk.engine.rng import RNGS, Rng, check_seed
 from pronk.errors import BadRequest, ContextOverflow
@@ -123,6 +125,21 @@ class SamplingParams:
     def filters(self) -> tuple[tuple[Filter, float], ...]:
         """Those that are on, in order, and what each is set to."""
         return tuple((f, value) for f in FILTERS if (value := getattr(self, f.name)) != f.off)
+
+    @cached_property
+    def asked(self) -> tuple[Any, ...]:
+        """What decides a token, but for the text: as _native.Model.draw takes it."""
+        return (
+            float(self.temperature),
+            *(getattr(self, name) for name in FILTER_NAMES),
+            float(self.repetition_penalty),
+            float(self.presence_penalty),
+            float(self.frequency_penalty),
+            np.fromiter(self.logit_bias.keys(), np.int32),
+            np.fromiter(self.logit_bias.values(), np.float32),
+            self.rng == "xorshift",
+            -1 if self.logprobs is None else self.logprobs,
+        )
 
     @property
     def takes_likeliest(self) -> bool:

@@ -75,7 +75,7 @@ class Planner:
             for part in entry.parts:
                 self._kv.storage.ended(part.table.blocks)
             if keep and len(entry.parts) == 1:
-                self._kv.keep(entry.parts[0].tokens, entry.parts[0].table, entry.request.adapter)
+                self._kv.keep(entry.parts[0].tokens, entry.parts[0].table, entry.request.whose)
         for part in entry.parts:
             part.table.free()
 
@@ -138,8 +138,8 @@ class Planner:
             return {entry: min(entry.missing, spare) for entry in readers}
         rest = {}
         for entry in readers:
-            first, adapter = entry.parts[0], entry.request.adapter
-            known = 0 if first.table.length else self._kv.known(first.tokens, adapter)
+            first = entry.parts[0]
+            known = 0 if first.table.length else self._kv.known(first.tokens, entry.request.whose)
             rest[entry] = entry.missing - known
         shares, half = {}, spare // 2
         for entry in readers[1:]:
@@ -155,7 +155,7 @@ class Planner:
     def _reuse(self, sequence: Sequence) -> None:
         """Begin with what the cache knows of the sequence."""
         assert self._kv is not None
-        sequence.table = self._kv.match(sequence.tokens, sequence.request.adapter)
+        sequence.table = self._kv.match(sequence.tokens, sequence.request.whose)
         known = min(sequence.table.length, sequence.request.prompt_tokens)
         if known > sequence.computed:
             self._counters.cached_tokens += known - sequence.computed

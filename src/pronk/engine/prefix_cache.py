@@ -3,16 +3,14 @@
 Full blocks of a text stay in the pool when their sequence ends. They are found by what they hold: a block's key is the
 identity of the block before it and its own tokens, all of them. So one look-up a block walks the longest known
 beginning of a text, and no hash is ever trusted in place of the tokens. Blocks that no sequence names are evicted, the
-least recently used first, when their room is needed.
+one that was not named for the longest time first, when their room is needed: see BlockPool, which knows them.
 
 One scheduler uses a cache at a time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from pronk.engine.backend import Backend
@@ -25,7 +23,7 @@ _NO_LIMIT = 1 << 31
 
 
 class _Key(NamedTuple):
-    parent: int  # serial number of the block before; for a text's first, less than 1: see `match`
+    parent: int | tuple[Hashable]  # serial number of the block before; for a text's first, whose text it is
     tokens: tuple[int, ...]
 
 
@@ -48,54 +46,73 @@ class PrefixCache:
         self.pool = BlockPool(first_blocks, block_size)
         self.storage = backend.new_kv(first_blocks, block_size)
         self._refused: NotEnoughMemory | None = None  # why the storage could not grow when it was last to
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
+        self._kept: dict[_Key, _Kept] = {}
         self._keys: dict[int, _Key] = {}  # by block
         self._next_serial = 1
+        self.changes = 0  # how often a block was remembered or forgotten: what is known of a text may be another thing
 
     @property
     def oversized(self) -> bool:
         """Whether the storage is larger than what may be kept."""
         return self.pool.num_blocks > self._keep_blocks
 
-    def match(self, tokens: Sequence[int], adapter: int = 0) -> BlockTable:
+    def match(self, tokens: Sequence[int], whose: Hashable = None) -> BlockTable:
         """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
-        again, because its logits are wanted. Keys and values of one adapter (0: none) are not another's."""
-        keys = self._find(tokens, adapter)
-        self._touch(keys)
-        return BlockTable.of(self.pool, [self._kept[key].block for key in keys])
+        again, because its logits are wanted. `whose`: nothing is found but what was kept under the same."""
+        found = self._find(tokens, whose)
+        table = BlockTable.of(self.pool, [kept.block for kept in found])
+        if found:
+            table.known, table.serial = len(found), found[-1].serial
+        return table
 
-    def known(self, tokens: Sequence[int], adapter: int = 0) -> int:
+    def known(self, tokens: Sequence[int], whose: Hashable = None) -> int:
         """How many tokens `match` would find."""
-        return len(self._find(tokens, adapter)) * self.pool.block_size
+        return len(self._find(tokens, whose)) * self.pool.block_size
 
-    def _find(self, tokens: Sequence[int], adapter: int) -> list[_Key]:
-        keys, parent, size = [], -adapter, self.pool.block_size
+    def _find(self, tokens: Sequence[int], whose: Hashable) -> list[_Kept]:
+        found, size = list[_Kept](), self.pool.block_size
+        parent: int | tuple[Hashable] = (whose,)
         for at in range(0, len(tokens) - size, size):
-            key = _Key(parent, tuple(tokens[at : at + size]))
-            if (kept := self._kept.get(key)) is None:
+            kept = self._kept.get(_Key(parent, tuple(tokens[at : at + size])))
+            if kept is None:
                 break
-            keys.append(key)
+            found.append(kept)
             parent = kept.serial
-        return keys
+        return found
 
-    def keep(self, tokens: Sequence[int], table: BlockTable, adapter: int = 0) -> None:
-        """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`."""
+    def keep(self, tokens: Sequence[int], table: BlockTable, whose: Hashable = None) -> None:
+        """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`.
+
+        Those that the table already knows itself by are passed over: it holds them, so none was evicted.
+        """
         if not self._keep_blocks:
             return
-        keys, parent = [], -adapter
-        size = self.pool.block_size
-        for block, at in zip(table.blocks, range(0, table.length - size + 1, size), strict=False):
-            key = _Key(parent, tuple(tokens[at : at + size]))
+        size, others = self.pool.block_size, []
+        parent = table.serial if table.known else (whose,)
+        for place in range(table.known, table.length // size):
+            block, key = table.blocks[place], _Key(parent, tuple(tokens[place * size : (place + 1) * size]))
             if (kept := self._kept.get(key)) is None:
                 if block in self._keys:  # known after a block that was evicted since
                     self._forget(self._keys[block])
                 kept = _Kept(self._next_serial, block)
                 self._next_serial += 1
+                self.changes += 1
                 self.pool.pin(block)
                 self._kept[key], self._keys[block] = kept, key
-            keys.append(key)
             parent = kept.serial
-        self._touch(keys)
+            if kept.block != block:
+                others.append(kept.block)
+            elif not others:
+                table.known, table.serial = place + 1, parent
+        for block in reversed(others):
+            self.pool.refresh(block)
+
+    def forget(self, table: BlockTable) -> None:
+        """What the table's blocks hold is not to be reused."""
+        for block in table.blocks:
+            if block in self._keys:
+                self._forget(self._keys[block])
+        table.known = 0
 
     def available(self, max_blocks: int) -> int:
         """How many blocks `make_room` can give, as far as is known."""
@@ -136,20 +153,14 @@ class PrefixCache:
         return True
 
     def _evict(self, count: int) -> int:
-        """Forget up to `count` blocks that no table names, the least recently used first; gives how many."""
-        if not self.pool.num_idle:
-            return 0
-        victims = list(islice((key for key, kept in self._kept.items() if self.pool.is_idle(kept.block)), count))
-        for key in victims:
-            self._forget(key)
-        return len(victims)
+        """Forget up to `count` blocks that no table names, the longest idle first; gives how many."""
+        count = min(count, self.pool.num_idle)
+        for _ in range(count):
+            self._forget(self._keys[self.pool.longest_idle()])
+        return count
 
     def _forget(self, key: _Key) -> None:
         block = self._kept.pop(key).block
         del self._keys[block]
+        self.changes += 1
         self.pool.unpin(block)
-
-    def _touch(self, keys: list[_Key]) -> None:
-        """The end of a text first: without its beginning it could not be found, so it is to be evicted before it."""
-        for key in reversed(keys):
-            self._kept.move_to_end(key)

@@ -70,20 +70,17 @@ class Xorshift:
     """xorshift64* with 24-bit coins, as llama2.c's run.c draws them: one a sampled token, none for the prompt."""
 
     def __init__(self, seed: int, sample: int) -> None:
-        self._seed = seed if sample == 0 else _split(seed, sample)
-        self._state, self._step = self._seed, 0
+        # Of every step so far, for a draft that was wrong has its steps asked for again.
+        self._states = [seed if sample == 0 else _split(seed, sample)]
 
     def uniform(self, step: int) -> float:
-        if step < self._step:
-            self._state, self._step = self._seed, 0
-        state, coin = self._state, 0
-        for _ in range(step + 1 - self._step):
+        while len(self._states) <= step + 1:
+            state = self._states[-1]
             state ^= state >> 12
             state ^= (state << 25) & _U64
             state ^= state >> 27
-            coin = ((state * 0x2545F4914F6CDD1D) & _U64) >> 32
-        self._state, self._step = state, step + 1
-        return (coin >> 8) / 16777216.0
+            self._states.append(state)
+        return (((self._states[step + 1] * 0x2545F4914F6CDD1D) & _U64) >> 40) / 16777216.0
 
 
 class NumpyLegacy:
@@ -91,14 +88,12 @@ class NumpyLegacy:
 
     def __init__(self, seed: int, sample: int) -> None:
         self._seed = seed if sample == 0 else [seed, sample]
-        self._generator, self._step = np.random.RandomState(self._seed), 0
+        self._numbers: list[float] = []
 
     def uniform(self, step: int) -> float:
-        if step < self._step:
-            self._generator, self._step = np.random.RandomState(self._seed), 0
-        numbers = self._generator.random_sample(step + 1 - self._step)
-        self._step = step + 1
-        return float(numbers[-1])
+        if step >= len(self._numbers):
+            self._numbers = np.random.RandomState(self._seed).random_sample(2 * step + 64).tolist()
+        return self._numbers[step]
 
 
 def _split(seed: int, sample: int) -> int:

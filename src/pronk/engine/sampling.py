@@ -4,24 +4,26 @@ In transformers' order: logit bias, repetition penalty, presence and frequency p
 on what the one before left, which at the start is what a grammar lets follow. The token is then drawn by inverse CDF in
 vocabulary order, or as the request's generator has it (DRAWS). Temperature 0 takes the likeliest token after the
 penalties and draws nothing. Reported log-probabilities are the model's own, before any filter.
+
+This is what is meant; the CPU engine draws the same tokens, of many texts at once, in src/native/sampling.cpp.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pronk.engine.filters import Float32, Ids, exponentials, survivors, top_k
+from pronk.engine.filters import ONE, Float32, Ids, survivors, top_k, weights
 from pronk.engine.grammar import Bools
 from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
 
-_BLOCK = 512
+Tokens = Sequence[int] | NDArray[np.int32]
 
 
 class NotNumbers(PronkError):
@@ -42,8 +44,8 @@ class Sampled:
 def sample(
     logits: Float32,
     params: SamplingParams,
-    history: Sequence[int],
-    generated: Sequence[int],
+    history: Tokens,
+    generated: Tokens,
     uniform: float | Callable[[], float],
     allowed: Bools | None = None,
 ) -> Sampled:
@@ -53,11 +55,12 @@ def sample(
     function that gives it, called only where one is needed. `allowed` [V], at least one True: no other token can be
     drawn. Raises NotNumbers.
     """
-    scores = logits if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
+    scores = logits
+    if allowed is not None:
+        _check(logits)
+        scores = np.where(allowed, logits, np.float32(-np.inf))
     scores = penalize(scores, params, history, generated)
-    token = int(scores.argmax())
-    if not math.isfinite(scores[token]):
-        raise NotNumbers
+    token = _check(scores)
     if params.temperature > 0:
         coin = uniform() if callable(uniform) else uniform
         draw = DRAWS[params.rng]
@@ -68,13 +71,29 @@ def sample(
 
 
 def reported(logits: Float32, token: int, likeliest: int) -> Sampled:
-    """A token with its log-probability, and so many of the likeliest, of logits [V] as the model gave them."""
-    total = _log_sum_exp(logits)
+    """A token with its log-probability, and so many of the likeliest, of logits [V] as the model gave them.
+
+    Raises NotNumbers.
+    """
+    total = log_total(float(logits[_check(logits)]), int(weights(logits).sum()))
     top = _likeliest(logits, likeliest)
     return Sampled(token, float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
 
 
-def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], generated: Sequence[int]) -> Float32:
+def _check(scores: Float32) -> int:
+    """The likeliest token, the first of equals. Raises NotNumbers."""
+    token = int(scores.argmax())
+    if not math.isfinite(scores[token]):
+        raise NotNumbers
+    return token
+
+
+def log_total(largest: float, weight: int) -> float:
+    """The logarithm of the sum of all tokens' exponentials, from the largest logit and the weight of all."""
+    return largest + math.log(weight / ONE)
+
+
+def penalize(scores: Float32, params: SamplingParams, history: Tokens, generated: Tokens) -> Float32:
     """Scores [V] after logit bias and the three penalties; the input is never written to."""
     repeats = params.repetition_penalty != 1.0 and len(history) > 0
     counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -84,13 +103,12 @@ def penalize(scores: Float32, params: SamplingParams, history: Sequence[int], ge
     for token, bias in params.logit_bias.items():
         scores[token] += np.float32(bias)
     if repeats:
-        seen = np.fromiter(set(history), np.intp)
+        seen = np.unique(np.asarray(history, np.intp))
         penalty = np.float32(params.repetition_penalty)
         scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
     if counts:
-        counter = Counter(generated)
-        counted = np.fromiter(counter.values(), np.float64) * params.frequency_penalty + params.presence_penalty
-        scores[np.fromiter(counter.keys(), np.intp)] -= counted.astype(np.float32)
+        tokens, times = np.unique(np.asarray(generated, np.intp), return_counts=True)
+        scores[tokens] -= (times * params.frequency_penalty + params.presence_penalty).astype(np.float32)
     return scores
 
 
@@ -102,34 +120,17 @@ def _divided(scores: Float32, largest: np.float32, temperature: np.float32) -> F
 
 
 def _choose(scores: Float32, kept: Ids | None, params: SamplingParams, coin: float) -> int:
-    """Inverse CDF in vocabulary order, summed in double precision: what np.random.RandomState.choice does."""
+    """Inverse CDF in vocabulary order, as np.random.RandomState.choice does it."""
     if kept is None:
-        return _inverse_cdf(exponentials(scores), coin)
-    return int(kept[_inverse_cdf(exponentials(scores[kept]), coin)])
+        return _inverse_cdf(weights(scores), coin)
+    return int(kept[_inverse_cdf(weights(scores[kept]), coin)])
 
 
-def _inverse_cdf(weights: Float32, coin: float) -> int:
-    """The first place where the weights so far, in double precision and over their sum, exceed the coin.
-
-    Adding up a whole vocabulary in order is slow. Block sums find the place in a fraction of the time, and are believed
-    where it is further from its edges than two ways of adding may differ.
-    """
-    blocks = len(weights) // _BLOCK
-    if blocks > 1:
-        sums = weights[: blocks * _BLOCK].reshape(blocks, _BLOCK).sum(axis=1, dtype=np.float64).cumsum()
-        total = float(sums[-1]) + float(weights[blocks * _BLOCK :].sum(dtype=np.float64))
-        block = int(sums.searchsorted(coin * total, side="right"))
-        base = float(sums[block - 1]) if block else 0.0
-        inside = weights[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64) + base
-        place = int(inside.searchsorted(coin * total, side="right"))
-        if place < len(inside):
-            margin = 1e-10 * total  # a sum of 10 ** 6 doubles in any order is within 1.2e-10 of the true one
-            low = float(inside[place - 1]) if place else base
-            if float(inside[place]) - coin * total > margin and (coin * total - low > margin or place + block == 0):
-                return block * _BLOCK + place
-    cdf = weights.cumsum(dtype=np.float64)
-    cdf /= cdf[-1]
-    return int(cdf.searchsorted(coin, side="right"))
+def _inverse_cdf(weigh: NDArray[np.int64], coin: float) -> int:
+    """The first place where the weights so far exceed the coin's share of all."""
+    cdf = weigh.cumsum()
+    total = int(cdf[-1])
+    return int(cdf.searchsorted(min(int(coin * float(total)), total - 1), side="right"))
 
 
 def _choose_as_llama2c(scores: Float32, survivors: Ids | None, params: SamplingParams, coin: float) -> int:
@@ -143,10 +144,11 @@ def _choose_as_llama2c(scores: Float32, survivors: Ids | None, params: SamplingP
         masked[survivors] = scores[survivors]
         scores = masked
     # Rounding a double is what a good expf gives; the cumulative sums are sequential, as a C loop's.
-    exps = np.exp((scores - scores.max()).astype(np.float64)).astype(np.float32)
+    exps = _double_exponentials(scores - scores.max()).astype(np.float32)
     probs = exps / np.cumsum(exps)[-1]
     if params.top_p >= 1.0:
-        return min(int(np.cumsum(probs).searchsorted(np.float32(coin), side="right")), len(probs) - 1)
+        last = int(np.flatnonzero(scores > -np.inf)[-1])
+        return min(int(np.cumsum(probs).searchsorted(np.float32(coin), side="right")), last)
     top_p = np.float32(params.top_p)
     kept = np.flatnonzero(probs >= (np.float32(1) - top_p) / np.float32(max(len(probs) - 1, 1)))
     if len(kept) == 0:
@@ -158,6 +160,19 @@ def _choose_as_llama2c(scores: Float32, survivors: Ids | None, params: SamplingP
     return int(kept[min(drawn, last)])
 
 
+def _double_exponentials(x: Float32) -> NDArray[np.float64]:
+    """Of numbers up to 0, within 2 units in the last place; bits as filters.exponentials has them."""
+    r = np.maximum(x, np.float32(-200)).astype(np.float64)
+    n = np.rint(r * 1.4426950408889634)
+    r -= n * 6.93147180369123816490e-01  # of 33 bits
+    r -= n * 1.90821492927058770002e-10
+    power = np.full_like(r, 1 / math.factorial(14))
+    for k in range(13, -1, -1):
+        power *= r
+        power += 1 / math.factorial(k)
+    return np.ldexp(power, n.astype(np.int32))
+
+
 class Draw(NamedTuple):
     """How a generator's number becomes a token of scores [V], of which the filters have left `kept` (None: all)."""
 
@@ -166,11 +181,6 @@ class Draw(NamedTuple):
 
 
 DRAWS = {"philox": Draw(_choose), "numpy": Draw(_choose), "xorshift": Draw(_choose_as_llama2c, own="top_p")}
-
-
-def _log_sum_exp(scores: Float32) -> float:
-    top = scores.max()
-    return float(top) + math.log(float(np.exp(scores - top).sum(dtype=np.float64)))
 
 
 def _likeliest(scores: Float32, count: int) -> Ids:

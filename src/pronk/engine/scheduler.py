@@ -5,7 +5,8 @@ Not safe to share between threads. Times nothing and knows no text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Sequence as Several
 
 from pronk.engine.backend import Backend
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
@@ -14,7 +15,7 @@ from pronk.engine.events import Counters, Event, Failure, Outcome
 from pronk.engine.grammar import Grammar, Ungrammatical
 from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.planner import Entry, Planner
-from pronk.engine.predictions import Predictions
+from pronk.engine.predictions import Ask, Predictions
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS, PrefixCache
 from pronk.engine.rng import check_seed, stream
 from pronk.engine.sampling import NotNumbers, Sampled
@@ -81,13 +82,14 @@ class Scheduler:
         seed: int,
         eos_ids: Collection[int] = (),
         grammar: Grammar | None = None,
+        owner: Hashable = None,
     ) -> int:
         """Queue a request; gives its id. `seed` is the effective one (see rng.effective_seed).
 
         Raises ContextOverflow for a prompt with no room left to generate a token, and BadRequest.
         """
         tokens = [int(token) for token in prompt_ids]
-        request = self.prepare(self._next_id, tokens, params, seed, eos_ids, grammar=grammar)
+        request = self.prepare(self._next_id, tokens, params, seed, eos_ids, grammar=grammar, owner=owner)
         self._next_id += 1
         self.enqueue(request, tokens)
         return request.id
@@ -101,14 +103,16 @@ class Scheduler:
         eos_ids: Collection[int],
         adapter: int | None = None,
         grammar: Grammar | None = None,
+        owner: Hashable = None,
     ) -> Request:
         """The request of that number, for `enqueue`. Changes nothing. Raises as `add` does.
 
         `adapter`: one that is attached to the backend, 0 for none, None for what it answers with by itself. `grammar`:
-        what its texts are to follow.
+        what its texts are to follow. `owner`: who alone may find in the cache what is computed for it.
         """
         params.check_prompt(prompt_ids, self._backend.config.vocab_size, self._max_tokens)
         check_seed(params.rng, seed)
+        hash(owner)  # or TypeError, now and not amid a pass
         if params.speculative and not self._cached:
             raise BadRequest(f"speculative={params.speculative!r} needs the KV cache, which is off")
         if params.num_beams > self._max_batch_tokens:
@@ -130,6 +134,7 @@ class Scheduler:
             streams=tuple(stream(params.rng, seed, i) for i in range(params.samples)),
             adapter=self._backend.adapter if adapter is None else adapter,
             grammar=grammar,
+            owner=owner,
         )
 
     def enqueue(self, request: Request, prompt_ids: list[int]) -> Entry:
@@ -216,20 +221,30 @@ class Scheduler:
         drawn: dict[Sequence, list[list[Sampled]]] = {}
         steps: dict[BeamSearch, Step] = {}
         spoilt: dict[Entry, PronkError] = {}
+        asks: list[Ask] = []
+        asked: list[tuple[Sequence, Run, slice]] = []  # and which asks are theirs
         at = 0
         for sequence, run in runs:
             if run.logits == "none" or sequence.search in steps or sequence.search in spoilt:
                 continue
-            search, draft = sequence.search, run.token_ids[1:] if run.logits == "all" else ()
-            rows = len(search.parts) if search else 1 + len(draft)
+            search, rows = sequence.search, len(run.token_ids) if run.logits == "all" else 1
             try:
                 if search:
+                    rows = len(search.parts)
                     steps[search] = search.choose(predictions.logits(at, rows))
                 else:
-                    drawn[sequence] = sequence.draw(predictions, at, draft)
+                    its = sequence.asks(at, _draft(run))
+                    asked.append((sequence, run, slice(len(asks), len(asks) + len(its))))
+                    asks += its
             except (NotNumbers, Ungrammatical) as error:
                 spoilt[search or sequence] = error
             at += rows
+        answers = predictions.draw(asks) if asks else []
+        for sequence, run, of in asked:
+            try:
+                drawn[sequence] = sequence.settle(answers[of], _draft(run))
+            except (NotNumbers, Ungrammatical) as error:
+                spoilt[sequence] = error
         return drawn, steps, spoilt
 
     def _failures(self) -> list[Outcome]:
@@ -239,7 +254,7 @@ class Scheduler:
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
         if self._kv and search.step == 0:
-            self._kv.keep(search.parts[0].tokens, search.parts[0].table, search.request.adapter)
+            self._kv.keep(search.parts[0].tokens, search.parts[0].table, search.request.whose)
         if found := search.advance(step):
             self._plan.drop(search)
         return [found] if found else []
@@ -247,7 +262,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, drawn: list[list[Sampled]]) -> list[Event]:
         """Give each sample its tokens and a sequence of its own, and let go of those that are finished."""
         if self._kv and sequence.step == 0:
-            self._kv.keep(sequence.tokens, sequence.table, sequence.request.adapter)
+            self._kv.keep(sequence.tokens, sequence.table, sequence.request.whose)
         samples = sequence.samples
         if len(samples) == 1:
             return self._extend(sequence, drawn[0])
@@ -297,3 +312,8 @@ class Scheduler:
             self.counters.prefill_tokens += new - decoded
             self.counters.recomputed_tokens += end - run.start - new
             sequence.computed = max(sequence.computed, end)
+
+
+def _draft(run: Run) -> Several[int]:
+    """What the run guesses beyond its sequence's tokens."""
+    return run.token_ids[1:] if run.logits == "all" else ()

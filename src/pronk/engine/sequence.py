@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pronk.engine.events import Savings
-from pronk.engine.grammar import Grammar, Matcher, Ungrammatical, allowed_next
+from pronk.engine.grammar import Bools, Grammar, Matcher, Ungrammatical, allowed_next
 from pronk.engine.kv_blocks import BlockTable
 from pronk.engine.ngram import Drafter
 from pronk.engine.params import SamplingParams
-from pronk.engine.predictions import Predictions
+from pronk.engine.predictions import Ask
 from pronk.engine.rng import Stream
 from pronk.engine.sampling import NotNumbers, Sampled
 
@@ -30,6 +34,13 @@ class Request:
     streams: tuple[Stream, ...]
     adapter: int = 0  # which is attached to the backend; 0: none
     grammar: Grammar | None = None  # that its texts are to follow
+    owner: Hashable = None  # whose texts they are
+
+    @property
+    def whose(self) -> Hashable:
+        """What its keys and values are kept under in the cache: those of another adapter are other numbers, and those
+        of another owner not to be found, for a prompt that is read in no time tells that somebody else has sent it."""
+        return self.adapter, self.owner
 
 
 @dataclass(eq=False)
@@ -45,6 +56,8 @@ class Sequence:
     drafter: Drafter = field(default_factory=Drafter)
     search: BeamSearch | None = None  # that it is a beam of
     _matcher: Matcher | None = None  # at the end of some of its tokens; made anew where it was lost
+    _buffer: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+    _copied: int = 0  # how many of the tokens the buffer has
 
     @property
     def parts(self) -> Several[Sequence]:
@@ -99,41 +112,84 @@ class Sequence:
         branch._matcher = self._matcher.fork() if self._matcher else None
         return branch
 
-    def draw(self, predictions: Predictions, first: int, draft: Several[int] = ()) -> list[list[Sampled]]:
-        """The next tokens of each sample, from the rows `first` on, 1 + draft of them. Changes nothing.
+    def asks(self, first: int, draft: Several[int] = ()) -> list[Ask]:
+        """What is to be drawn from the rows from `first` on: of each sample 1 + draft tokens, as if guesses were right;
+        fewer where the grammar ends before.
+
+        Changes nothing that anybody sees. Raises Ungrammatical where it lets no first token follow.
+        """
+        params, prompt = self.request.params, self.request.prompt_tokens
+        tokens = self._array(draft) if params.penalizes else ()
+        masks = self._masks(draft)
+        asks = []
+        for index in self.samples:
+            uniform = self.request.streams[index].uniform
+            for n, mask in enumerate(masks):
+                coin = partial(uniform, self.step + n)
+                asks.append(Ask(first + n, params, coin, tokens[: len(self.tokens) + n], prompt, mask))
+        return asks
+
+    def _masks(self, draft: Several[int]) -> Several[Bools | None]:
+        """What the grammar lets follow 0, 1, ... tokens of the draft."""
+        request = self.request
+        if not request.grammar:
+            return [None] * (1 + len(draft))
+        matcher = self.matched(request.grammar)
+        masks = [allowed_next(matcher, request.stop_ids)]
+        try:
+            for token in draft:
+                if token in request.stop_ids or not masks[-1][token]:
+                    break
+                matcher.advance(token)
+                if matcher.has_ended:
+                    break
+                masks.append(allowed_next(matcher, request.stop_ids))
+        except Ungrammatical:  # which the next pass meets again, if the text comes there
+            pass
+        finally:
+            matcher.rollback(matcher.position - self.step)
+        return masks
+
+    def settle(self, drawn: Several[Sampled | None], draft: Several[int] = ()) -> list[list[Sampled]]:
+        """The next tokens of each sample, of what its `asks` gave.
 
         The j-th is what follows j tokens of the draft, and counts only if those are the very tokens drawn: so a draft
-        changes how many tokens one pass gives, and never which. Raises NotNumbers or Ungrammatical where the first
-        cannot be drawn.
+        changes how many tokens one pass gives, and never which. Where a later one than the first could not be drawn,
+        the next pass meets it again. Changes nothing. Raises NotNumbers, Ungrammatical.
         """
-        return [self._draw(index, predictions, first, draft) for index in self.samples]
+        rows = len(drawn) // len(self.samples)
+        return [self._settle(drawn[at : at + rows], draft) for at in range(0, len(drawn), rows)]
 
-    def _draw(self, index: int, predictions: Predictions, first: int, draft: Several[int]) -> list[Sampled]:
-        request, step = self.request, self.step
-        penalizes = request.params.penalizes
-        history = list(self.tokens) if penalizes else []
-        generated = history[request.prompt_tokens :]
-        drawn: list[Sampled] = []
+    def _settle(self, drawn: Several[Sampled | None], draft: Several[int]) -> list[Sampled]:
+        request, tokens = self.request, list[Sampled]()
         matcher = self.matched(request.grammar) if request.grammar else None
         try:
-            for row, guess in enumerate((*draft, None), first):
-                uniform = partial(request.streams[index].uniform, step + len(drawn))
-                allowed = allowed_next(matcher, request.stop_ids) if matcher else None
-                sampled = predictions.sample(row, request.params, history, generated, uniform, allowed)
+            for sampled, guess in zip(drawn, (*draft, None), strict=False):
+                if sampled is None:
+                    raise NotNumbers
                 token = sampled.token
                 if matcher and token not in request.stop_ids:
                     matcher.advance(token)
                     sampled.completes = matcher.has_ended
-                drawn.append(sampled)
+                tokens.append(sampled)
                 if token != guess or token in request.stop_ids or sampled.completes:
                     break
-                if penalizes:
-                    history.append(token)
-                    generated.append(token)
         except (NotNumbers, Ungrammatical):
-            if not drawn:  # else these count, and the next pass meets it again
+            if not tokens:
                 raise
         finally:
             if matcher:
-                matcher.rollback(matcher.position - step)
-        return drawn
+                matcher.rollback(matcher.position - self.step)
+        return tokens
+
+    def _array(self, draft: Several[int]) -> NDArray[np.int32]:
+        """The tokens and a draft, [S]. What was copied once is not copied again: a text only grows."""
+        length, known = len(self.tokens), self._copied
+        if length + len(draft) > len(self._buffer):
+            larger = np.empty(2 * length + 64 + len(draft), np.int32)
+            larger[:known] = self._buffer[:known]
+            self._buffer = larger
+        self._buffer[known:length] = self.tokens[known:]
+        self._buffer[length : length + len(draft)] = draft
+        self._copied = length
+        return self._buffer[: length + len(draft)]

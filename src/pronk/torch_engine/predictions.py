@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from torch import Tensor
 
 from pronk.engine.filters import Float32
-from pronk.engine.grammar import Bools
-from pronk.engine.params import SamplingParams
-from pronk.engine.predictions import Predictions
+from pronk.engine.predictions import Ask, Predictions
 from pronk.engine.sampling import NotNumbers, Sampled
 
 
@@ -21,18 +18,10 @@ class TorchPredictions(Predictions):
     def logits(self, first: int, count: int) -> Float32:
         return self._here.logits(first, count)
 
-    def sample(
-        self,
-        row: int,
-        params: SamplingParams,
-        history: Sequence[int],
-        generated: Sequence[int],
-        uniform: float | Callable[[], float],
-        allowed: Bools | None = None,
-    ) -> Sampled:
-        if allowed is not None or not params.takes_likeliest:
-            return self._here.sample(row, params, history, generated, uniform, allowed)
-        token, is_number = self._likeliest[row]
+    def sample(self, ask: Ask) -> Sampled:
+        if ask.allowed is not None or not ask.params.takes_likeliest:
+            return self._here.sample(ask)
+        token, is_number = self._likeliest[ask.row]
         if not is_number:
             raise NotNumbers
         return Sampled(token)

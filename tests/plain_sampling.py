@@ -1,5 +1,5 @@
-"""What sampling means, said plainly: full sorts and running sums. engine/filters.py and sampling.py must agree to the
-token, whatever they leave out."""
+"""What sampling means, said plainly: full sorts and running sums. engine/filters.py and sampling.py, and the native
+sampler, must agree to the token, whatever they leave out."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ def survivors(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
         best = np.argsort(-scores, kind="stable")[: params.top_k]
         kept = np.sort(best)
     if params.top_p < 1:
-        probs = softmax(scores[kept])
-        unlikely_first = np.argsort(-probs, kind="stable")[::-1]
-        dropped = np.cumsum(probs[unlikely_first], dtype=np.float64).astype(np.float32)
-        goes = dropped <= np.float32(1.0 - params.top_p)
-        goes[-1] = False
-        kept = np.sort(kept[unlikely_first[~goes]])
+        best_first = np.argsort(-scores[kept], kind="stable")
+        parts = filters.weights(scores[kept])[best_first].tolist()
+        dropped, total = 0, sum(parts)
+        while len(parts) > 1 and np.float32((dropped + parts[-1]) / total) <= np.float32(1.0 - params.top_p):
+            dropped += parts.pop()
+        kept = np.sort(kept[best_first[: len(parts)]])
     if params.min_p:
-        probs = softmax(scores[kept])
-        kept = kept[probs >= np.float32(params.min_p) * probs.max()]
+        kept = kept[filters.exponentials(scores[kept]) >= np.float32(params.min_p)]
     return kept
 
 
@@ -34,20 +33,18 @@ def fast_survivors(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
     return np.arange(len(scores)) if kept is None else kept
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    exps = np.exp(scores - scores.max())
-    return exps / exps.sum()
-
-
 def token(logits: np.ndarray, params: SamplingParams, history: list[int], generated: list[int], coin: float) -> int:
     scores = penalize(logits, params, history, generated)
     if params.temperature == 0:
         return int(scores.argmax())
     scores = scores / np.float32(params.temperature)
     kept = survivors(scores, params)
-    cdf = np.exp(scores[kept] - scores[kept].max()).cumsum(dtype=np.float64)
-    cdf /= cdf[-1]
-    return int(kept[cdf.searchsorted(coin, side="right")])
+    parts = filters.weights(scores[kept]).tolist()
+    place, left = -1, min(int(coin * float(sum(parts))), sum(parts) - 1)
+    while left >= 0:
+        place += 1
+        left -= parts[place]
+    return int(kept[place])
 
 
 def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
