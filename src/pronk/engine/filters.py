@@ -95,7 +95,8 @@ def exponentials(scores: Float32) -> Float32:
     for factorial in (720, 120, 24, 6, 2, 1, 1):
         power *= x
         power += np.float32(1 / factorial)
-    return np.ldexp(power, n.astype(np.int32))
+    found: Float32 = np.ldexp(power, n.astype(np.int32))
+    return found
 
 
 def weights(scores: Float32) -> NDArray[np.int64]:
@@ -103,7 +104,8 @@ def weights(scores: Float32) -> NDArray[np.int64]:
 
     What is not half of that beside the likeliest token weighs nothing, and is never drawn.
     """
-    return np.rint(exponentials(scores) * np.float64(ONE)).astype(np.int64)
+    found: NDArray[np.int64] = np.rint(exponentials(scores) * np.float64(ONE)).astype(np.int64)
+    return found
 
 
 # In transformers' order, after the penalties and the temperature. Of tokens tied at an edge the lowest ids stay.

@@ -170,7 +170,8 @@ def _double_exponentials(x: Float32) -> NDArray[np.float64]:
     for k in range(13, -1, -1):
         power *= r
         power += 1 / math.factorial(k)
-    return np.ldexp(power, n.astype(np.int32))
+    found: NDArray[np.float64] = np.ldexp(power, n.astype(np.int32))
+    return found
 
 
 class Draw(NamedTuple):
