@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,23 @@ class Load:
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
 
+class _Bell:
+    """An Event. A signal that raises in the middle of threading's own leaves it with a lock that it does not hold."""
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()  # held: it has not been rung
+
+    def clear(self) -> None:
+        self._silent.acquire(blocking=False)
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # somebody else has rung it
+            self._silent.release()
+
+    def wait(self, seconds: float) -> None:
+        self._silent.acquire(timeout=seconds)
+
+
 class _Reader:
     """Where chunks wait for who reads them: of each sample max_new_tokens at the most, for nobody holds up the others.
 
@@ -96,7 +114,7 @@ class _Reader:
         self.whole, self.chunks = whole, deque[tuple[Handle, Chunk]]()
         self.handles: list[Handle] = []
         self.left: float = math.inf  # handles that have not ended
-        self.bell = threading.Event()
+        self.bell = _Bell()
 
     @property
     def ready(self) -> bool:

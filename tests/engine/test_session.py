@@ -30,7 +30,7 @@ from pronk.engine.sequence import Request
 from pronk.engine.streaming import TextStream
 from pronk.errors import BadRequest, ContextOverflow, PronkError
 from pronk.llm import LLM
-from pronk.session import Handle, Session
+from pronk.session import Handle, Session, _Bell
 
 VOCAB, CTX = 40, 4000
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
@@ -551,3 +551,29 @@ def test_without_a_cache() -> None:
     assert [len(batch.token_ids) for batch in backend.batches] == [15, 18, 21, 24, 27, 30]
     with pytest.raises(BadRequest, match="speculative"):
         session.submit([1], SamplingParams(speculative="ngram"))
+
+
+@posix
+def test_who_waits_is_interrupted_by_the_signal_and_by_nothing_else() -> None:
+    """An Event that was waited for raised RuntimeError instead, about once in some hundred signals."""
+
+    class Stop(BaseException):
+        pass
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Stop
+
+    bell, stops = _Bell(), 0
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        while stops < 2000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 + stops % 50 * 2e-6)
+                while True:
+                    bell.clear()
+                    bell.wait(0.00001)
+            except Stop:
+                stops += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
