@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.serve import asking, chat, completions, tokens
+from pronk.serve import asking, chat, completions, page, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
 from pronk.serve.http import EventStream, Gone, Json, body_of, while_there
-from pronk.serve.looks import Looks
+from pronk.serve.looks import MOST_TOKENS, Looks
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
 from pronk.serve.requests import (
@@ -157,6 +157,7 @@ class Server:
         }
         if model and model.llm:
             card["max_model_len"] = model.llm.ctx_size
+            card["pronk"] = {**model.shape, "look_tokens": MOST_TOKENS}
         return card
 
     def __post_init__(self) -> None:
@@ -201,6 +202,7 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         route("/detokenize", server.detokenize, "POST"),
         route("/health", server.health),
         route("/metrics", server.show_metrics),
+        *page.routes(),
         *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_path})

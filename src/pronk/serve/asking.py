@@ -150,8 +150,9 @@ async def chat(
     variables: Mapping[str, Any] | None = None,
     begun: Sequence[int] = (),
 ) -> Asked:
-    """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. Templates and grammars run in a thread of their own. Raises ApiError, and
-    PronkError for what the model, its template or llguidance refuses."""
+    """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. Templates and
+    grammars run in a thread of their own. Raises ApiError, and PronkError for what the model, its template or
+    llguidance refuses."""
     llm = leased.llm
     if variables and (taken := sorted(_TAKEN & variables.keys())):
         raise ApiError(400, f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")

@@ -1,4 +1,4 @@
-"""/v1/look: llm.look over HTTP. The last looks are kept, so that attention and lens of a token cost one pass of one token."""
+"""/v1/look: llm.look over HTTP. The last looks are kept: attention or lens of a token then cost one token's pass."""
 
 from __future__ import annotations
 
@@ -154,9 +154,5 @@ class Looks:
 
 def _check_length(tokens: int) -> None:
     if tokens > MOST_TOKENS:
-        raise ApiError(
-            400,
-            f"a look is at {MOST_TOKENS} tokens at most, and this is at {tokens}",
-            "text",
-            "context_length_exceeded",
-        )
+        problem = f"a look is at {MOST_TOKENS} tokens at most, and this is at {tokens}"
+        raise ApiError(400, problem, "text", "context_length_exceeded")

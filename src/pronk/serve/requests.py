@@ -128,8 +128,8 @@ class LensOf(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LookRequest(msgspec.Struct, kw_only=True):
-    """pronk's own: what LLM.look is given (`text` or `messages`), or the `look` that was taken before; and what is to be
-    shown of it: tokens `start` to `stop`, attention of one, the logit lens of one."""
+    """pronk's own: what LLM.look is given (`text` or `messages`), or the `look` that was taken before; and what is to
+    be shown of it: tokens `start` to `stop`, attention of one, the logit lens of one."""
 
     model: str | None = None
     text: str | list[int] | None = None
