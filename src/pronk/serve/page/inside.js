@@ -39,6 +39,7 @@ export class Inside {
   }
 
   open({ node, at }) {
+    // Where the panel is closed from, one comes back to.
     if (!this.container.contains(document.activeElement)) this.from = document.activeElement;
     this.node = node;
     this.at = Math.max(0, Math.min(at, node.tokens.ids.length - 1));
@@ -53,8 +54,7 @@ export class Inside {
   }
 
   step(by) {
-    this.at += by;
-    this.draw();
+    this.app.tell("inside", { node: this.node, at: this.at + by });
   }
 
   turn(n) {

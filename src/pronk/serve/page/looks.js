@@ -13,16 +13,22 @@ export class Looks {
 
   // {prompt_tokens, length, layers, heads, template_text, tokens}. Tokens of the answer stand behind the prompt's.
   async of(node) {
+    const answered = node.tokens.ids.length;
     const known = this.taken.get(node.id);
-    if (known?.answered === node.tokens.ids.length) return known;
+    if (known?.answered === answered) return known.look;
+    const taken = { answered, look: this.take(node) };
+    this.taken.set(node.id, taken); // before it is there: who asks meanwhile waits for the same one
+    taken.look.catch(() => this.taken.get(node.id) === taken && this.taken.delete(node.id));
+    return taken.look;
+  }
+
+  async take(node) {
     const look = await ask("/v1/look", this.whole(node));
-    look.answered = node.tokens.ids.length;
     while (look.tokens.length < look.length) {
       const start = look.tokens.length;
       const page = await ask("/v1/look", { model: node.model, look: look.id, start, stop: start + PAGE });
       look.tokens.push(...page.tokens);
     }
-    this.taken.set(node.id, look);
     return look;
   }
 

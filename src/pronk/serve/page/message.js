@@ -98,6 +98,10 @@ export class AnswerView {
     if (this.view === "tokens") this.drawn.mark(this.places);
   }
 
+  select(at) {
+    if (this.view === "tokens") this.drawn.select(at);
+  }
+
   refresh() {
     const views = el(
       "span", { class: "views", role: "group", "aria-label": "Shown as" },

@@ -52,7 +52,6 @@ export class Settings {
     const changed = () => {
       this.app.tell("settings");
       if (Object.keys(chat.nodes).length > 1) this.app.save();
-      else this.app.tell("thread");
     };
     const choice = (name, at) => {
       const select = el("select", { "aria-label": chat.models.length > 1 ? `Model ${at + 1}` : "Model" }, models.map(({ id }) => el("option", { value: id, selected: id === name }, id)));

@@ -92,14 +92,15 @@ export class Strip {
   }
 
   open(at) {
-    this.select(at);
     this.opens?.(at);
+    this.select(at);
   }
 
   select(at) {
     this.selected?.removeAttribute("aria-pressed");
     this.selected = this.spans[at];
     this.selected?.setAttribute("aria-pressed", "true");
+    this.selected?.scrollIntoView({ block: "nearest" });
   }
 
   // Where it parts from others: the same until there.

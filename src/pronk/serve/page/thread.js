@@ -15,9 +15,10 @@ export class Thread {
       this.follows = container.scrollHeight - container.scrollTop - container.clientHeight < 60;
     });
     app.addEventListener("chat", () => this.another());
-    app.addEventListener("thread", () => this.arrange());
+    for (const kind of ["thread", "settings"]) app.addEventListener(kind, () => this.arrange());
     app.addEventListener("grew", (event) => this.grow(event.detail));
     app.addEventListener("ended", (event) => this.grow(event.detail));
+    app.addEventListener("inside", ({ detail }) => this.views.get(detail.node.id)?.select(detail.at));
   }
 
   another() {
@@ -57,7 +58,8 @@ export class Thread {
     return el("div", { class: "columns", role: "group", "aria-label": "Answers side by side" }, columns);
   }
 
-  view(node, how = "text") {
+  // A branch that was begun at a token is shown as tokens.
+  view(node, how = node.begun ? "tokens" : "text") {
     if (!this.views.has(node.id)) this.views.set(node.id, node.role === "user" ? new Question(this.app, node) : new AnswerView(this.app, node, how));
     return this.views.get(node.id);
   }

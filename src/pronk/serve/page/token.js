@@ -43,7 +43,7 @@ export class TokenTab {
     const go = () => {
       const made = this.inside.app.branch(node, instead(node.tokens, at, other));
       say(`A branch that goes on from ${piece}`);
-      this.inside.open({ node: made, at });
+      this.inside.app.tell("inside", { node: made, at });
     };
     return el(
       "li", { class: came ? "came" : "" },
