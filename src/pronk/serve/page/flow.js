@@ -22,10 +22,13 @@ export class Flow {
 
   grow(text, ended = false) {
     this.text = text;
-    const until = ended ? text.length : this.boundary();
-    if (until > this.done) {
-      this.tail.before(render(text.slice(this.done, until)));
-      this.done = until;
+    const ends = this.boundaries();
+    if (ended && this.done < text.length) ends.push(text.length);
+    for (const end of ends) {
+      this.tail.before(render(text.slice(this.done, end)));
+      this.done = end;
+    }
+    if (ends.length) {
       this.open = null;
       this.tail.replaceChildren();
     }
@@ -33,9 +36,10 @@ export class Flow {
     else this.draw();
   }
 
-  // Where the last whole block ends. A block ends at an empty line, unless code or a list goes on behind it.
-  boundary() {
-    let found = this.done;
+  // Where blocks end that are whole: at empty lines, unless code or a list goes on behind them.
+  boundaries() {
+    const found = [];
+    let begun = this.done;
     for (;;) {
       const end = this.text.indexOf("\n", this.seen);
       if (end < 0) return found;
@@ -45,8 +49,8 @@ export class Flow {
         if (line.trim().startsWith(this.fence) && !line.trim().replaceAll(this.fence[0], "")) this.fence = null;
       } else {
         const begins = this.blank && /^\S/.test(line) && !(this.listed && listed);
-        if (begins) found = this.seen;
-        if (begins || this.seen === this.done) this.listed = listed;
+        if (begins) found.push((begun = this.seen));
+        if (this.seen === begun) this.listed = listed;
         this.fence = line.match(/^ {0,3}(`{3,}|~{3,})/)?.[1] ?? null;
       }
       this.blank = !this.fence && line.trim() === "";

@@ -1,10 +1,12 @@
-// Where two answers to the same prompt stop being the same.
+// Where two answers to the same prompt stop being the same. In bytes: tokens may be parts of characters, and cut alike
+// texts differently.
 
-// The token of each in which their texts first differ; null where they are the same so far.
+// The token of each in which they first differ, and whether one of them just ended there; null where they are the same.
 export function parting(one, other) {
-  const alike = common(one.text, other.text);
-  if (alike === one.text.length && alike === other.text.length) return null;
-  return { characters: alike, tokens: [tokenAt(one, alike), tokenAt(other, alike)] };
+  const [a, b] = [one, other].map((node) => node.tokens.bytes.join(""));
+  const alike = common(a, b);
+  if (alike === a.length && alike === b.length) return null;
+  return { tokens: [tokenAt(one, alike), tokenAt(other, alike)], ended: alike === Math.min(a.length, b.length) };
 }
 
 function common(a, b) {
@@ -14,12 +16,8 @@ function common(a, b) {
   return at;
 }
 
-const encoder = new TextEncoder();
-
-// In bytes, for tokens may be parts of characters. An answer that ended there has its length.
-function tokenAt(node, characters) {
-  const until = encoder.encode(node.text.slice(0, characters)).length;
-  const { bytes } = node.tokens;
+// An answer that ended there has its length.
+function tokenAt({ tokens: { bytes } }, until) {
   let sum = 0;
   for (let at = 0; at < bytes.length; at++) {
     sum += bytes[at].length;

@@ -94,9 +94,9 @@ export class Thread {
       for (const other of others) {
         const found = parting(first, other);
         const growing = [first, other].some((each) => this.app.runs.has(each.id));
-        const ended = found && Math.min(first.text.length, other.text.length) === found.characters;
-        if (found && !(growing && ended)) places.push(found.tokens[0]);
-        this.tell(other, first, found, growing && (!found || ended));
+        const open = growing && (!found || found.ended); // the shorter one may still go on alike
+        if (found && !open) places.push(found.tokens[0]);
+        this.tell(other, first, found, open);
       }
       this.mark(first, places);
     }
