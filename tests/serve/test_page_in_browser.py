@@ -140,14 +140,23 @@ def test_a_chat_is_what_python_says_and_is_kept(server: Running, llm: pronk.LLM,
     answered(view, 2)
 
 
-def test_stop(server: Running, opened: Opened, idle: None) -> None:
+def test_stop(server: Running, opened: Opened, idle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes take 20 ms here: 900 tokens would take 18 seconds."""
     view = opened(server.url)
+    session = server.models.models["tiny"].session
+    assert session
+    step = session.step
+    monkeypatch.setattr(session, "step", lambda: time.sleep(0.02) or step())
     set_options(view, temperature=0, max_tokens=900)
     ask(view)
     view.wait_for_selector(".answer.running .body :not(:empty)")
     view.keyboard.press("Escape")
     answered(view)
     expect(view.locator(".facts")).to_contain_text("stopped")
+    until = time.monotonic() + 2
+    while session.has_work and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not session.has_work
     expect(view.locator("#composer button")).to_have_text("Ask")
 
 

@@ -3,6 +3,7 @@
 import { soon } from "./pacing.js";
 import { code, render } from "./markdown.js";
 
+const SECTION = 30; // blocks
 const SHARE = 8; // a block is made anew after this many times the time that it took
 
 export class Flow {
@@ -25,7 +26,7 @@ export class Flow {
     const ends = this.boundaries();
     if (ended && this.done < text.length) ends.push(text.length);
     for (const end of ends) {
-      this.tail.before(render(text.slice(this.done, end)));
+      this.put(render(text.slice(this.done, end)));
       this.done = end;
     }
     if (ends.length) {
@@ -34,6 +35,16 @@ export class Flow {
     }
     if (ended) this.tail.remove();
     else this.draw();
+  }
+
+  // In sections: a browser looks at each of them at each frame, whether it is to be seen.
+  put(blocks) {
+    if (!this.section || this.section.childElementCount >= SECTION) {
+      this.section = document.createElement("div");
+      this.section.className = "section";
+      this.tail.before(this.section);
+    }
+    this.section.append(blocks);
   }
 
   // Where blocks end that are whole: at empty lines, unless code or a list goes on behind them.

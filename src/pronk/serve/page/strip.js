@@ -3,7 +3,10 @@
 import { percent } from "./dom.js";
 import { bytesOf } from "./answer.js";
 
-const LINE = 300; // tokens of an element at most: a browser lays out each anew when something is appended to it
+// Tokens of an element at most. A browser lays out a line anew when something is appended to it, and looks at each
+// block at each frame, whether it is to be seen.
+const LINE = 300;
+const BLOCK = 400;
 const STEPS = [0.3, 1, 2, 3.5, 5, 7, 10]; // bits, from which on a colour is darker
 const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
@@ -49,16 +52,24 @@ export class Strip {
       span.n = at;
       span.tabIndex = at === 0 ? 0 : -1;
       span.setAttribute("role", "button");
-      if (!this.line || this.line.childElementCount >= LINE || this.broken) {
-        this.line = document.createElement("div");
-        this.line.className = "line";
-        this.container.append(this.line);
-      }
+      if (!this.line || this.line.childElementCount >= LINE || this.broken) this.begin(at);
       this.broken = piece.endsWith("\n");
       if (this.broken) span.textContent = span.textContent.slice(0, -1);
       this.line.append(span);
       this.spans.push(span);
     }
+  }
+
+  begin(at) {
+    if (!this.block || at - this.blocked >= BLOCK) {
+      this.block = document.createElement("div");
+      this.block.className = "block";
+      this.blocked = at;
+      this.container.append(this.block);
+    }
+    this.line = document.createElement("div");
+    this.line.className = "line";
+    this.block.append(this.line);
   }
 
   at(event) {
