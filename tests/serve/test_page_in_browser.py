@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
