@@ -26,7 +26,7 @@ export class Lens {
   }
 
   row({ layer, top, probability, rank }) {
-    const said = top.map((each, n) => {
+    const said = top.filter((each, n) => n === 0 || each.probability >= 0.001).map((each, n) => {
       const cell = el("span", { class: n ? "said faint" : "said" }, el("code", {}, JSON.stringify(each.piece)), ` ${percent(each.probability)}`);
       cell.style.setProperty("--share", String(each.probability));
       return cell;
