@@ -178,6 +178,18 @@ def test_nobody_sees_another_owner_s_look(locked: Running) -> None:
         others.post("/look", body={"look": name}, cast_to=dict)
 
 
+def test_a_look_goes_with_its_model(folder: Path) -> None:
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
+    try:
+        name = looked(running, text=TEXT)["id"]
+        running.models._unload(running.models.models["tiny"])
+        status, found = posted(running, "/v1/look", {"model": "tiny", "look": name})
+        assert (status, found["error"]["code"]) == (404, "look_not_found")
+        assert looked(running, text=TEXT)["id"] != name
+    finally:
+        running.stop()
+
+
 def test_an_answer_that_begins_with_tokens(client: openai.OpenAI, llm: pronk.LLM) -> None:
     """What the page's "go on from this one" asks for."""
     whole = llm.chat(MESSAGES, max_new_tokens=12)

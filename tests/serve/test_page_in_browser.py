@@ -60,7 +60,7 @@ def opened(browser: Any) -> Iterator[Opened]:
         context.add_init_script(script or "0")
         view = context.new_page()
         view.on("pageerror", lambda error: wrong.append(str(error)))
-        view.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        view.on("dialog", lambda dialog: dialog.message.startswith("Delete ") or wrong.append(dialog.message))
         view.on("request", lambda asked: asked.url.startswith((url, "blob:")) or wrong.append(asked.url))
         view.on(
             "console",
@@ -159,6 +159,33 @@ def test_stop(server: Running, opened: Opened, idle: None, monkeypatch: pytest.M
         time.sleep(0.01)
     assert not session.has_work
     expect(view.locator("#composer button")).to_have_text("Ask")
+
+
+def test_other_chats_go_on_being_answered(opened: Opened) -> None:
+    text = long_answer(2500)
+    scripted = Scripted(lambda asked: text if asked == "long" else "short", 4, 0.01)
+    try:
+        view = opened(scripted.url)
+        ask(view, "long")
+        view.wait_for_selector(".answer.running")
+        view.click("button:text-is('New chat')")
+        ask(view, "other")
+        answered(view)
+        view.click(".chats button:text-is('long')")
+        expect(view.locator(".answer.running")).to_have_count(1)
+        answered(view)
+        assert raw(view) == text
+        view.click("button:text-is('New chat')")
+        ask(view, "long")
+        view.wait_for_selector(".answer.running")
+        view.once("dialog", lambda dialog: dialog.accept())
+        view.locator(".chats .sign").first.click()
+        expect(view.locator(".chats li")).to_have_count(2)
+        view.reload()
+        view.wait_for_selector("html[data-ready]")
+        expect(view.locator(".chats li")).to_have_count(2)
+    finally:
+        scripted.stop()
 
 
 def test_edit_regenerate_and_branches(server: Running, llm: pronk.LLM, opened: Opened) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pronk.engine.params import SamplingParams
+from pronk.errors import PronkError
 from pronk.serve import asking
 from pronk.serve.engine import Engine, Wanted
 from pronk.serve.failures import ApiError
@@ -16,8 +17,6 @@ from pronk.serve.models import Leased
 from pronk.serve.requests import LookRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pronk.llm import LLM
     from pronk.look import Look
 
@@ -63,6 +62,7 @@ class Looks:
             self._engine.release(1)
 
     async def _answer(self, leased: Leased, request: LookRequest, owner: int, start: int, stop: int) -> dict[str, Any]:
+        self._kept = {name: kept for name, kept in self._kept.items() if _is_open(kept.llm)}
         if request.look is None:
             look = await self._taken(leased, request)
             name = self._keep(_Kept(owner, leased.name, leased.llm, look))
@@ -129,7 +129,6 @@ class Looks:
         for name in ("text", "messages", "answer", "max_tokens", "top"):
             if getattr(request, name) is not None:
                 raise ApiError(400, f"a look that was taken before is as it is; leave {name} out", name)
-        self._drop(lambda kept: kept.llm is leased.llm or kept.model != leased.name)
         kept = self._kept.get(request.look or "")
         if kept is None or kept.owner != owner:
             raise ApiError(404, "there is no such look, or it was let go; look again", "look", "look_not_found")
@@ -147,9 +146,13 @@ class Looks:
         ):
             del self._kept[next(iter(self._kept))]
 
-    def _drop(self, stays: Callable[[_Kept], bool]) -> None:
-        """Those of models that were unloaded meanwhile."""
-        self._kept = {name: kept for name, kept in self._kept.items() if stays(kept)}
+
+def _is_open(llm: LLM) -> bool:
+    """Whether it was not unloaded meanwhile."""
+    try:
+        return llm.backend is not None
+    except PronkError:
+        return False
 
 
 def _check_length(tokens: int) -> None:

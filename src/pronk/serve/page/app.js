@@ -57,7 +57,9 @@ export class App extends EventTarget {
   }
 
   async open(id) {
-    const chat = await store.get(id);
+    // One that is being answered is here already, further than it was kept.
+    const live = [...this.runs.values()].find((run) => run.chat.id === id)?.chat;
+    const chat = live ?? (await store.get(id));
     if (!chat) return;
     if (this.models.length) chat.models = this.known(chat.models);
     for (const node of Object.values(chat.nodes)) if (node.role === "assistant" && !node.finish && !this.runs.has(node.id)) node.finish = "stopped";
@@ -65,19 +67,24 @@ export class App extends EventTarget {
   }
 
   show(chat) {
-    for (const run of this.runs.values()) run.stop();
     this.chat = chat;
     localStorage.setItem(CHOSEN, chat.id);
     this.tell("chat");
   }
 
   async remove(id) {
+    for (const run of this.runs.values()) {
+      if (run.chat.id !== id) continue;
+      run.chat.removed = true;
+      run.stop();
+    }
     await store.remove(id);
     if (id === this.chat.id) this.show(tree.newChat(this.known(this.chat.models)));
     this.tell("chats");
   }
 
   async save(chat = this.chat) {
+    if (chat.removed) return;
     chat.changed = Date.now();
     const gone = await store.put(chat).catch((error) => this.tell("problem", `This chat could not be kept: ${error.message}`));
     if (gone?.length) this.tell("problem", `There are more than ${store.MOST_CHATS} chats; the oldest was let go: ${gone.join(", ")}`);
@@ -86,8 +93,13 @@ export class App extends EventTarget {
 
   // -- asking --
 
+  // Of the chat that is shown; others go on being answered.
+  get under() {
+    return [...this.runs.values()].filter((run) => run.chat === this.chat);
+  }
+
   get busy() {
-    return this.runs.size > 0;
+    return this.under.length > 0;
   }
 
   send(text, parent = tree.last(this.chat)) {
@@ -137,7 +149,7 @@ export class App extends EventTarget {
   }
 
   stop() {
-    for (const run of this.runs.values()) run.stop();
+    for (const run of this.under) run.stop();
   }
 
   choose(node) {
