@@ -25,8 +25,9 @@ Examples:
   pronk serve -m ./my-model --adapter poet=./poet --adapter lawyer=./lawyer
   pronk serve -m ./my-model --host 0.0.0.0 --api-key-file key.txt --allowed-host llm.example.org
 
-The server speaks OpenAI's API at /v1: give a client its address and any key. Beside it there are /health and
-/metrics. Ctrl-C, or SIGTERM, takes no new requests and lets those under way end; a second one ends at once."""
+The server speaks OpenAI's API at /v1: give a client its address and any key. A browser finds a page at it. Beside
+these there are /health and /metrics. Ctrl-C, or SIGTERM, takes no new requests and lets those under way end; a second
+one ends at once."""
 )
 @options.together(
     click.option("-m", "--model", "models", type=options.NAME, multiple=True, metavar="MODEL",

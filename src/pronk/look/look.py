@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.config import ModelConfig
+from pronk.engine.batch import PASS_TOKENS
 from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest, short
 from pronk.look.lens import Lens
@@ -68,8 +69,9 @@ class Look:
         self.template_text = template_text  # what the chat template made of messages, raw
         self._reading, self._config, self._spelling = reading, config, spelling
         self._top = whole("top", top, 1, MOST_ALTERNATIVES)
-        self._found: Predicted | None = None
-        self._lock = threading.Lock()
+        self._found = Predicted.empty(len(reading.ids), min(self._top, config.vocab_size))
+        self._rows = 0  # of these that are there
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,6 +81,17 @@ class Look:
 
     def __repr__(self) -> str:
         return f"<Look at {len(self)} tokens, {self.prompt_tokens} of them the prompt's>"
+
+    def read(self, most: int) -> bool:
+        """Read the next tokens of the text, at most `most`; whether more are left. All that is said of a token needs
+        the whole text, and reads what is left of it at once: this is for who has others to let pass in between."""
+        with self._lock:
+            ids, at = self.ids.tolist(), self._rows
+            if at < len(ids):
+                logits = self._reading.logits(at, most)
+                self._found.fill(at, logits, [*ids[1:], None][at : at + len(logits)])
+                self._rows += len(logits)
+            return self._rows < len(ids)
 
     # -- tokens --
 
@@ -232,13 +245,8 @@ class Look:
     def _predicted(self) -> Predicted:
         """Row n is what was said after token n."""
         with self._lock:
-            if self._found is None:
-                ids = self.ids.tolist()
-                came = [*ids[1:], None]
-                found = Predicted.empty(len(ids), min(self._top, self._config.vocab_size))
-                for at, logits in self._reading.rows():
-                    found.fill(at, logits, came[at : at + len(logits)])
-                self._found = found
+            while self.read(PASS_TOKENS):
+                pass
             return self._found
 
     @staticmethod

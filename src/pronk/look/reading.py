@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,14 +34,15 @@ class Reading:
         self._read = 0  # tokens whose keys and values are there
         self._lock = threading.RLock()
 
-    def rows(self) -> Iterator[tuple[int, Logits]]:
-        """Logits of every row, in pieces: the first row of each, and its logits. They are read anew each time."""
+    def logits(self, at: int, most: int = PASS_TOKENS) -> Logits:
+        """Of rows `at` and on, as many as a piece has, and at most `most`."""
         with self._lock:
-            rows = min(PASS_TOKENS, max(1, LOGITS_BYTES // (4 * self._model().config.vocab_size)))
-            for at in range(0, len(self.ids), rows):
-                backend, end = self._model(), min(at + rows, len(self.ids))
-                yield at, backend.forward(self._batch(backend, at, end, range(at, end)), self._storage(backend))
-                self._read = end
+            backend = self._model()
+            rows = min(most, PASS_TOKENS, max(1, LOGITS_BYTES // (4 * backend.config.vocab_size)))
+            end = min(at + rows, len(self.ids))
+            logits = backend.forward(self._batch(backend, at, end, range(at, end)), self._storage(backend))
+            self._read = end
+            return logits
 
     def inspect(self, position: int, layers: Sequence[int] = (), *, lens: bool = False) -> Inspection:
         """See pronk.engine.backend.Backend.inspect."""

@@ -19,17 +19,19 @@ from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.serve import asking, chat, completions, tokens
+from pronk.serve import asking, chat, completions, page, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
 from pronk.serve.http import EventStream, Gone, Json, body_of, while_there
+from pronk.serve.looks import MOST_TOKENS, Looks
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
 from pronk.serve.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LookRequest,
     TokenizeRequest,
     read,
 )
@@ -77,6 +79,7 @@ class Server:
                 tool_choice=asked_for.tool_choice,
                 parallel=asked_for.parallel_tool_calls,
                 variables=asked_for.chat_template_kwargs,
+                begun=asked_for.answer_ids or (),
             )
             if asked_for.stream:
                 return await self._streamed(request, asked, chat.stream(self.engine, asked, usage), held)
@@ -115,6 +118,12 @@ class Server:
         async with self.models.lease(asked_for.model) as leased:
             return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
 
+    async def look(self, request: Request) -> Response:
+        asked_for, unheard = read(await _body(request), LookRequest, {})
+        async with self.models.lease(asked_for.model) as leased:
+            looked = self._looks.answer(leased, asked_for, request.scope["owner"], unheard)
+            return Json(await while_there(request.receive, looked))
+
     async def list_models(self, request: Request) -> Response:
         await asyncio.to_thread(self.models.forget_dropped)
         return Json({"object": "list", "data": [self._card(name) for name in self.models.names]})
@@ -148,10 +157,11 @@ class Server:
         }
         if model and model.llm:
             card["max_model_len"] = model.llm.ctx_size
+            card["pronk"] = {**model.shape, "look_tokens": MOST_TOKENS}
         return card
 
     def __post_init__(self) -> None:
-        self._started = int(time.time())
+        self._started, self._looks = int(time.time()), Looks(self.engine)
 
     async def _streamed(
         self, request: Request, asked: Asked, events: AsyncGenerator[bytes, None], held: AsyncExitStack
@@ -187,10 +197,12 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         route("/v1/completions", server.complete, "POST"),
         route("/v1/models", server.list_models),
         route("/v1/models/{name:path}", server.one_model),
+        route("/v1/look", server.look, "POST"),
         route("/tokenize", server.tokenize, "POST"),
         route("/detokenize", server.detokenize, "POST"),
         route("/health", server.health),
         route("/metrics", server.show_metrics),
+        *page.routes(),
         *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_path})

@@ -12,6 +12,7 @@ from pronk.engine.filters import FILTER_NAMES
 from pronk.engine.params import SamplingParams
 from pronk.errors import BadRequest
 from pronk.grammar.structure import Structure
+from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
 from pronk.serve.failures import ApiError
 from pronk.serve.forms import form_of
@@ -43,6 +44,7 @@ class Asked:
     tools: Toolset | None = None
     unheard: list[str] = field(default_factory=list)
     cut: int = 0  # tokens of the prompt, where a cut was asked for
+    as_ids: bool = False  # log-probabilities name tokens by their ids
 
     @property
     def llm(self) -> LLM:
@@ -146,9 +148,11 @@ async def chat(
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel: bool | None = None,
     variables: Mapping[str, Any] | None = None,
+    begun: Sequence[int] = (),
 ) -> Asked:
-    """Of a conversation, in whichever API. Templates and grammars run in a thread of their own. Raises ApiError, and
-    PronkError for what the model, its template or llguidance refuses."""
+    """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. Templates and
+    grammars run in a thread of their own. Raises ApiError, and PronkError for what the model, its template or
+    llguidance refuses."""
     llm = leased.llm
     if variables and (taken := sorted(_TAKEN & variables.keys())):
         raise ApiError(400, f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")
@@ -157,6 +161,8 @@ async def chat(
     params, copies = sampling(request, llm.checkpoint.generation.sampling, max_tokens or -1, logprobs, max_samples)
     known = conversation(messages)
     form, param = form_of(request)
+    if begun and (tools or form):
+        raise ApiError(400, "answer_ids cannot be had with tools or a form: they begin with the answer", "answer_ids")
 
     def prepared() -> tuple[list[int], int, Toolset | None, Grammar | None]:
         template = leased.adapter.template if leased.adapter else None
@@ -165,12 +171,13 @@ async def chat(
         ids = llm.chat_prompt(known, template, **given, **dict(variables or {}))
         if called and called.forced and called.dialect.token:
             ids += llm.tokenizer.encode(called.dialect.token, bos=False)
+        ids += checked_ids(begun, llm.config.vocab_size)
         ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
         return ids, cut, called, _grammar(llm, form, param, called)
 
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar)
-    return Asked(leased, wanted, copies, called, unheard, cut)
+    return Asked(leased, wanted, copies, called, unheard, cut, bool(request.return_tokens_as_token_ids))
 
 
 async def completion(
@@ -197,7 +204,7 @@ async def completion(
 
     encoded, cut, grammar = await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar)
-    return Asked(leased, wanted, copies, None, unheard, cut)
+    return Asked(leased, wanted, copies, None, unheard, cut, bool(request.return_tokens_as_token_ids))
 
 
 def _grammar(llm: LLM, form: Structure | None, param: str, called: Toolset | None = None) -> Grammar | None:

@@ -161,7 +161,7 @@ def _entries(asked: Asked, chunk: Chunk) -> list[dict[str, Any]]:
 
     def entry(token: int, value: float | None) -> dict[str, Any]:
         spelled = tokenizer.token_bytes(token)
-        text = spelled.decode("utf-8", "replace")
+        text = f"token_id:{token}" if asked.as_ids else spelled.decode("utf-8", "replace")
         return {"token": text, "logprob": logprob(value), "bytes": list(spelled)}
 
     tops = [entry(token, value) for token, value in chunk.top]

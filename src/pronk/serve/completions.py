@@ -68,12 +68,13 @@ class _Choice:
             self._entry(chunk.token, chunk.logprob, chunk.top)
 
     def _entry(self, token: int, value: float | None, top: Sequence[tuple[int, float]] | None) -> None:
-        spell = self.asked.llm.tokenizer.token_text
+        text = self.asked.llm.tokenizer.token_text
+        spell = (lambda token: f"token_id:{token}") if self.asked.as_ids else text
         self.tokens.append(spell(token))
         self.values.append(None if value is None else logprob(value))
         self.tops.append(None if top is None else {spell(other): logprob(its) for other, its in top})
         self.offsets.append(self._at)
-        self._at += len(spell(token))
+        self._at += len(text(token))
 
     def logprobs(self) -> dict[str, Any] | None:
         if self.asked.wanted.params.logprobs is None:

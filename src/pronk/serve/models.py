@@ -37,6 +37,7 @@ class Model:
     llm: LLM | None = None
     session: Session | None = None
     bytes: int = 0  # of weights, and of keys and values when its cache is full
+    shape: dict[str, Any] = field(default_factory=dict)  # what its card says of it
     users: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -178,6 +179,15 @@ class Models:
                 prefix_cache=min(tokens, 4 * llm.ctx_size),
                 load_s=llm.load_s,
             )
+            model.shape = {
+                "dtype": llm.backend.dtype,
+                "kv_dtype": llm.backend.kv_dtype,
+                "weight_bytes": llm.backend.nbytes,
+                "kv_bytes_a_token": kv_a_token,
+                "layers": llm.config.num_hidden_layers,
+                "heads": llm.config.num_attention_heads,
+                "vocabulary": llm.config.vocab_size,
+            }
             model.llm = llm
             log.info("loaded %s in %.2f s: up to %d tokens cached", model.name, time.perf_counter() - begun, tokens)
 

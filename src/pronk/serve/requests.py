@@ -55,6 +55,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     json_schema: Any = None
     regex: str | None = None
     grammar: str | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -68,6 +69,7 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    answer_ids: list[int] | None = None  # pronk's own: tokens that the answer begins with
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -112,6 +114,34 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     stream: bool | None = None
+
+
+class AttentionOf(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    token: int
+    layer: int
+    head: int | None = None
+
+
+class LensOf(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    token: int
+    k: int = 5
+
+
+class LookRequest(msgspec.Struct, kw_only=True):
+    """pronk's own: what LLM.look is given (`text` or `messages`), or the `look` that was taken before; and what is to
+    be shown of it: tokens `start` to `stop`, attention of one, the logit lens of one."""
+
+    model: str | None = None
+    text: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    answer: str | list[int] | None = None
+    max_tokens: int | None = None  # to go on with, greedily
+    top: int | None = None
+    look: str | None = None
+    start: int | None = None
+    stop: int | None = None
+    attention: AttentionOf | None = None
+    lens: LensOf | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from pronk.errors import BadRequest, PronkError, os_problem
+from pronk.serve import page
 from pronk.serve.app import Server, application
 from pronk.serve.engine import Engine
 from pronk.serve.guard import LOOPBACK, Guard
@@ -90,7 +91,7 @@ def run(
         ready(f"http://{shown}:{port}")
 
     names = {*LOOPBACK, host, *(name.lower() for name in hosts)}
-    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys))
+    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys), page.PATHS)
     config = uvicorn.Config(
         guarded,
         http=Connection,

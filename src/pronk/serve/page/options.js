@@ -1,0 +1,31 @@
+// What can be asked of an answer besides its text, each with a line of what it does. Empty: as the model's makers advise.
+
+const number = (name, label, min, max, step, help) => ({ name, label, kind: "number", min, max, step, help });
+
+export const OPTIONS = [
+  number("temperature", "Temperature", 0, 2, 0.05, "0 takes the likeliest token each time; above 1 unlikely ones come more often than the model has them."),
+  number("top_p", "Top p", 0.01, 1, 0.01, "Draw from the likeliest tokens that have this share of the probability together."),
+  number("top_k", "Top k", 1, 1000, 1, "Draw from this many of the likeliest tokens."),
+  number("min_p", "Min p", 0, 1, 0.01, "Leave out what is less likely than this share of the likeliest token."),
+  number("repetition_penalty", "Repetition penalty", 0.1, 3, 0.05, "Above 1, tokens that stand in the text already become less likely."),
+  number("presence_penalty", "Presence penalty", -2, 2, 0.1, "Taken off once from tokens that the answer has already."),
+  number("frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Taken off for each time that the answer has a token already."),
+  number("max_tokens", "Most tokens", 1, 1000000, 1, "Where an answer is cut off; empty: at the end of the context."),
+  number("seed", "Seed", 0, 2 ** 32 - 1, 1, "The same seed draws the same answer again; empty: a new one each time, which the answer names."),
+  { name: "stop", label: "Stop at", kind: "text", help: "The answer ends before this text." },
+  {
+    name: "speculative", label: "Guess ahead", kind: "choice", choices: [["", "no"], ["ngram", "from the text so far"]],
+    help: "Tokens are guessed and checked several at a time: quicker where the text repeats itself, and never another answer.",
+  },
+  number("top_logprobs", "Alternatives kept", 0, 20, 1, "How many other tokens are kept of each place, for looking inside; empty: 5."),
+];
+
+// The fields of a request.
+export function asked(options) {
+  const found = { logprobs: true, top_logprobs: 5 };
+  for (const { name } of OPTIONS) {
+    const value = options[name];
+    if (value !== undefined && value !== "" && value !== null) found[name] = value;
+  }
+  return found;
+}

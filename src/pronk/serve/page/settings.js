@@ -1,0 +1,109 @@
+// The bar above the conversation: models, side by side if several; system prompt and options; the chat as a file.
+
+import { button, el, sign } from "./dom.js";
+import { download } from "./export.js";
+import { OPTIONS } from "./options.js";
+import { MOST_MODELS } from "./tree.js";
+
+export class Settings {
+  constructor(app, bar) {
+    Object.assign(this, { app, bar });
+    this.models = el("div", { class: "models", role: "group", "aria-label": "Models" });
+    this.panel = el("div", { class: "options", id: "options", hidden: true, role: "region", "aria-label": "Options" });
+    this.opens = button("Options", () => this.toggle(), { "aria-expanded": "false", "aria-controls": "options" });
+    bar.append(
+      el(
+        "div", { class: "row" },
+        sign("☰", "Chats", () => document.getElementById("chats").classList.toggle("open"), { class: "sign narrow" }),
+        this.models,
+        el("span", { class: "gap" }),
+        this.opens,
+        this.exports(),
+      ),
+      this.panel,
+      (this.problem = el("p", { class: "problem", role: "alert", hidden: true })),
+    );
+    for (const kind of ["chat", "settings"]) app.addEventListener(kind, () => this.draw());
+    app.addEventListener("problem", (event) => this.fail(event.detail));
+  }
+
+  fail(text) {
+    this.problem.hidden = !text;
+    this.problem.textContent = text ?? "";
+  }
+
+  toggle() {
+    this.panel.hidden = !this.panel.hidden;
+    this.opens.setAttribute("aria-expanded", String(!this.panel.hidden));
+    if (!this.panel.hidden) this.panel.querySelector("textarea").focus();
+  }
+
+  exports() {
+    const chosen = el("select", { "aria-label": "Export this chat", class: "export" }, ["Export", "Markdown", "JSON"].map((text, n) => el("option", { value: ["", "md", "json"][n] }, text)));
+    chosen.addEventListener("change", () => {
+      if (chosen.value) download(this.app.chat, chosen.value);
+      chosen.value = "";
+    });
+    return chosen;
+  }
+
+  draw() {
+    const { chat, models } = this.app;
+    const changed = () => {
+      this.app.tell("settings");
+      if (Object.keys(chat.nodes).length > 1) this.app.save();
+    };
+    const choice = (name, at) => {
+      const select = el("select", { "aria-label": chat.models.length > 1 ? `Model ${at + 1}` : "Model" }, models.map(({ id }) => el("option", { value: id, selected: id === name }, id)));
+      select.addEventListener("change", () => {
+        chat.models[at] = select.value;
+        changed();
+      });
+      if (chat.models.length < 2) return select;
+      return el("span", { class: "model-choice" }, select, sign("✕", `Without ${name}`, () => (chat.models.splice(at, 1), changed())));
+    };
+    const more = () => {
+      const other = models.find(({ id }) => !chat.models.includes(id)) ?? models[0];
+      chat.models.push(other.id);
+      changed();
+    };
+    const beside = button("+ beside", more, { title: "Ask one more model the same, side by side", disabled: !models.length || chat.models.length >= MOST_MODELS });
+    this.models.replaceChildren(...chat.models.map(choice), beside);
+    this.drawOptions(chat);
+  }
+
+  drawOptions(chat) {
+    const system = el("textarea", { id: "system", rows: 3, placeholder: "None" });
+    system.value = chat.system;
+    system.addEventListener("change", () => {
+      chat.system = system.value;
+      if (Object.keys(chat.nodes).length > 1) this.app.save();
+    });
+    this.panel.replaceChildren(
+      el("div", { class: "option wide" }, el("label", { for: "system" }, "System prompt"), system, el("p", { class: "faint" }, "What the model is told before the talk begins.")),
+      ...OPTIONS.map((option) => this.option(chat, option)),
+      el("div", { class: "row wide" }, button("As the model’s makers advise", () => {
+        chat.options = {};
+        this.draw();
+      })),
+    );
+  }
+
+  option(chat, option) {
+    const { name, label, kind, help } = option;
+    const id = `option-${name}`;
+    let input;
+    if (kind === "choice") input = el("select", { id }, option.choices.map(([value, text]) => el("option", { value, selected: (chat.options[name] ?? "") === value }, text)));
+    else if (kind === "number") input = el("input", { id, type: "number", min: String(option.min), max: String(option.max), step: option.step < 1 ? "any" : "1", placeholder: "default", inputmode: "decimal" });
+    else input = el("input", { id, type: "text", placeholder: "nothing" });
+    if (kind !== "choice") input.value = chat.options[name] ?? "";
+    input.setAttribute("aria-describedby", `${id}-help`);
+    input.addEventListener("change", () => {
+      if (!input.reportValidity()) return;
+      if (input.value === "") delete chat.options[name];
+      else chat.options[name] = kind === "number" ? Number(input.value) : input.value;
+      if (Object.keys(chat.nodes).length > 1) this.app.save();
+    });
+    return el("div", { class: "option" }, el("label", { for: id }, label), input, el("p", { class: "faint", id: `${id}-help` }, help));
+  }
+}
