@@ -24,6 +24,7 @@ class Running:
         bound = serving.listen("127.0.0.1", 0)
         self.port = bound.getsockname()[1]
         self.server: serving.Uvicorn | None = None
+        self._clients: list[Any] = []
         self._thread = threading.Thread(target=self._run, args=(bound,), kwargs=options)
         self._thread.start()
         assert self._ready.wait(60)
@@ -49,10 +50,17 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return self.kept(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60))
+
+    def kept(self, client: Any) -> Any:
+        """`client`, whose connections are closed at the end."""
+        self._clients.append(client)
+        return client
 
     def stop(self) -> None:
         assert self.server
+        for client in self._clients:
+            client.close()
         self.server.should_exit = True
         self._thread.join(90)
         assert not self._thread.is_alive()

@@ -112,9 +112,7 @@ def test_log_probabilities(client: openai.OpenAI, llm: pronk.LLM, stream: bool) 
     if stream:
         *events, last = asked(client, **options)
         entries = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
-        assert [one.logprob for one in entries] == [
-            one.logprob for one in last.response.output[0].content[0].logprobs
-        ]
+        assert [one.logprob for one in entries] == [one.logprob for one in last.response.output[0].content[0].logprobs]
     else:
         entries = asked(client, **options).output[0].content[0].logprobs
     assert [entry.logprob for entry in entries] == [each.logprob for each in expected.logprobs]
