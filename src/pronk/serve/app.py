@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.serve import asking, chat, completions, messages, page, responses, tokens
+from pronk.serve import asking, chat, completions, messages, openapi, page, responses, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
@@ -169,6 +169,9 @@ class Server:
     async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def describe(self, request: Request) -> Response:
+        return Json(openapi.document())
+
     async def absent(self, request: Request) -> Response:
         raise ApiError(400, _ABSENT[request.url.path], code="unsupported")
 
@@ -233,6 +236,7 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         route("/detokenize", server.detokenize, "POST"),
         route("/health", server.health),
         route("/metrics", server.show_metrics),
+        route("/openapi.json", server.describe),
         *page.routes(),
         *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
     ]

@@ -1,0 +1,143 @@
+"""/openapi.json: what it says is so, of every path, field, answer and event; Schemathesis asks what it allows."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import hypothesis
+import jsonschema
+import msgspec
+import pytest
+from served import Running, Script
+
+from pronk.serve import app, openapi, shapes
+
+DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
+
+
+def routes() -> set[tuple[str, str]]:
+    """Paths and methods of the application, less those that are refused by name."""
+    made = app.application(app.Server(None, None, 1, None), None)  # type: ignore[arg-type]
+    found = set()
+    for route in made.routes:
+        path = route.path.replace("{name:path}", "{name}")  # type: ignore[attr-defined]
+        if route.endpoint._handler.__name__ not in ("absent", "kept_response"):  # type: ignore[attr-defined]
+            found |= {(path, method.lower()) for method in route.endpoint._methods}  # type: ignore[attr-defined]
+    return found
+
+
+def test_every_route_is_in_it() -> None:
+    assert {(path, method) for path, item in DOCUMENT["paths"].items() for method in item} == routes()
+
+
+def test_it_is_openapi_3_1_and_every_schema_a_schema() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        if name.endswith("Request"):
+            assert all(field["description"] for field in schema["properties"].values()), name
+    text = json.dumps(DOCUMENT)
+    names = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert names <= DOCUMENT["components"]["schemas"].keys()
+
+
+def test_every_description_is_of_a_field() -> None:
+    requests = {each.request for each in openapi.OPERATIONS if each.request}
+    assert openapi.FIELDS.keys() == {name for kind in requests for name in kind.__struct_fields__}
+
+
+def answered(server: Running, path: str, body: Any) -> tuple[int, str, bytes]:
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers["content-type"], answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["content-type"], error.read()
+
+
+def events(body: bytes) -> list[Any]:
+    parts = [part for part in body.decode().split("\n\n") if part and not part.startswith(":")]
+    found = [part.split("data: ", 1)[1] for part in parts]
+    return [json.loads(data) for data in found if data != "[DONE]"]
+
+
+def operation(path: str) -> openapi.Operation:
+    return next(each for each in openapi.OPERATIONS if each.path == path)
+
+
+TALKS = [
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "n": 2, "stream_options": {"include_usage": True}}),
+    ("/v1/completions", {"logprobs": 2, "echo": True, "stream_options": {"include_usage": True}}),
+    ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ("/v1/messages", {"cache_control": {"type": "ephemeral"}}),
+]
+
+
+@pytest.mark.parametrize(("path", "more"), TALKS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_and_events_are_as_described(server: Running, path: str, more: dict[str, Any], stream: bool) -> None:
+    """msgspec refuses what a record does not have, and what has another type."""
+    told = operation(path)
+    more = {name: value for name, value in more.items() if stream or name != "stream_options"}
+    status, kind, body = answered(server, path, {**(told.example or {}), **more, "stream": stream})
+    assert status == 200, body
+    if not stream:
+        msgspec.json.decode(body, type=told.answer)
+        return
+    assert kind.startswith("text/event-stream")
+    assert len([msgspec.convert(event, told.event) for event in events(body)]) > 4
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_as_described(caller: Running, script: Script, path: str, stream: bool) -> None:
+    told, schema = operation(path), {"type": "object"}
+    tool = {
+        "/v1/chat/completions": {"type": "function", "function": {"name": "f", "parameters": schema}},
+        "/v1/responses": {"type": "function", "name": "f", "parameters": schema},
+        "/v1/messages": {"name": "f", "input_schema": schema},
+    }[path]
+    script.says('So: <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
+    status, _, body = answered(caller, path, {**(told.example or {}), "tools": [tool], "stream": stream})
+    assert status == 200, body
+    found = events(body) if stream else [json.loads(body)]
+    for each in found:
+        msgspec.convert(each, told.event if stream else told.answer)
+    assert '\\"x\\": 1' in json.dumps(found) or '"x": 1' in json.dumps(found)
+
+
+def test_what_is_not_described_is_found() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.convert({"input_tokens": 1, "more": 2}, shapes.MessageCount)
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_answer_that_is_not_described(server: Running) -> None:
+    """In tens of requests a path, right and wrong ones: no 5xx, no status, type, header or body that the document has
+    not, and what is wrong is refused."""
+    schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
+    wanted = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+        checks.negative_data_rejection,
+    ]
+    for found in schema.get_all_operations():
+
+        @hypothesis.given(case=found.ok().as_strategy())
+        @hypothesis.settings(
+            max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck), database=None
+        )
+        def ask(case: Any) -> None:
+            case.call_and_validate(base_url=server.url, checks=wanted, timeout=60)
+
+        ask()
