@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
-import hypothesis
 import jsonschema
 import msgspec
 import pytest
@@ -115,29 +118,16 @@ def test_what_is_not_described_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_no_answer_that_is_not_described(server: Running) -> None:
-    """In tens of requests a path, right and wrong ones: no 5xx, no status, type, header or body that the document has
-    not, and what is wrong is refused."""
-    schemathesis = pytest.importorskip("schemathesis")
-    from schemathesis.checks import not_a_server_error
-    from schemathesis.specs.openapi import checks
-
-    schema = schemathesis.openapi.from_dict(DOCUMENT)
-    wanted = [
-        not_a_server_error,
-        checks.status_code_conformance,
-        checks.content_type_conformance,
-        checks.response_headers_conformance,
-        checks.response_schema_conformance,
-        checks.negative_data_rejection,
-    ]
-    for found in schema.get_all_operations():
-
-        @hypothesis.given(case=found.ok().as_strategy())
-        @hypothesis.settings(
-            max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck), database=None
-        )
-        def ask(case: Any) -> None:
-            case.call_and_validate(base_url=server.url, checks=wanted, timeout=60)
-
-        ask()
+def test_schemathesis_finds_no_answer_that_is_not_described(server: Running, tmp_path: Path) -> None:
+    """In hundreds of requests, right and wrong ones: no 5xx, no status, type, header, body or event that the document
+    has not, and what it does not allow is refused."""
+    pytest.importorskip("schemathesis")
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
+    # What the document allows and a model refuses, it cannot say: a context is full, a template knows no such role.
+    # POST without a body of JSON is refused before any path is looked at.
+    left_out = "positive_data_acceptance,unsupported_method"
+    how = ["--exclude-checks", left_out, "--max-examples", "12", "--seed", "1", "--generation-database", "none"]
+    ran = subprocess.run([*command, *how], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stdout[-5000:]
+    asked, well = re.findall(r"(\d+) generated, (\d+) passed", ran.stdout)[0]
+    assert int(asked) == int(well) > 500

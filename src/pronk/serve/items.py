@@ -9,6 +9,7 @@ from pronk.errors import short
 from pronk.serve.failures import ApiError
 from pronk.serve.requests import ResponsesRequest
 
+_ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("input_text", "output_text", "text")
 # Of OpenAI's own tools and models: there is none of it here, and so nothing to include.
 _NOTHING_TO_INCLUDE = {
@@ -32,7 +33,11 @@ def messages(request: ResponsesRequest, notes: list[str]) -> list[dict[str, Any]
     for number, item in enumerate(request.input):
         kind = item.get("type", "message")
         if kind == "message":
-            found.append({"role": item.get("role"), "content": _content(number, item.get("content"))})
+            role = item.get("role")
+            if role not in _ROLES:
+                known = ", ".join(_ROLES)
+                raise ApiError(400, f"item {number} of input has the role {short(role)}, not one of {known}", "input")
+            found.append({"role": role, "content": _content(number, item.get("content"))})
         elif kind == "function_call":
             name, id = (_text(number, item, field) for field in ("name", "call_id"))
             names[id] = name

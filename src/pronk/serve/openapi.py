@@ -31,17 +31,18 @@ class Operation:
     request: type[msgspec.Struct] | None = None
     event: type[msgspec.Struct] | None = None
     example: Mapping[str, Any] | None = None
+    done: bool = False  # whether "[DONE]" ends a stream
     open: bool = False  # to those without a key
 
 
 OPERATIONS = (
     Operation(
         "/v1/chat/completions", "post", "An answer to a conversation, as OpenAI has it", shapes.ChatCompletion,
-        requests.ChatRequest, shapes.ChatCompletionChunk, {"messages": _HELLO, "max_tokens": 4},
+        requests.ChatRequest, shapes.ChatCompletionChunk, {"messages": _HELLO, "max_tokens": 4}, done=True,
     ),
     Operation(
         "/v1/completions", "post", "What a text goes on with, as OpenAI has it", shapes.Completion,
-        requests.CompletionRequest, shapes.Completion, {"prompt": "Once upon a time", "max_tokens": 4},
+        requests.CompletionRequest, shapes.Completion, {"prompt": "Once upon a time", "max_tokens": 4}, done=True,
     ),
     Operation(
         "/v1/responses", "post", "An answer that is not kept, as OpenAI has it", shapes.ResponseAnswer,
@@ -69,10 +70,22 @@ OPERATIONS = (
     Operation("/openapi.json", "get", "This document", None),
 )  # fmt: skip
 
+# Of requests' lists: what they hold.
+_ITEMS = {
+    (requests.ChatRequest, "messages"): (shapes.ChatMessage,),
+    (requests.TokenizeRequest, "messages"): (shapes.ChatMessage,),
+    (requests.MessagesRequest, "messages"): (shapes.MessagesMessage,),
+    (requests.CountRequest, "messages"): (shapes.MessagesMessage,),
+    (requests.ResponsesRequest, "input"): (
+        shapes.InputMessage,
+        shapes.FunctionCallItem,
+        shapes.FunctionOutputItem,
+    ),
+}
 # Of a request: what each field means, whichever API it is of.
 FIELDS = {
     "model": "A name that /v1/models has; by default the first.",
-    "temperature": "How much chance there is: 0 takes the likeliest token. By default the makers' advice, or 1.",
+    "temperature": "How much chance there is; 0 takes the likeliest token. By default as the model's makers advise.",
     "top_p": "Draw from the likeliest tokens that together have this probability.",
     "top_k": "Draw from this many of the likeliest tokens; 0 for all.",
     "min_p": "Leave out tokens less likely than this share of the likeliest one's probability.",
@@ -124,7 +137,7 @@ FIELDS = {
     "thinking": "Only disabled can be had.",
     "output_config": "format: the form that the text has.",
     "content": "A text, in llama.cpp's form.",
-    "add_special_tokens": "Whether a token begins the text, as where the model was trained; by default so.",
+    "add_special_tokens": "Whether a token begins the text; by default where the model was trained so.",
     "add_special": "The same in llama.cpp's form, by default false.",
     "parse_special": "Whether the names of special tokens in the text are those tokens; by default so.",
     "with_pieces": "Give each token's text as well.",
@@ -148,13 +161,12 @@ _PROBLEMS = {
 @cache
 def document() -> dict[str, Any]:
     kinds = {kind for each in OPERATIONS for kind in (each.request, each.answer, each.event) if kind}
-    kinds |= {shapes.Error, shapes.MessagesError}
+    kinds |= {shapes.Error, shapes.MessagesError, *(kind for held in _ITEMS.values() for kind in held)}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template=_REF)
     for kind in ordered:
         if kind.__module__ == requests.__name__:
-            for name, field in schemas[kind.__name__]["properties"].items():
-                field["description"] = FIELDS[name]
+            _tell(kind, schemas[kind.__name__])
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
         paths.setdefault(each.path, {})[each.method] = _operation(each)
@@ -175,6 +187,17 @@ def document() -> dict[str, Any]:
         },
         "security": [{"bearer": []}, {"key": []}, {}],  # the last: where the server has no keys
     }
+
+
+def _tell(kind: type[msgspec.Struct], schema: dict[str, Any]) -> None:
+    """Of a request: what its fields mean and hold, and that null is the default of all that have one."""
+    for name, field in schema["properties"].items():
+        if held := _ITEMS.get((kind, name)):
+            lists = [field, *field.get("anyOf", ())]
+            next(each for each in lists if each.get("type") == "array")["items"] = {"anyOf": [*map(_ref, held)]}
+        if name not in schema.get("required", ()) and "null" not in str(field):
+            schema["properties"][name] = {"anyOf": [{**field}, {"type": "null"}], "default": field.pop("default")}
+        schema["properties"][name]["description"] = FIELDS[name]
 
 
 def _operation(each: Operation) -> dict[str, Any]:
@@ -209,8 +232,12 @@ def _content(each: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {"application/json": {"schema": _ref(each.answer)}}
     if each.event:
         # Before OpenAPI 3.2 a stream's schema is that of each of its events.
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(each.event)}
-        said = "Events, each of whose data is JSON; of OpenAI's chat and completions, [DONE] is the last"
+        data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": _ref(each.event)}
+        said = "Events, each of whose data is JSON"
+        if each.done:
+            data = {"anyOf": [{"const": "[DONE]"}, data]}
+            said += ", but for [DONE], the last"
+        data["type"] = "string"
         event = {"type": "object", "required": ["data"], "properties": {"data": data, "event": {"type": "string"}}}
         found["text/event-stream"] = {"schema": {"description": said, **event}}
     return found
