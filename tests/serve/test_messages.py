@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import pytest
 from served import Running, Script
 
@@ -278,6 +279,38 @@ def test_no_tool_and_one_tool(caller: Running, script: Script) -> None:
     script.says(*CALL, *CALL)
     one = client.messages.create(tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **ask)
     assert [block.type for block in one.content] == ["tool_use"]
+
+
+class Town(pydantic.BaseModel):
+    name: Literal["Oslo", "Rome"]
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_form_is_followed(client: Any) -> None:
+    found = client.messages.parse(model="tiny", messages=QUESTION, max_tokens=60, output_format=Town)
+    assert found.stop_reason == "end_turn"
+    assert found.parsed_output.name in ("Oslo", "Rome")
+    with pytest.raises(anthropic.BadRequestError, match="not"):
+        asked(client, output_config={"format": {"type": "json_schema", "schema": {"not": {}}}})
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_call_that_is_forced(caller: Running, choice: dict[str, Any]) -> None:
+    towns = {"town": {"enum": ["Oslo", "Rome"]}}
+    schema = {"type": "object", "properties": towns, "required": ["town"], "additionalProperties": False}
+    tool = {**TOOL, "input_schema": schema}
+    ask = {"model": "caller", "messages": QUESTION, "tools": [tool], "max_tokens": 200}
+    ask["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+    client = client_of(caller)
+    with client.messages.stream(**ask) as stream:
+        final = stream.get_final_message()
+    for found in (client.messages.create(**ask), final):
+        (call,) = found.content
+        assert (call.type, call.name, found.stop_reason) == ("tool_use", "weather", "tool_use")
+        assert call.input["town"] in ("Oslo", "Rome")
+    short = client.messages.create(**{**ask, "max_tokens": final.usage.output_tokens - 20})
+    assert (short.content[0].type, short.stop_reason) == ("text", "max_tokens")
+    assert short.content[0].text.startswith("{")
 
 
 def test_what_fails_in_the_middle_is_an_event(client: Any, script: Script) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -257,16 +257,44 @@ def test_tools_that_are_allowed(caller: Running, script: Script) -> None:
     assert "weather" not in script.prompts[-1]
 
 
-def test_a_form_is_parsed(client: openai.OpenAI, script: Script) -> None:
-    class Town(pydantic.BaseModel):
-        name: str
+class Town(pydantic.BaseModel):
+    name: Literal["Oslo", "Rome"]
 
-    script.says('{"name":', ' "Oslo"}')
-    try:
-        found = client.responses.parse(model="tiny", input="x", text_format=Town)
-    except openai.BadRequestError as refused:
-        pytest.skip(f"no grammar holds texts to a form here: {refused.param}")
-    assert found.output_parsed == Town(name="Oslo")
+
+@pytest.mark.usefixtures("idle")
+def test_a_form_is_followed(client: openai.OpenAI) -> None:
+    found = client.responses.parse(model="tiny", input="x", text_format=Town, max_output_tokens=60)
+    assert found.status == "completed"
+    assert found.output_parsed.name in ("Oslo", "Rome")
+    with client.responses.stream(model="tiny", input="x", text_format=Town, max_output_tokens=60) as stream:
+        assert stream.get_final_response().output_parsed.name in ("Oslo", "Rome")
+    free = asked(client, text={"format": {"type": "json_object"}}, max_output_tokens=3)
+    assert free.output_text.lstrip()[:1] in ("{", "")
+    assert free.text.format.type == "json_object"
+    schema = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(client, text={"format": schema})
+    assert refused.value.param == "text"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_call_that_is_forced(caller: Running, choice: Any) -> None:
+    towns = {"town": {"enum": ["Oslo", "Rome"]}}
+    schema = {"type": "object", "properties": towns, "required": ["town"], "additionalProperties": False}
+    tool = {**TOOL, "parameters": schema}
+    ask = {"model": "caller", "input": QUESTION, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    (call,) = caller.client().responses.create(**ask).output
+    assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+    assert json.loads(call.arguments)["town"] in ("Oslo", "Rome")
+    with caller.client().responses.stream(**ask) as stream:
+        events = list(stream)
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    done = next(event for event in events if event.type == "response.function_call_arguments.done")
+    assert len(deltas) > 3
+    assert "".join(event.delta for event in deltas) == done.arguments == deltas[-1].snapshot
+    short = caller.client().responses.create(**ask, max_output_tokens=events[-1].response.usage.output_tokens - 20)
+    assert (short.status, short.output[0].status) == ("incomplete", "incomplete")
+    assert short.output[0].arguments in done.arguments.replace("Rome", "Oslo") + done.arguments.replace("Oslo", "Rome")
 
 
 def test_what_fails_in_the_middle_is_an_event(client: openai.OpenAI, script: Script) -> None:
