@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -318,3 +319,14 @@ def test_what_fails_in_the_middle_is_an_event(client: Any, script: Script) -> No
     with pytest.raises(anthropic.APIStatusError) as failed:
         list(client.messages.create(model="tiny", messages=QUESTION, max_tokens=9, stream=True))
     assert failed.value.body["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.usefixtures("idle")
+def test_who_leaves_is_computed_no_further(client: Any, server: Running) -> None:
+    before = server.models.models["tiny"].session.load.counters.decode_tokens
+    with asked(client, {"ignore_eos": True}, stream=True, max_tokens=900) as stream:
+        next(iter(stream))
+    until = time.monotonic() + 10
+    while server.engine.texts and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.models.models["tiny"].session.load.counters.decode_tokens - before < 800

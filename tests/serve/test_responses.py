@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Literal
 
 import openai
@@ -313,3 +314,14 @@ def test_every_way_to_draw(client: openai.OpenAI, llm: pronk.LLM) -> None:
     params = SamplingParams(temperature=1.2, top_p=0.9, max_new_tokens=20, **ways)
     assert found.output_text == llm.chat([{"role": "user", "content": QUESTION}], params=params).text
     assert (found.temperature, found.top_p) == (1.2, 0.9)
+
+
+@pytest.mark.usefixtures("idle")
+def test_who_leaves_is_computed_no_further(client: openai.OpenAI, server: Running) -> None:
+    before = server.models.models["tiny"].session.load.counters.decode_tokens
+    with asked(client, stream=True, max_output_tokens=900, extra_body={"ignore_eos": True}) as stream:
+        next(iter(stream))
+    until = time.monotonic() + 10
+    while server.engine.texts and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.models.models["tiny"].session.load.counters.decode_tokens - before < 800
