@@ -16,18 +16,19 @@ import msgspec
 import pytest
 from served import Running, Script
 
-from pronk.serve import app, openapi, shapes
+from pronk.serve import app, openapi, page
+from pronk.serve.shapes.messages import MessageCount
 
 DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
 
 
 def routes() -> set[tuple[str, str]]:
-    """Paths and methods of the application, less those that are refused by name."""
+    """Paths and methods of the application, less files of the page, and what is refused by name."""
     made = app.application(app.Server(None, None, 1, None), None)  # type: ignore[arg-type]
     found = set()
     for route in made.routes:
         path = route.path.replace("{name:path}", "{name}")  # type: ignore[attr-defined]
-        if route.endpoint._handler.__name__ not in ("absent", "kept_response"):  # type: ignore[attr-defined]
+        if path not in page.PATHS and route.endpoint._handler.__name__ not in ("absent", "kept_response"):  # type: ignore[attr-defined]
             found |= {(path, method.lower()) for method in route.endpoint._methods}  # type: ignore[attr-defined]
     return found
 
@@ -49,7 +50,9 @@ def test_it_is_openapi_3_1_and_every_schema_a_schema() -> None:
 
 def test_every_description_is_of_a_field() -> None:
     requests = {each.request for each in openapi.OPERATIONS if each.request}
-    assert openapi.FIELDS.keys() == {name for kind in requests for name in kind.__struct_fields__}
+    assert openapi.FIELDS.keys() | openapi._LOOKED.keys() == {
+        name for kind in requests for name in kind.__struct_fields__
+    }
 
 
 def answered(server: Running, path: str, body: Any) -> tuple[int, str, bytes]:
@@ -94,6 +97,14 @@ def test_answers_and_events_are_as_described(server: Running, path: str, more: d
     assert len([msgspec.convert(event, told.event) for event in events(body)]) > 4
 
 
+@pytest.mark.parametrize("path", [each.path for each in openapi.OPERATIONS if each.request and not each.event])
+def test_what_its_examples_give_is_as_described(server: Running, path: str) -> None:
+    told = operation(path)
+    status, _, body = answered(server, path, told.example)
+    assert status == 200, body
+    msgspec.json.decode(body, type=told.answer)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_as_described(caller: Running, script: Script, path: str, stream: bool) -> None:
@@ -114,7 +125,7 @@ def test_calls_are_as_described(caller: Running, script: Script, path: str, stre
 
 def test_what_is_not_described_is_found() -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.convert({"input_tokens": 1, "more": 2}, shapes.MessageCount)
+        msgspec.convert({"input_tokens": 1, "more": 2}, MessageCount)
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from pronk import __version__
-from pronk.serve import requests, shapes
+from pronk.serve import requests
 from pronk.serve.failures import ANTHROPIC
+from pronk.serve.shapes import chat, common, lists, looks, messages, responses
 
 _REF = "#/components/schemas/{name}"
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -37,49 +38,54 @@ class Operation:
 
 OPERATIONS = (
     Operation(
-        "/v1/chat/completions", "post", "An answer to a conversation, as OpenAI has it", shapes.ChatCompletion,
-        requests.ChatRequest, shapes.ChatCompletionChunk, {"messages": _HELLO, "max_tokens": 4}, done=True,
+        "/v1/chat/completions", "post", "An answer to a conversation, as OpenAI has it", chat.ChatCompletion,
+        requests.ChatRequest, chat.ChatCompletionChunk, {"messages": _HELLO, "max_tokens": 4}, done=True,
     ),
     Operation(
-        "/v1/completions", "post", "What a text goes on with, as OpenAI has it", shapes.Completion,
-        requests.CompletionRequest, shapes.Completion, {"prompt": "Once upon a time", "max_tokens": 4}, done=True,
+        "/v1/completions", "post", "What a text goes on with, as OpenAI has it", chat.Completion,
+        requests.CompletionRequest, chat.Completion, {"prompt": "Once upon a time", "max_tokens": 4}, done=True,
     ),
     Operation(
-        "/v1/responses", "post", "An answer that is not kept, as OpenAI has it", shapes.ResponseAnswer,
-        requests.ResponsesRequest, shapes.ResponseEvent, {"input": "Hello", "max_output_tokens": 4},
+        "/v1/responses", "post", "An answer that is not kept, as OpenAI has it", responses.ResponseAnswer,
+        requests.ResponsesRequest, responses.ResponseEvent, {"input": "Hello", "max_output_tokens": 4},
     ),
     Operation(
-        "/v1/messages", "post", "An answer to a conversation, as Anthropic has it", shapes.MessageAnswer,
-        requests.MessagesRequest, shapes.MessageEvent, {"messages": _HELLO, "max_tokens": 4},
+        "/v1/messages", "post", "An answer to a conversation, as Anthropic has it", messages.MessageAnswer,
+        requests.MessagesRequest, messages.MessageEvent, {"messages": _HELLO, "max_tokens": 4},
     ),
     Operation(
-        "/v1/messages/count_tokens", "post", "How many tokens a conversation has", shapes.MessageCount,
+        "/v1/messages/count_tokens", "post", "How many tokens a conversation has", messages.MessageCount,
         requests.CountRequest, None, {"messages": _HELLO},
     ),
-    Operation("/v1/models", "get", "The models and adapters that requests can name", shapes.ModelList),
-    Operation("/v1/models/{name}", "get", "One of them", shapes.ModelCard),
     Operation(
-        "/tokenize", "post", "The tokens of a text or a conversation", shapes.Tokens, requests.TokenizeRequest, None,
+        "/v1/look", "post", "What a model makes of each token of a text", looks.LookAnswer, requests.LookRequest, None,
+        {"text": "Hello", "lens": {"token": 1}, "attention": {"token": 1, "layer": 0}},
+    ),
+    Operation("/v1/models", "get", "The models and adapters that requests can name", common.ModelList),
+    Operation("/v1/models/{name}", "get", "One of them", common.ModelCard),
+    Operation(
+        "/tokenize", "post", "The tokens of a text or a conversation", common.Tokens, requests.TokenizeRequest, None,
         {"prompt": "Hello"},
     ),
     Operation(
-        "/detokenize", "post", "The text of tokens", shapes.Text, requests.DetokenizeRequest, None, {"tokens": [1]},
+        "/detokenize", "post", "The text of tokens", common.Text, requests.DetokenizeRequest, None, {"tokens": [1]},
     ),
-    Operation("/health", "get", "Whether requests are taken", shapes.Health, open=True),
+    Operation("/health", "get", "Whether requests are taken", common.Health, open=True),
     Operation("/metrics", "get", "Gauges and counters for Prometheus", None),
     Operation("/openapi.json", "get", "This document", None),
 )  # fmt: skip
 
 # Of requests' lists: what they hold.
 _ITEMS = {
-    (requests.ChatRequest, "messages"): (shapes.ChatMessage,),
-    (requests.TokenizeRequest, "messages"): (shapes.ChatMessage,),
-    (requests.MessagesRequest, "messages"): (shapes.MessagesMessage,),
-    (requests.CountRequest, "messages"): (shapes.MessagesMessage,),
+    (requests.ChatRequest, "messages"): (lists.ChatMessage,),
+    (requests.LookRequest, "messages"): (lists.ChatMessage,),
+    (requests.TokenizeRequest, "messages"): (lists.ChatMessage,),
+    (requests.MessagesRequest, "messages"): (lists.MessagesMessage,),
+    (requests.CountRequest, "messages"): (lists.MessagesMessage,),
     (requests.ResponsesRequest, "input"): (
-        shapes.InputMessage,
-        shapes.FunctionCallItem,
-        shapes.FunctionOutputItem,
+        lists.InputMessage,
+        lists.FunctionCallItem,
+        lists.FunctionOutputItem,
     ),
 }
 # Of a request: what each field means, whichever API it is of.
@@ -107,6 +113,8 @@ FIELDS = {
     "n": "How many texts; with beams, how many of the best.",
     "stop": "Texts that end the answer, and are no part of it.",
     "response_format": "The form that the text has: text, json_object, or json_schema with a schema.",
+    "return_tokens_as_token_ids": "Log-probabilities name tokens as token_id:N.",
+    "answer_ids": "Tokens that the answer begins with; what comes behind them is given.",
     "guided_json": "A JSON schema that the text follows.",
     "guided_regex": "A regular expression that the text follows.",
     "guided_grammar": "A grammar that the text follows.",
@@ -147,6 +155,18 @@ FIELDS = {
     "with_pieces": "Give each token's text as well.",
     "tokens": "Token ids.",
 }
+# Of a look, whose words mean other things.
+_LOOKED = {
+    "text": "A text, or token ids; or give messages.",
+    "answer": "What stands behind it: a text, or token ids.",
+    "max_tokens": "Instead of an answer: go on for so many tokens, greedily.",
+    "top": "How many alternatives of each token.",
+    "look": "Instead of a text: the id of a look that was taken before.",
+    "start": "The first token that is shown.",
+    "stop": "The token before which it ends.",
+    "attention": "token, layer and head: what that token looks at.",
+    "lens": "token and k: what each layer would have said in its place.",
+}
 _PROBLEMS = {
     400: "What is asked for is wrong, or cannot be had; `param` names the field",
     401: "A key is wanted, or another one",
@@ -165,11 +185,11 @@ _PROBLEMS = {
 @cache
 def document() -> dict[str, Any]:
     kinds = {kind for each in OPERATIONS for kind in (each.request, each.answer, each.event) if kind}
-    kinds |= {shapes.Error, shapes.MessagesError, *(kind for held in _ITEMS.values() for kind in held)}
+    kinds |= {common.Error, common.MessagesError, *(kind for held in _ITEMS.values() for kind in held)}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template=_REF)
     for kind in ordered:
-        if kind.__module__ == requests.__name__:
+        if kind in {each.request for each in OPERATIONS}:
             _tell(kind, schemas[kind.__name__])
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
@@ -201,7 +221,8 @@ def _tell(kind: type[msgspec.Struct], schema: dict[str, Any]) -> None:
             next(each for each in lists if each.get("type") == "array")["items"] = {"anyOf": [*map(_ref, held)]}
         if name not in schema.get("required", ()) and "null" not in str(field):
             schema["properties"][name] = {"anyOf": [{**field}, {"type": "null"}], "default": field.pop("default")}
-        schema["properties"][name]["description"] = FIELDS[name]
+        own = _LOOKED if kind is requests.LookRequest else {}
+        schema["properties"][name]["description"] = own.get(name) or FIELDS[name]
 
 
 def _operation(each: Operation) -> dict[str, Any]:
@@ -215,7 +236,7 @@ def _operation(each: Operation) -> dict[str, Any]:
         body: dict[str, Any] = {"schema": _ref(each.request), "example": each.example}
         found["requestBody"] = {"required": True, "content": {"application/json": body}}
     found["responses"] = {"200": {"description": "Well", "content": _content(each)}}
-    problem = _ref(shapes.MessagesError if each.path.startswith(ANTHROPIC) else shapes.Error)
+    problem = _ref(common.MessagesError if each.path.startswith(ANTHROPIC) else common.Error)
     for status, said in _PROBLEMS.items():
         answer = {"description": said, "content": {"application/json": {"schema": problem}}}
         if status in (429, 503):
@@ -224,7 +245,7 @@ def _operation(each: Operation) -> dict[str, Any]:
         found["responses"][str(status)] = answer
     if each.path == "/health":
         ending = {"description": "It is loading, or about to end"}
-        found["responses"]["503"] = {**ending, "content": {"application/json": {"schema": _ref(shapes.Health)}}}
+        found["responses"]["503"] = {**ending, "content": {"application/json": {"schema": _ref(common.Health)}}}
     return found
 
 
