@@ -51,12 +51,26 @@ class MessagesError(Shape):
     error: MessagesProblem
 
 
+class ModelFacts(Shape):
+    """Of a model that is loaded. `look_tokens`: the most that one look can have."""
+
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    kv_bytes_a_token: int
+    layers: int
+    heads: int
+    vocabulary: int
+    look_tokens: int
+
+
 class ModelCard(Shape):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | UnsetType = UNSET
+    pronk: ModelFacts | UnsetType = UNSET
 
 
 class ModelList(Shape):
