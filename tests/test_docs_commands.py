@@ -89,6 +89,7 @@ def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "\n".join(json.dumps({k: v for k, v in r.items() if k != "completion"}) for r in liked)
     )
     Path("person.json").write_text('{"type": "object", "properties": {"age": {"type": "integer"}}}')
+    Path("keys.txt").write_text("a-key\n")
     Path("sums.lark").write_text('start: /[0-9]/ ("+" /[0-9]/)*')
     for name in ("stories.txt", "wikitext-2/test.txt"):
         Path(name).parent.mkdir(exist_ok=True)

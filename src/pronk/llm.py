@@ -279,6 +279,17 @@ class LLM:
         is given besides, as `tools=`."""
         return self._prompts.of_chat(messages, chat_template, **variables)
 
+    def fitted_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        overflow: Overflow = "error",
+        chat_template: str | Path | None = None,
+        **variables: Any,
+    ) -> tuple[list[int], int]:
+        """The same, less what `overflow` lets go, and how many tokens that was: `chat` says when."""
+        return self._prompts.of_conversation(messages, chat_template, overflow, params, **variables)
+
     def fitted(self, prompt: Prompt, params: SamplingParams, truncate: Truncate | None = None) -> tuple[list[int], int]:
         """The token ids that a prompt is generated from, and how many were cut. Raises ContextOverflow, BadRequest."""
         return self._prompts.encode(prompt, params, truncate)

@@ -101,10 +101,11 @@ class Prompts:
         chat_template: str | Path | None,
         overflow: Overflow,
         params: SamplingParams,
+        **variables: Any,
     ) -> tuple[list[int], int]:
         """The same, and how many tokens were left out with its oldest turns."""
         conversation.check_overflow(overflow)
-        checked, encode = conversation.checked(messages), self._encode_chat(chat_template)
+        checked, encode = conversation.checked(messages), self._encode_chat(chat_template, **variables)
         if overflow == "error":
             return encode(checked), 0
         longest = conversation.longest_prompt(self._ctx_size, params.max_new_tokens)

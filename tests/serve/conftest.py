@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 from adapters import random_adapter, save
-from served import SEQUENCES, Running
+from served import SEQUENCES, Running, Script
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -45,6 +46,30 @@ def server(folder: Path, adapter: Path) -> Iterator[Running]:
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
     return server.client()
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<s>tools:{{ tools | tojson }}</s>{% endif %}"
+    "{% for m in messages %}<s>{{ m.role }}{{ ' ' + m.name if m.name }}:{{ m.content }}"
+    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server whose template knows of tools."""
+    folder = save_tiny_chat_model(tmp_path_factory.mktemp("callers") / "caller")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TOOLS_TEMPLATE}))
+    running = Running(Models({"caller": str(folder)}, {}, {"threads": 1}, max_sequences=SEQUENCES))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return Script(monkeypatch)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ class Chunk:
     request: int = 0  # which prompt of a list
     index: int = 0  # which of a prompt's samples
     finish_reason: FinishReason | None = None  # on a sequence's last chunk, as are:
+    stop: str | None = None  # the stop string that ended it; None where a token or the length did
     stats: Stats | None = None
     seed: int = 0
     score: float | None = None

@@ -11,7 +11,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = [stop for stop in stops if stop]
         self.held = ""
-        self.found = False
+        self.found: str | None = None  # the one that ended the text
 
     def feed(self, text: str) -> str:
         """The text that is now certain. Once `found`, everything from the stop string on is gone."""
@@ -20,10 +20,10 @@ class StopStrings:
         if self.found:
             return ""
         text = self.held + text
-        hits = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        hits = {stop: at for stop in self.stops if (at := text.find(stop)) >= 0}
         if hits:
-            self.found, self.held = True, ""
-            return text[: min(hits)]
+            self.found, self.held = min(hits, key=hits.__getitem__), ""
+            return text[: hits[self.found]]
         keep = max(_overlap(text, stop) for stop in self.stops)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]

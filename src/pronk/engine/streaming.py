@@ -53,6 +53,7 @@ class TextStream:
             request=self._request,
             index=self._index,
             finish_reason=reason,
+            stop=self.stops.found,
             stats=self.watch.stats() if reason else None,
             seed=self._seed,
         )

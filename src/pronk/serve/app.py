@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.serve import asking, chat, completions, page, tokens
+from pronk.serve import asking, chat, completions, messages, openapi, page, responses, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
@@ -30,8 +30,11 @@ from pronk.serve.models import Models
 from pronk.serve.requests import (
     ChatRequest,
     CompletionRequest,
+    CountRequest,
     DetokenizeRequest,
     LookRequest,
+    MessagesRequest,
+    ResponsesRequest,
     TokenizeRequest,
     read,
 )
@@ -41,8 +44,6 @@ log = logging.getLogger("pronk.serve")
 
 _ABSENT = {
     "/v1/embeddings": "embeddings cannot be had: pronk's models continue texts; /v1/completions with echo scores them",
-    "/v1/responses": "the Responses API cannot be had; ask /v1/chat/completions",
-    "/v1/messages": "Anthropic's API cannot be had; ask /v1/chat/completions",
     "/v1/images/generations": "pictures cannot be had: pronk's models write text",
     "/v1/audio/speech": "speech cannot be had: pronk's models write text",
     "/v1/moderations": "moderation cannot be had: pronk's models write text",
@@ -108,6 +109,32 @@ class Server:
                 return await self._streamed(request, asked, events, held)
             return Json(await while_there(request.receive, completions.whole(self.engine, asked, asked_for)))
 
+    async def respond(self, request: Request) -> Response | EventStream:
+        asked_for, unheard = read(await _body(request), ResponsesRequest, responses.REFUSED)
+        async with AsyncExitStack() as held:
+            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            asked = await responses.asked(leased, asked_for, unheard, self.max_samples)
+            if asked_for.stream:
+                return await self._streamed(request, asked, responses.stream(self.engine, asked, asked_for), held)
+            return Json(await while_there(request.receive, responses.whole(self.engine, asked, asked_for)))
+
+    async def kept_response(self, request: Request) -> Response:
+        raise ApiError(404, "there is no such response: this server keeps no answers")
+
+    async def message(self, request: Request) -> Response | EventStream:
+        asked_for, unheard = read(await _body(request), MessagesRequest, messages.REFUSED)
+        async with AsyncExitStack() as held:
+            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            asked = await messages.asked(leased, asked_for, unheard, self.max_samples)
+            if asked_for.stream:
+                return await self._streamed(request, asked, messages.stream(self.engine, asked), held)
+            return Json(await while_there(request.receive, messages.whole(self.engine, asked)))
+
+    async def count(self, request: Request) -> Response:
+        asked_for, _ = read(await _body(request), CountRequest, messages.REFUSED)
+        async with self.models.lease(asked_for.model) as leased:
+            return Json(await messages.count(leased, asked_for))
+
     async def tokenize(self, request: Request) -> Response:
         asked_for, _ = read(await _body(request), TokenizeRequest, {})
         async with self.models.lease(asked_for.model) as leased:
@@ -141,6 +168,9 @@ class Server:
 
     async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def describe(self, request: Request) -> Response:
+        return Json(openapi.document())
 
     async def absent(self, request: Request) -> Response:
         raise ApiError(400, _ABSENT[request.url.path], code="unsupported")
@@ -195,6 +225,10 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
     routes = [
         route("/v1/chat/completions", server.chat, "POST"),
         route("/v1/completions", server.complete, "POST"),
+        route("/v1/responses", server.respond, "POST"),
+        route("/v1/responses/{id:path}", server.kept_response, "GET", "POST", "DELETE"),
+        route("/v1/messages", server.message, "POST"),
+        route("/v1/messages/count_tokens", server.count, "POST"),
         route("/v1/models", server.list_models),
         route("/v1/models/{name:path}", server.one_model),
         route("/v1/look", server.look, "POST"),
@@ -202,6 +236,7 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         route("/detokenize", server.detokenize, "POST"),
         route("/health", server.health),
         route("/metrics", server.show_metrics),
+        route("/openapi.json", server.describe),
         *page.routes(),
         *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
     ]
@@ -232,7 +267,7 @@ class _Endpoint:
             status = told.status
             if status >= 500 or not isinstance(error, ApiError | PronkError):
                 log.error("a request failed", exc_info=error)
-            answer = Json(told.openai(), status, told.headers)
+            answer = Json(told.told(scope["path"]), status, told.headers)
         status = getattr(answer, "status_code", 200)
         await answer(scope, receive, send)
         self._note(scope, status, begun)
@@ -251,4 +286,4 @@ async def _body(request: Request) -> bytes:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     told = ApiError(status, f"there is nothing at {request.url.path[:200]!r}")
-    return Json(told.openai(), status, told.headers)
+    return Json(told.told(request.url.path), status, told.headers)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pronk.engine.grammar import Grammar
     from pronk.llm import LLM
     from pronk.serve.requests import Sampling
+    from pronk.tokenizer.messages import Overflow
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
 _FIELDS = (
@@ -43,6 +44,7 @@ class Asked:
     copies: int = 1
     tools: Toolset | None = None
     unheard: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what else the answer is to say, a sentence each
     cut: int = 0  # tokens of the prompt, where a cut was asked for
     as_ids: bool = False  # log-probabilities name tokens by their ids
 
@@ -149,6 +151,7 @@ async def chat(
     parallel: bool | None = None,
     variables: Mapping[str, Any] | None = None,
     begun: Sequence[int] = (),
+    overflow: Overflow = "error",
 ) -> Asked:
     """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. Templates and
     grammars run in a thread of their own. Raises ApiError, and PronkError for what the model, its template or
@@ -168,16 +171,16 @@ async def chat(
         template = leased.adapter.template if leased.adapter else None
         called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
         given = {"tools": list(called.tools)} if called else {}
-        ids = llm.chat_prompt(known, template, **given, **dict(variables or {}))
+        ids, left_out = llm.fitted_chat(known, params, overflow, template, **given, **dict(variables or {}))
         if called and called.forced and called.dialect.token:
             ids += llm.tokenizer.encode(called.dialect.token, bos=False)
         ids += checked_ids(begun, llm.config.vocab_size)
         ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
-        return ids, cut, called, _grammar(llm, form, param, called)
+        return ids, cut + left_out, called, _grammar(llm, form, param, called)
 
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar)
-    return Asked(leased, wanted, copies, called, unheard, cut, bool(request.return_tokens_as_token_ids))
+    return Asked(leased, wanted, copies, called, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 
 
 async def completion(
@@ -204,7 +207,7 @@ async def completion(
 
     encoded, cut, grammar = await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar)
-    return Asked(leased, wanted, copies, None, unheard, cut, bool(request.return_tokens_as_token_ids))
+    return Asked(leased, wanted, copies, None, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 
 
 def _grammar(llm: LLM, form: Structure | None, param: str, called: Toolset | None = None) -> Grammar | None:

@@ -8,14 +8,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from pronk import __version__
-from pronk.engine.generation import Chunk
 from pronk.serve.asking import Asked
 from pronk.serve.calls import Call
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
 from pronk.serve.http import DONE, event
 from pronk.serve.requests import ChatRequest
-from pronk.serve.speech import Account, logprob, speech
+from pronk.serve.speech import Account, entries_of, speech
 
 REFUSED = {
     "functions": "is an older form of tools; give tools",
@@ -65,7 +64,7 @@ async def whole(engine: Engine, asked: Asked) -> dict[str, Any]:
     account = Account()
     async for pieces in speech(engine, asked, account):
         for piece in pieces:
-            entries[piece.index] += _entries(asked, piece.chunk)
+            entries[piece.index] += entries_of(asked, piece.chunk)
             for part in piece.parts:
                 if isinstance(part, Call):
                     _collect(calls[piece.index], part)
@@ -107,7 +106,7 @@ async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGene
                 out += [chunk(n, {"role": "assistant", "content": "", "refusal": None}) for n in range(asked.samples)]
             for piece in pieces:
                 logprobs = None
-                if wants_logprobs and (entries := _entries(asked, piece.chunk)):
+                if wants_logprobs and (entries := entries_of(asked, piece.chunk)):
                     logprobs = {"content": entries, "refusal": None}
                 deltas = [_delta(part) for part in piece.parts] or ([{"content": ""}] if logprobs else [])
                 for delta in deltas:
@@ -151,18 +150,3 @@ def _collect(calls: dict[int, dict[str, Any]], part: Call) -> None:
     if part.name is not None:
         calls[part.index] = {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
     calls[part.index]["function"]["arguments"] += part.arguments
-
-
-def _entries(asked: Asked, chunk: Chunk) -> list[dict[str, Any]]:
-    """Log-probabilities in the chat's form: none of the token that ends a text, for it is no part of it."""
-    if asked.wanted.params.logprobs is None or chunk.token is None:
-        return []
-    tokenizer = asked.llm.tokenizer
-
-    def entry(token: int, value: float | None) -> dict[str, Any]:
-        spelled = tokenizer.token_bytes(token)
-        text = f"token_id:{token}" if asked.as_ids else spelled.decode("utf-8", "replace")
-        return {"token": text, "logprob": logprob(value), "bytes": list(spelled)}
-
-    tops = [entry(token, value) for token, value in chunk.top]
-    return [{**entry(chunk.token, chunk.logprob), "top_logprobs": tops}]

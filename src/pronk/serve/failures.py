@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pronk.errors import (
@@ -15,6 +17,7 @@ from pronk.errors import (
     out_of_memory,
 )
 
+ANTHROPIC = "/v1/messages"  # what begins so is Anthropic's
 RETRY_AFTER = 1  # seconds; a text takes about as long
 # Anthropic's word for a status: https://docs.anthropic.com/en/api/errors
 _ANTHROPIC = {
@@ -53,6 +56,10 @@ class ApiError(Exception):
             return "rate_limit_error" if self.status == 429 else "service_unavailable_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
+    def told(self, path: str) -> dict[str, Any]:
+        """In the form that clients of that path read."""
+        return self.anthropic() if path.startswith(ANTHROPIC) else self.openai()
+
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
@@ -82,3 +89,14 @@ def of(error: BaseException) -> ApiError:
     if isinstance(error, PronkError):
         return ApiError(500, str(error))
     return ApiError(500, "the server failed at this request, which its log tells of")
+
+
+@contextmanager
+def renamed(fields: Mapping[str, str]) -> Iterator[None]:
+    """Errors within name a chat's fields; outside, those of another API that they were made of."""
+    try:
+        yield
+    except (ApiError, PronkError) as error:
+        told = of(error)
+        told.param = fields.get(told.param or "", told.param)
+        raise told from error

@@ -66,7 +66,7 @@ class Guard:
                 return
             scope["owner"] = self._owner(scope, headers)
         except ApiError as error:
-            await Json(error.openai(), error.status, error.headers)(scope, receive, answer)
+            await Json(error.told(scope["path"]), error.status, error.headers)(scope, receive, answer)
             return
         await self.app(scope, receive, answer)
 

@@ -21,8 +21,8 @@ _IGNORED = {
 }  # fmt: skip
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """Fields of SamplingParams and of structured output, by the names that clients have for them. None: the default."""
+class Drawing(msgspec.Struct, kw_only=True):
+    """How a text is drawn, by the names of SamplingParams, in every API. None: the default."""
 
     model: str | None = None
     temperature: float | None = None
@@ -35,16 +35,21 @@ class Sampling(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     rng: str | None = None
-    n: int | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     speculative: str | None = None
     truncate: str | None = None
     stream: bool | None = None
+
+
+class Sampling(Drawing, kw_only=True):
+    """And what OpenAI's chat and completions have besides: which form texts have, and where they end."""
+
+    n: int | None = None
+    stop: str | list[str] | None = None
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: Any = None
@@ -80,40 +85,41 @@ class CompletionRequest(Sampling, kw_only=True):
     best_of: int | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(Drawing, kw_only=True):
     """https://platform.openai.com/docs/api-reference/responses, without what a server would have to remember."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    seed: int | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: str | None = None
-    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
+class MessagesRequest(Drawing, kw_only=True):
     """https://docs.anthropic.com/en/api/messages"""
 
-    model: str | None = None
     messages: list[dict[str, Any]]
     max_tokens: int
     system: str | list[dict[str, Any]] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    stream: bool | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class CountRequest(MessagesRequest, kw_only=True):
+    """The same, where nothing is generated."""
+
+    max_tokens: int = 1
 
 
 class AttentionOf(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -191,6 +197,11 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         raise ApiError(400, problem.replace("$.", ""), (at or "").partition("[")[0] or None) from None
     known = {field.name for field in msgspec.structs.fields(kind)}
     return request, sorted(given.keys() - known - _IGNORED - refused.keys())
+
+
+def sampling(request: Drawing, **more: Any) -> Sampling:
+    """The same as OpenAI's chat has it, for what computes texts. `more`: what that has and `request` has not."""
+    return Sampling(**{name: getattr(request, name) for name in Drawing.__struct_fields__}, **more)
 
 
 def _too_deep(value: Any) -> bool:

@@ -78,10 +78,9 @@ class Account:
             }
         if asked.cut:
             found["truncated_tokens"] = asked.cut
-        if asked.unheard:
-            found["warnings"] = [
-                f"{name} is not a field that this server knows; it changed nothing" for name in asked.unheard
-            ]
+        unheard = [f"{name} is not a field that this server knows; it changed nothing" for name in asked.unheard]
+        if unheard or asked.notes:
+            found["warnings"] = [*unheard, *asked.notes]
         return found
 
 
@@ -120,6 +119,21 @@ def _pieces(asked: Asked, chunk: Chunk, account: Account, finders: dict[int, Cal
                 finish = "tool_calls"
         found.append(Piece(index, parts, chunk, finish))
     return found
+
+
+def entries_of(asked: Asked, chunk: Chunk) -> list[dict[str, Any]]:
+    """Log-probabilities in the form of OpenAI's chat: none of the token that ends a text, for it is no part of it."""
+    if asked.wanted.params.logprobs is None or chunk.token is None:
+        return []
+    tokenizer = asked.llm.tokenizer
+
+    def entry(token: int, value: float | None) -> dict[str, Any]:
+        spelled = tokenizer.token_bytes(token)
+        text = f"token_id:{token}" if asked.as_ids else spelled.decode("utf-8", "replace")
+        return {"token": text, "logprob": logprob(value), "bytes": list(spelled)}
+
+    tops = [entry(token, value) for token, value in chunk.top]
+    return [{**entry(chunk.token, chunk.logprob), "top_logprobs": tops}]
 
 
 def logprob(value: float | None) -> float:
