@@ -149,6 +149,11 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def mixed(one: str, other: str, share: float) -> str:
+    parts = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in parts)
+
+
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_letters_can_be_read_in_the_light_and_in_the_dark(scheme: int) -> None:
     blocks = re.findall(r":root \{(.*?)\}", read("base.css"), re.DOTALL)
@@ -158,6 +163,11 @@ def test_letters_can_be_read_in_the_light_and_in_the_dark(scheme: int) -> None:
             assert contrast(colours[letters], colours[ground]) >= 4.5, (letters, ground)
     assert contrast(colours["ink"], colours["own-pale"]) >= 4.5
     assert contrast(colours["on-own"], colours["own"]) >= 4.5
+    shades = [int(share) / 100 for share in re.findall(r"var\(--hot\) (\d+)%", read("inside.css"))]
+    assert len(shades) == 7
+    for share in shades:
+        for ground in ("paper", "raised", "sunk"):
+            assert contrast(colours["ink"], mixed(colours["hot"], colours[ground], share)) >= 4.5, share
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 

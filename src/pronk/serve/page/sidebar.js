@@ -8,7 +8,7 @@ export class Sidebar {
     Object.assign(this, { app, container });
     this.list = el("ul", { class: "chats" });
     container.append(
-      el("div", { class: "row spread" }, el("h1", {}, "pronk"), sign("✕", "Close the list of chats", () => container.classList.remove("open"), { class: "sign narrow" })),
+      el("div", { class: "row spread" }, el("p", { class: "name" }, "pronk"), sign("✕", "Close the list of chats", () => container.classList.remove("open"), { class: "sign narrow" })),
       button("New chat", () => this.go(() => app.fresh()), { class: "main" }),
       this.list,
       (this.foot = el("p", { class: "faint" }, "Chats are kept in this browser alone.")),

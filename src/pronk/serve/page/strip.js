@@ -57,6 +57,7 @@ export class Strip {
       if (this.broken) span.textContent = span.textContent.slice(0, -1);
       this.line.append(span);
       this.spans.push(span);
+      if (piece.trim() === "") this.name(at); // what has no letters says nothing of itself
     }
   }
 

@@ -49,7 +49,7 @@ export class TokenTab {
       "li", { class: came ? "came" : "" },
       el("code", {}, other.bytes ? piece : `⟨${other.id}⟩`), el("span", { class: "share" }, percent(other.probability)), bar,
       // A token without text ends an answer as a rule: nothing goes on from there.
-      came ? el("span", { class: "faint" }, "this one came") : button("Go on from this", go, { "aria-label": `Go on from ${piece} instead`, disabled: !other.bytes || this.inside.app.busy }),
+      came ? el("span", { class: "faint" }, "this one came") : button("Go on from this", go, { "aria-label": `Go on from this: ${piece}`, disabled: !other.bytes || this.inside.app.busy }),
     );
   }
 
