@@ -18,6 +18,7 @@ from pronk.engine.batch import PASS_TOKENS
 from pronk.engine.events import Counters, Event, Found, Outcome
 from pronk.engine.generation import Chunk, Stopwatch
 from pronk.engine.grammar import Grammar
+from pronk.engine.pace import Pace
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import effective_seed
@@ -116,8 +117,9 @@ class Session:
     A request gets the tokens that it gets alone, but for rounding where passes are not the same to the bit however
     tokens are batched. A pass computes at most `max_batch_tokens` tokens: one of each text under way, and of
     prompts what is left, in pieces. So no prompt, of any length, keeps a text waiting for longer than one pass; a
-    smaller pass is a shorter wait, and reads prompts more slowly. At most `max_sequences` samples run at once; the rest
-    wait.
+    smaller pass is a shorter wait, and reads prompts more slowly. While texts go on that somebody reads as they come,
+    prompts are read in passes of about `max_pass_s` seconds, where that changes no bit. At most `max_sequences` samples
+    run at once; the rest wait.
 
     `cached` False: without a KV cache, where a pass holds whole texts, however long. `prefix_cache`: how many tokens of
     earlier texts stay in the cache, to be reused; None: one context's. `max_kv_tokens` bounds the cache (None: enough
@@ -138,6 +140,7 @@ class Session:
         max_batch_tokens: int = PASS_TOKENS,
         max_sequences: int = 64,
         max_kv_tokens: int | None = None,
+        max_pass_s: float = 0.2,
         load_s: float = 0.0,
     ) -> None:
         self._backend, self._tokenizer, self._eos_ids, self._cached = backend, tokenizer, eos_ids, cached
@@ -149,7 +152,7 @@ class Session:
         }
         self._load_s, self._seconds, self._counters, self._closed = load_s, 0.0, Counters(), False
         self._scheduler: Scheduler | None = None  # from the first request on, while there is something to be kept
-        self._new_tokens = 0
+        self._new_tokens, self._pace = 0, Pace(max_pass_s)
         self._numbers = itertools.count()
         self._handles: dict[int, Handle] = {}  # by the number of the request
         # What other threads ask for in the course of a pass is done before the next one.
@@ -335,14 +338,21 @@ class Session:
             return
         scheduler.settled = False  # until all is handed out
         begun = time.perf_counter()
-        outcomes = scheduler.step()
-        self._seconds += time.perf_counter() - begun
+        outcomes = scheduler.step(self._pace.tokens if self._is_read_along else None)
+        taken = time.perf_counter() - begun
+        self._seconds += taken
+        self._pace.observe(scheduler.tokens, taken)
         for outcome in outcomes:
             if (handle := self._handles.get(outcome.request)) and handle.left > 0:
                 self._tell(handle, outcome)
         scheduler.settled = True
         if not self._handles:
             self._rest()
+
+    @property
+    def _is_read_along(self) -> bool:
+        """Whether anybody waits for each token, and how long passes are does not matter to what these are."""
+        return self._backend.batch_invariant and any(not handle.reader.whole for handle in self._handles.values())
 
     def _tell(self, handle: Handle, outcome: Outcome) -> None:
         """Make text of what a pass gave to one request, and give it to who reads it."""
