@@ -19,7 +19,8 @@ from pronk.engine.batch import PASS_TOKENS
 from pronk.engine.events import Counters, Event, Found, Outcome
 from pronk.engine.generation import Chunk, Stopwatch
 from pronk.engine.grammar import Grammar
-from pronk.engine.params import SamplingParams
+from pronk.engine.pace import Pace
+from pronk.engine.params import FinishReason, SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
@@ -51,6 +52,8 @@ class Handle:
     left: int  # samples that have not ended
     reader: _Reader = field(repr=False)
     streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
+    ended: set[int] = field(default_factory=set)  # samples that have
+    cancelled: bool = False  # and nobody was told yet
     entry: Entry | None = None  # what the scheduler has made of it
     adapter: Attached | None = None  # held: it stays while the request needs it
 
@@ -66,7 +69,17 @@ class Handle:
         return (self.entry.step if self.left and self.entry else limit), limit
 
     def failed(self, error: Exception, sample: int = 0) -> Chunk:
-        return Chunk("", None, request=self.number, index=sample, finish_reason="error", seed=self.seed, error=error)
+        return self._last(sample, "error", error)
+
+    def cut_off(self) -> list[Chunk]:
+        """The last chunks of all samples that had not ended when it was cancelled."""
+        return [self._last(sample, "cancelled") for sample in range(self.params.samples) if sample not in self.ended]
+
+    def _last(self, sample: int, reason: FinishReason, error: Exception | None = None) -> Chunk:
+        watch = self.streams[sample].watch if sample in self.streams else None
+        stats = watch.stats() if watch and watch.drawn else None
+        of = {"request": self.number, "index": sample, "seed": self.seed}
+        return Chunk("", None, finish_reason=reason, stats=stats, error=error, **of)
 
 
 @dataclass(frozen=True)
@@ -134,14 +147,16 @@ class Session:
     A request gets the tokens that it gets alone, but for rounding where passes are not the same to the bit however
     tokens are batched. A pass computes at most `max_batch_tokens` tokens: one of each text under way, and of
     prompts what is left, in pieces. So no prompt, of any length, keeps a text waiting for longer than one pass; a
-    smaller pass is a shorter wait, and reads prompts more slowly. At most `max_sequences` samples run at once; the rest
-    wait.
+    smaller pass is a shorter wait, and reads prompts more slowly. While texts go on that somebody reads as they come,
+    prompts are read in passes of about `max_pass_s` seconds, where that changes no bit. At most `max_sequences` samples
+    run at once; the rest wait.
 
     `cached` False: without a KV cache, where a pass holds whole texts, however long. `prefix_cache`: how many tokens of
     earlier texts stay in the cache, to be reused; None: one context's. `max_kv_tokens` bounds the cache (None: enough
     for max_sequences of the full context). `tokenizer` None: every text is empty. `load_s` stands in the chunks' stats.
 
-    What fails concerns one request: its last chunk has the finish_reason "error", and the error. An exception of the
+    What fails concerns one request: its last chunk has the finish_reason "error", and the error; the last of one that
+    was submitted and then cancelled "cancelled". Both have stats where there was a token. An exception of the
     pass itself (Ctrl-C, out of memory) is raised to whoever computed it; all others go on with the next.
     """
 
@@ -156,6 +171,7 @@ class Session:
         max_batch_tokens: int = PASS_TOKENS,
         max_sequences: int = 64,
         max_kv_tokens: int | None = None,
+        max_pass_s: float = 0.2,
         load_s: float = 0.0,
     ) -> None:
         self._backend, self._tokenizer, self._eos_ids, self._cached = backend, tokenizer, eos_ids, cached
@@ -167,7 +183,7 @@ class Session:
         }
         self._load_s, self._seconds, self._counters, self._closed = load_s, 0.0, Counters(), False
         self._scheduler: Scheduler | None = None  # from the first request on, while there is something to be kept
-        self._new_tokens = 0
+        self._new_tokens, self._pace = 0, Pace(max_pass_s)
         self._numbers = itertools.count()
         self._handles: dict[int, Handle] = {}  # by the number of the request
         # What other threads ask for in the course of a pass is done before the next one.
@@ -209,9 +225,11 @@ class Session:
     def cancel(self, handle: Handle) -> None:
         """Drop a request: no later pass computes anything of it. One that has ended is left as it is.
 
-        A deadline is a timer that calls this. Waits for no pass.
+        `step` gives a last chunk of each of its texts that has not, and nothing after it. A deadline is a timer that
+        calls this. Waits for no pass.
         """
-        handle.left = 0
+        if handle.left > 0:
+            handle.left, handle.cancelled = 0, handle.reader is self._steps
         self._leaving.append(handle)
         with self._lock:
             if self._turn is None and self._scheduler and self._scheduler.settled:
@@ -288,7 +306,7 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._handles or self._arriving)
+        return bool(self._handles or self._arriving or self._steps.chunks)
 
     @property
     def load(self) -> Load:
@@ -353,14 +371,21 @@ class Session:
             return
         scheduler.settled = False  # until all is handed out
         begun = time.perf_counter()
-        outcomes = scheduler.step()
-        self._seconds += time.perf_counter() - begun
+        outcomes = scheduler.step(self._pace.tokens if self._is_read_along else None)
+        taken = time.perf_counter() - begun
+        self._seconds += taken
+        self._pace.observe(scheduler.tokens, taken)
         for outcome in outcomes:
             if (handle := self._handles.get(outcome.request)) and handle.left > 0:
                 self._tell(handle, outcome)
         scheduler.settled = True
         if not self._handles:
             self._rest()
+
+    @property
+    def _is_read_along(self) -> bool:
+        """Whether anybody waits for each token, and how long passes are does not matter to what these are."""
+        return self._backend.batch_invariant and any(not handle.reader.whole for handle in self._handles.values())
 
     def _tell(self, handle: Handle, outcome: Outcome) -> None:
         """Make text of what a pass gave to one request, and give it to who reads it."""
@@ -403,8 +428,17 @@ class Session:
         if stream:
             stream.given += 1
         reader.chunks.append((handle, chunk))
+        if ended:
+            handle.ended.add(chunk.index)
         if not left:
             self._forget(handle)
+
+    def _leave(self, handle: Handle) -> None:
+        """It was cancelled, and no pass computes anything of it any more: nothing comes after what is told here."""
+        told, handle.cancelled = handle.cancelled, False
+        if told:
+            self._steps.chunks.extend((handle, chunk) for chunk in handle.cut_off())
+        self._forget(handle)
 
     def _forget(self, handle: Handle) -> None:
         """The scheduler has nothing of it any more."""
@@ -422,7 +456,7 @@ class Session:
         if scheduler is None:
             if not (self._handles or self._arriving):
                 while self._leaving:
-                    self._forget(self._leaving.popleft())
+                    self._leave(self._leaving.popleft())
                 return None
             scheduler = self._new()
             self._handles = {number: handle for number, handle in self._handles.items() if handle.left > 0}
@@ -442,7 +476,7 @@ class Session:
                 self._arriving.popleft()
             while self._leaving:
                 scheduler.cancel(self._leaving[0].request.id)
-                self._forget(self._leaving[0])
+                self._leave(self._leaving[0])
                 self._leaving.popleft()
             scheduler.settled = True
             if not self._handles:

@@ -81,6 +81,8 @@ class MockKV(KVStorage):
 
 
 class MockBackend(Backend):
+    batch_invariant = True
+
     def __init__(
         self,
         vocab_size: int = 50,

@@ -289,7 +289,7 @@ def test_beside_others_each_search_finds_what_it_finds_alone(seed: int, cached: 
     backend = MockBackend(VOCAB, 70)
     limits = {"max_batch_tokens": int(rng.integers(6, 40)), "max_sequences": int(rng.integers(4, 12))}
     if cached:
-        limits |= {"block_size": int(rng.integers(1, 6)), "max_kv_tokens": int(rng.integers(200, 330))}
+        limits |= {"block_size": int(rng.integers(1, 6)), "max_kv_tokens": int(rng.integers(160, 330))}
     scheduler = Scheduler(backend, cached=cached, **limits)
     wanted = mixed(seed)
     late = [request for request in wanted if rng.random() < 0.4]
@@ -323,7 +323,7 @@ def test_searches_did_give_way_in_these_workloads() -> None:
     """The inverse: what is lost and computed again, by beams too, is what the test above shows to be right."""
     preempted = 0
     for seed in range(40):
-        scheduler = Scheduler(MockBackend(VOCAB, 70), block_size=4, max_kv_tokens=200, max_batch_tokens=20)
+        scheduler = Scheduler(MockBackend(VOCAB, 70), block_size=4, max_kv_tokens=160, max_batch_tokens=20)
         for request in mixed(seed):
             scheduler.add(*request, [3, 5])
         while scheduler.has_work:

@@ -15,6 +15,7 @@ from tiny import in_memory, random_weights, tiny_config
 
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.events import Event, Failure
+from pronk.engine.kv_blocks import BlockPool
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import PrefixCache
 from pronk.engine.sampling import NotNumbers
@@ -223,9 +224,63 @@ def test_how_many_blocks_are_available_is_known_without_looking_through_them() -
         cache.keep([text] * 9, table)
         if text > 1:
             table.free()
-    cache._kept = NotLookedThrough(cache._kept)  # type: ignore[assignment]
+    cache._kept, cache._keys = NotLookedThrough(cache._kept), NotLookedThrough(cache._keys)  # type: ignore[assignment]
     assert cache.available(100) == 100 - 18
     assert cache.pool.num_idle == 27
+    free = cache.pool.num_free
+    assert cache.make_room(free + 10, cache.pool.num_blocks), "nor are those that are forgotten looked for"
+    assert cache.pool.num_idle == 17
+    assert cache.match([2] * 9).length == 0, "of the text that was not named for the longest time nothing is left"
+    assert cache.match([3] * 10).length == 8, "and of the next the end is gone"
+    assert cache.match([4] * 10).length == 9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pool_gives_the_lowest_free_block_and_knows_the_longest_idle_one(seed: int) -> None:
+    """Beside plain lists, which are looked through."""
+    rng = np.random.default_rng(seed)
+    pool = BlockPool(5, 4)
+    held: list[int] = []  # a reference each
+    pinned: list[int] = []
+    idle: list[int] = []  # in the order in which they became so
+    for _ in range(400):
+        what = rng.integers(6)
+        free = [block for block in range(pool.num_blocks) if block not in held + pinned]
+        if what == 0 and free:
+            held.append(pool.allocate())
+            assert held[-1] == free[0]
+        elif what == 1 and held:
+            after = held[rng.integers(len(held))]
+            if free:
+                held.append(pool.allocate(after))
+                assert held[-1] == (after + 1 if after + 1 in free else free[0])
+        elif what == 2 and held:
+            block = held.pop(rng.integers(len(held)))
+            pool.release(block)
+            if block in pinned and block not in held:
+                idle.append(block)
+        elif what == 3 and held + pinned:
+            block = (held + pinned)[rng.integers(len(held + pinned))]
+            pool.share(block)
+            held.append(block)
+            idle = [other for other in idle if other != block]
+        elif what == 4 and set(held) - set(pinned):
+            block = sorted(set(held) - set(pinned))[0]
+            pool.pin(block)
+            pinned.append(block)
+        elif what == 5 and idle:
+            assert pool.longest_idle() == idle[0]
+            block = idle.pop(0) if rng.integers(2) else idle.pop()
+            if rng.integers(2):
+                pool.unpin(block)
+                pinned.remove(block)
+            else:
+                pool.refresh(block)
+                idle.append(block)
+        elif rng.integers(10) == 0:
+            pool.grow(int(rng.integers(1, 4)))
+        assert pool.num_idle == len(idle)
+        assert pool.num_free == pool.num_blocks - len(set(held) | set(pinned))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -174,17 +174,69 @@ def test_who_is_cancelled_gets_nothing_more_and_leaves_nothing_behind() -> None:
     session, backend = made()
     first, second, third = (session.submit([n], greedy(30)) for n in range(3))
     session.cancel(third)
+    assert [(handle, chunk.finish_reason, chunk.stats) for handle, chunk in session.step()] == [
+        (third, "cancelled", None)
+    ]
     for _ in range(4):
         session.step()
     assert session.load.running == 2
     session.cancel(first)
     session.cancel(first)
+    ((handle, last),) = session.step()
+    assert (handle, last.finish_reason, last.token, last.error) == (first, "cancelled", None, None)
+    assert last.stats
+    assert last.stats.new_tokens == 4
     assert {handle for handle, _ in session.step()} == {second}
     assert session.load.blocks_used == 1
     served(session)
     session.cancel(second)  # which has ended
     assert session.load.blocks_used == 0
     assert max(len(batch.lengths) for batch in backend.batches) == 2
+
+
+@pytest.mark.parametrize("moment", ["queued", "read", "going on", "amid a pass"])
+def test_each_sample_that_had_not_ended_is_told_that_it_was_cancelled_and_nothing_after(moment: str) -> None:
+    session, backend = made(max_batch_tokens=64)
+    forward = backend.forward
+    params = SamplingParams(max_new_tokens=400, temperature=1.0, n=3, seed=5, stop_token_ids=(7,))
+    lengths = [len(expected([1] * 200, params, index)) for index in range(3)]
+    assert sorted(lengths)[0] + 5 < sorted(lengths)[1], "one ends before the others"
+    handle, other = session.submit([1] * 200, params), session.submit([2], greedy(300))
+    passes = {"queued": 0, "read": 2, "going on": 8 + sorted(lengths)[0], "amid a pass": 8}[moment]
+    found = [pair for _ in range(passes) for pair in session.step()]
+    if moment == "amid a pass":
+
+        def cancelling(batch: Batch, kv: Any) -> NDArray[np.float32]:
+            session.cancel(handle)
+            return forward(batch, kv)
+
+        backend.forward = cancelling  # type: ignore[method-assign]
+    else:
+        session.cancel(handle)
+    while session.has_work:
+        found += session.step()
+    reasons: dict[int, list[Any]] = defaultdict(list)
+    for whose, chunk in found:
+        if whose is handle:
+            reasons[chunk.index].append(chunk.finish_reason)
+    assert all(set(texts[:-1]) <= {None} for texts in reasons.values())
+    last = sorted(str(texts[-1]) for texts in reasons.values())
+    assert last == ["cancelled", "cancelled", "stop" if moment == "going on" else "cancelled"]
+    assert [chunk.token for whose, chunk in found if whose is other] == expected([2], greedy(300))
+
+
+def test_who_stops_reading_or_has_failed_is_not_told_that_it_was_cancelled() -> None:
+    session, _ = made(logits=lambda tokens, vocab: prefix_logits(tokens, vocab) * np.float32(np.nan))
+    failed = session.submit([1], greedy(3))
+    assert [chunk.finish_reason for chunk in served(session)[failed]] == ["error"]
+    session.cancel(failed)
+    assert session.step() == []
+    session, _ = made()
+    stream = session.stream([[1]], greedy(30))
+    next(stream)
+    stream.close()
+    assert not session.has_work
+    assert session.step() == []
 
 
 def test_a_long_prompt_keeps_nobody_from_a_token_for_longer_than_one_pass() -> None:

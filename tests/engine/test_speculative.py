@@ -63,7 +63,7 @@ def test_drafts_and_reuse_change_no_token_in_any_schedule(data: Any) -> None:
 def test_who_gives_way_in_a_pass_takes_no_block_of_it() -> None:
     """A prompt that had to give way began in the same pass with what the cache knew of it, held these blocks while it
     waited, and the text it gave way to failed for want of memory."""
-    limits = {"max_batch_tokens": 3, "max_sequences": 3, "max_kv_tokens": 75}
+    limits = {"max_batch_tokens": 3, "max_sequences": 3, "max_kv_tokens": 68}
     backend = MockBackend(VOCAB, CTX, logits=habitual_logits)
     scheduler = Scheduler(backend, **limits, kv=PrefixCache(backend, 1, 30))
     params = SamplingParams(max_new_tokens=15, ignore_eos=True, speculative="ngram")

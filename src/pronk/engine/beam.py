@@ -38,6 +38,7 @@ class BeamSearch:
     samples: list[int]  # places that it takes among the sequences run at once
     scores: list[np.float32] = field(default_factory=lambda: [np.float32(0)])  # sums of log-probabilities, one a part
     finished: list[Hypothesis] = field(default_factory=list)
+    passed: int = 0  # see Sequence
 
     @classmethod
     def of(cls, request: Request, tokens: list[int], table: BlockTable) -> BeamSearch:

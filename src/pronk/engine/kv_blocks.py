@@ -121,17 +121,17 @@ class BlockTable:
         self.pool = pool
         self.blocks: list[int] = []
         self.length = 0
-        # For a cache that remembers texts: how many of the first blocks it knows, and what it calls the last of them.
-        self.known, self.serial = 0, 0
+        # For a cache that remembers texts: how many of the first blocks it knows, what it calls the last of them, and
+        # what it knew when it last looked for more.
+        self.known, self.serial, self.looked = 0, 0, -1
 
-    @classmethod
-    def of(cls, pool: BlockPool, blocks: Sequence[int]) -> BlockTable:
-        """A table of full blocks that others name too."""
-        table = cls(pool)
+    def extend(self, blocks: Sequence[int]) -> None:
+        """Go on with full blocks that others name too, after full ones."""
+        assert self.length == len(self.blocks) * self.pool.block_size
         for block in blocks:
-            pool.share(block)
-        table.blocks, table.length = list(blocks), len(blocks) * pool.block_size
-        return table
+            self.pool.share(block)
+        self.blocks += blocks
+        self.length += len(blocks) * self.pool.block_size
 
     def blocks_needed(self, count: int) -> int:
         """How many free blocks `append(count)` takes."""
@@ -176,7 +176,7 @@ class BlockTable:
         unwanted = self.blocks[keep:]
         # Before they are released: an interrupt between may lose blocks, but none is ever freed twice.
         del self.blocks[keep:]
-        self.length = length
+        self.length, self.looked = length, -1
         if self.known * self.pool.block_size > length:
             self.known = 0
         for block in reversed(unwanted):  # so that the end of a text is idle for longer than its beginning

@@ -35,7 +35,8 @@ _INTEGERS: dict[str, tuple[int, int, str]] = {  # name: least, most, and what el
     **{filter_.name: (int(filter_.off), _LARGEST, "") for filter_ in FILTERS if not filter_.allowed},
 }
 
-FinishReason = Literal["stop", "length", "error"]
+# "cancelled": by who asked for it. "error": it could not go on.
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 Speculative = Literal["ngram"]
 
 

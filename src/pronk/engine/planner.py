@@ -7,25 +7,35 @@ sequence that must be computed again differ only in how much is missing. Without
 A sequence that decodes may bring a draft of what follows (see ngram.py): the same pass computes it, and as much of it
 stays as the logits confirm.
 
-No prompt holds others up. Whoever decodes gets a token in every pass. Of the rest of a pass, prompts that are read to
-their ends with at most half of it go first; the other half, at least, is the oldest prompt's.
+No prompt holds others up. Whoever decodes gets a token in every pass. Of the rest of a pass, half is for the prompts of
+which least is left to be read, and the other half, and what those do not take, for the oldest: so it goes on, however
+many come after it, and everybody is the oldest once. A prompt whose next block another one is about to read waits for
+that, and then finds it in the cache. While texts go on, the rest of a pass may be bounded by time (see pace.py); it
+makes no difference to any text.
+
+Those who wait are admitted in the order in which they came. One that does not fit is passed by those behind it that do,
+but by no more than as many as may run at once; then nobody is admitted before it is.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import replace
+from itertools import islice
 
 from pronk.engine.batch import Run, Wants
 from pronk.engine.beam import BeamSearch
 from pronk.engine.events import Counters
 from pronk.engine.kv_blocks import BlockPool, BlockTable
 from pronk.engine.prefix_cache import PrefixCache
+from pronk.engine.sampling import NotNumbers
 from pronk.engine.sequence import Request, Sequence
 from pronk.errors import NotEnoughMemory, PronkError
 
 # A pass of so many tokens is still bound by reading the weights. Only up to here are drafts as good as free.
 _SPECULATIVE_PASS = 16
+_LOOKED_AT = 64  # of those who wait, before each pass
 
 Entry = Sequence | BeamSearch  # what waits, runs and gives way as one
 
@@ -65,9 +75,13 @@ class Planner:
         starts = [0, *range(most, samples, max(1, most // 8))]
         return [list(range(start, stop)) for start, stop in zip(starts, [*starts[1:], samples], strict=True)]
 
-    def next(self) -> list[tuple[Sequence, Run]]:
-        """The runs of the next pass, those of one entry side by side. Their tokens count as cached from now on."""
-        return self._next_cached() if self._kv else self._next_uncached()
+    def next(self, most: int | None = None) -> list[tuple[Sequence, Run]]:
+        """The runs of the next pass, those of one entry side by side. Their tokens count as cached from now on.
+
+        `most`: how many tokens it may have if it reads prompts while texts go on; None: as many as any other.
+        """
+        self._admit()
+        return self._next_cached(most) if self._kv else self._next_uncached()
 
     def release(self, entry: Entry, *, keep: bool = True) -> None:
         """Let go of its blocks; the cache may remember them, but for what beams have tried."""
@@ -88,26 +102,50 @@ class Planner:
 
     def fail(self, entry: Entry, error: PronkError) -> None:
         """Drop a running entry that cannot go on. What it computed is not to be reused."""
+        for part in entry.parts if self._kv and isinstance(error, NotNumbers) else ():
+            self._kv.forget(part.table)
         self.release(entry, keep=False)
         self.running.remove(entry)
         self.failed.append((entry, error))
 
-    def _next_cached(self) -> list[tuple[Sequence, Run]]:
+    def _admit(self) -> None:
+        """See above. Where no more run, or nothing waits, it costs nothing."""
+        places = self.max_sequences - sum(len(entry.samples) for entry in self.running)
+        blocks = 0
+        if self._kv and self.waiting:
+            blocks = self._kv.available(self._max_blocks) - sum(map(self._needs, self.running))
+        passed: list[Entry] = []
+        for entry in list(islice(self.waiting, _LOOKED_AT)):
+            if (places < 1 and self.running) or any(other.passed >= self.max_sequences for other in passed):
+                break
+            # Alone it always fits, though its beams be more than may run, or its tokens more than there is room for.
+            needs = self._needs(entry)
+            if not self.running or (len(entry.samples) <= places and needs <= blocks):
+                self.waiting.remove(entry)
+                self.running.append(entry)
+                places, blocks = places - len(entry.samples), blocks - needs
+                for other in passed:
+                    other.passed += 1
+            else:
+                passed.append(entry)
+
+    def _needs(self, entry: Entry) -> int:
+        """How many more blocks all of it takes, with one to spare for each sample."""
+        if not self._kv:
+            return 0
+        size = self._kv.pool.block_size
+        lacking = (-(-len(part.tokens) // size) - len(part.table.blocks) for part in entry.parts)
+        return len(entry.samples) + sum(lacking)
+
+    def _next_cached(self, most: int | None) -> list[tuple[Sequence, Run]]:
         assert self._kv is not None
-        while self.waiting and self._has_place(self.waiting[0]) and self._has_blocks(self.waiting[0]):
-            self.running.append(self.waiting.popleft())
         runs: list[tuple[Sequence, Run]] = []
         copies: list[tuple[int, int]] = []
-        used, shares = 0, self._shares()
+        used, shares = 0, self._shares(most)
         for entry in list(self.running):
             if entry not in self.running:  # preempted meanwhile: it is to hold no blocks
                 continue
-            count = 1
-            if entry in shares:
-                count = shares[entry]
-                for part in entry.parts if count else ():
-                    if not part.table.length:
-                        self._reuse(part)
+            count = shares.get(entry, 1)
             if not count:
                 continue
             wanted = entry.wants(count)
@@ -125,41 +163,53 @@ class Planner:
             self._kv.storage.copy(copies)
         return runs
 
-    def _shares(self) -> dict[Entry, int]:
+    def _shares(self, most: int | None) -> dict[Entry, int]:
         """How many tokens each of those that miss more than one may have of the next pass."""
-        assert self._kv is not None
-        readers, spare = [], self._budget
+        readers, decoding = [], 0
         for entry in self.running:
+            for part in entry.parts if entry.missing > 1 else ():
+                self._reuse(part)
             if entry.missing > 1:
                 readers.append(entry)
             else:
-                spare -= len(entry.parts)
-        if len(readers) < 2:
-            return {entry: min(entry.missing, spare) for entry in readers}
-        rest = {}
-        for entry in readers:
-            first = entry.parts[0]
-            known = 0 if first.table.length else self._kv.known(first.tokens, entry.request.whose)
-            rest[entry] = entry.missing - known
-        shares, half = {}, spare // 2
-        for entry in readers[1:]:
-            if rest[entry] <= half:
-                shares[entry] = rest[entry]
-                half, spare = half - rest[entry], spare - rest[entry]
-        for entry in readers:
-            if entry not in shares:
-                shares[entry] = min(rest[entry], spare)
-                spare -= shares[entry]
+                decoding += len(entry.parts)
+        spare = self._budget - decoding
+        if most is not None and decoding:
+            spare = min(spare, max(most - decoding, 1))
+        shares, coming = dict.fromkeys(readers, 0), dict[Hashable, Entry]()
+        rest = {entry: sum(part.missing for part in entry.parts) for entry in readers}
+
+        def give(entries: list[Entry], tokens: int) -> int:
+            """What is left of these."""
+            for entry in entries:
+                count = min(rest[entry] - shares[entry], tokens)
+                if count and self._is_first(entry, coming):
+                    shares[entry] += count
+                    tokens -= count
+            return tokens
+
+        later = sorted(readers[1:], key=rest.__getitem__)
+        left = give(later, spare // 2)
+        left = give(readers[:1], spare - spare // 2 + left)
+        give(later, left)
         return shares
 
-    def _reuse(self, sequence: Sequence) -> None:
-        """Begin with what the cache knows of the sequence."""
+    def _is_first(self, entry: Entry, coming: dict[Hashable, Entry]) -> bool:
+        """Whether nobody else reads in this pass what the entry is to read next."""
         assert self._kv is not None
-        sequence.table = self._kv.match(sequence.tokens, sequence.request.whose)
+        part = entry.parts[0]
+        key = self._kv.next_key(part.table, part.tokens, entry.request.whose) if len(entry.parts) == 1 else None
+        return key is None or coming.setdefault(key, entry) is entry
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Go on with what the cache knows of the sequence."""
+        assert self._kv is not None
+        if not self._kv.extend(sequence.table, sequence.tokens, sequence.request.whose):
+            return
         known = min(sequence.table.length, sequence.request.prompt_tokens)
         if known > sequence.computed:
             self._counters.cached_tokens += known - sequence.computed
-            sequence.savings.cached_tokens = known
+            sequence.savings.cached_tokens += known - sequence.computed
         sequence.computed = max(sequence.computed, sequence.table.length)
 
     def _add_drafts(self, runs: list[tuple[Sequence, Run]], spare: int) -> None:
@@ -205,22 +255,7 @@ class Planner:
         except NotEnoughMemory as error:
             return error
 
-    def _has_place(self, entry: Entry) -> bool:
-        """Alone it always has, though its beams be more."""
-        return not self.running or sum(len(e.samples) for e in [*self.running, entry]) <= self.max_sequences
-
-    def _has_blocks(self, entry: Entry) -> bool:
-        """Whether all of it fits beside all of the others, with a block to spare for each; alone it always does."""
-        assert self._kv is not None
-        size, everyone = self._kv.pool.block_size, [*self.running, entry]
-        wanted = sum(len(e.samples) for e in everyone)
-        for part in (part for e in everyone for part in e.parts):
-            wanted += -(-len(part.tokens) // size) - len(part.table.blocks)
-        return not self.running or wanted <= self._kv.available(self._max_blocks)
-
     def _next_uncached(self) -> list[tuple[Sequence, Run]]:
-        while self.waiting and self._has_place(self.waiting[0]):
-            self.running.append(self.waiting.popleft())
         runs: list[tuple[Sequence, Run]] = []
         budget = self._budget
         for entry in sorted(self.running, key=lambda e: e.step):  # so that all advance alike

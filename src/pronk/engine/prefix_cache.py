@@ -56,29 +56,50 @@ class PrefixCache:
         """Whether the storage is larger than what may be kept."""
         return self.pool.num_blocks > self._keep_blocks
 
+    @property
+    def remembers(self) -> bool:
+        return self._keep_blocks > 0
+
     def match(self, tokens: Sequence[int], whose: Hashable = None) -> BlockTable:
         """A table of the longest known beginning, in full blocks. The last token is never part of it: it is computed
         again, because its logits are wanted. `whose`: nothing is found but what was kept under the same."""
-        found = self._find(tokens, whose)
-        table = BlockTable.of(self.pool, [kept.block for kept in found])
-        if found:
-            table.known, table.serial = len(found), found[-1].serial
+        table = BlockTable(self.pool)
+        self.extend(table, tokens, whose)
         return table
 
-    def known(self, tokens: Sequence[int], whose: Hashable = None) -> int:
-        """How many tokens `match` would find."""
-        return len(self._find(tokens, whose)) * self.pool.block_size
+    def extend(self, table: BlockTable, tokens: Sequence[int], whose: Hashable = None) -> int:
+        """Let a table of the text's beginning go on with what is known beyond it; gives by how many tokens.
 
-    def _find(self, tokens: Sequence[int], whose: Hashable) -> list[_Kept]:
-        found, size = list[_Kept](), self.pool.block_size
-        parent: int | tuple[Hashable] = (whose,)
-        for at in range(0, len(tokens) - size, size):
+        Cheap where nothing was remembered since it was last asked.
+        """
+        if table.looked == self.changes:
+            return 0
+        size, known, parent = self.pool.block_size, table.known, self._parent(table, whose)
+        found = list[_Kept]()
+        for at in range(known * size, len(tokens) - size, size):
             kept = self._kept.get(_Key(parent, tuple(tokens[at : at + size])))
             if kept is None:
                 break
             found.append(kept)
             parent = kept.serial
-        return found
+        gained = (known + len(found)) * size - table.length
+        if gained > 0:
+            table.truncate(known * size)
+            table.extend([kept.block for kept in found])
+            table.known, table.serial = known + len(found), found[-1].serial
+        table.looked = self.changes
+        return max(0, gained)
+
+    def next_key(self, table: BlockTable, tokens: Sequence[int], whose: Hashable = None) -> Hashable:
+        """What the first block that is not known of a text will be found by; None where it is never looked for."""
+        begin, size = table.known * self.pool.block_size, self.pool.block_size
+        if not self.remembers or begin + size >= len(tokens):
+            return None
+        return _Key(self._parent(table, whose), tuple(tokens[begin : begin + size]))
+
+    @staticmethod
+    def _parent(table: BlockTable, whose: Hashable) -> int | tuple[Hashable]:
+        return table.serial if table.known else (whose,)
 
     def keep(self, tokens: Sequence[int], table: BlockTable, whose: Hashable = None) -> None:
         """Remember the full blocks of a table, which hold the keys and values of the first of `tokens`.
@@ -88,7 +109,7 @@ class PrefixCache:
         if not self._keep_blocks:
             return
         size, others = self.pool.block_size, []
-        parent = table.serial if table.known else (whose,)
+        parent = self._parent(table, whose)
         for place in range(table.known, table.length // size):
             block, key = table.blocks[place], _Key(parent, tuple(tokens[place * size : (place + 1) * size]))
             if (kept := self._kept.get(key)) is None:

@@ -69,6 +69,7 @@ class Scheduler:
         if kv is None and cached:
             kv = PrefixCache(backend, block_size, first_blocks=min(FIRST_BLOCKS, max_blocks))
         self.counters, self.settled = counters or Counters(), True
+        self.tokens = 0  # of the last pass
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
         self._max_batch_tokens = max_batch_tokens
         self._max_tokens = min(backend.ctx_size, max_blocks * block_size) if cached else backend.ctx_size
@@ -163,14 +164,17 @@ class Scheduler:
         """How many sequences run, and how many requests wait."""
         return sum(len(entry.parts) for entry in self._plan.running), len(self._plan.waiting)
 
-    def step(self) -> list[Outcome]:
+    def step(self, most: int | None = None) -> list[Outcome]:
         """One forward pass: the tokens it gave, which may be none while a long prompt is computed.
+
+        `most`: of how many tokens it is to be at the most, if it reads prompts while texts go on.
 
         A sequence that cannot go on (its logits are not numbers, its grammar lets no token follow, or memory lacks even
         for it alone) ends in a Failure for each of its samples, and no other is touched.
         """
         settled, self.settled = self.settled, False
-        runs = self._plan.next()
+        runs = self._plan.next(most)
+        self.tokens = sum(len(run.token_ids) for _, run in runs)
         outcomes: list[Outcome] = []
         if runs:
             batch = Batch.of([run for _, run in runs])
@@ -187,6 +191,7 @@ class Scheduler:
                 raise
             self.settled = False
             self._count(runs, drawn)
+            self._keep(runs)
             for entry, error in spoilt.items():
                 self._plan.fail(entry, error)
             for sequence, tokens in drawn.items():
@@ -251,6 +256,12 @@ class Scheduler:
         """Those that nobody was told of yet."""
         failed, self._plan.failed = self._plan.failed, []
         return [Failure(entry.request.id, n, error) for entry, error in failed for n in entry.samples]
+
+    def _keep(self, runs: list[tuple[Sequence, Run]]) -> None:
+        """What was read of prompts is there for others at once, though more of them is to be read."""
+        for sequence, run in runs if self._kv else ():
+            if run.logits == "none" and not (sequence.search and len(sequence.search.parts) > 1):
+                self._kv.keep(sequence.tokens, sequence.table, sequence.request.whose)
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
         if self._kv and search.step == 0:

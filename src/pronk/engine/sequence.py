@@ -55,6 +55,7 @@ class Sequence:
     savings: Savings = field(default_factory=Savings)
     drafter: Drafter = field(default_factory=Drafter)
     search: BeamSearch | None = None  # that it is a beam of
+    passed: int = 0  # by how many that were admitted before it, though they came later
     _matcher: Matcher | None = None  # at the end of some of its tokens; made anew where it was lost
     _buffer: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _copied: int = 0  # how many of the tokens the buffer has
