@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -178,6 +179,29 @@ def test_each_key_opens(locked: Running) -> None:
     assert status(answer) == 200
     with pytest.raises(openai.AuthenticationError):
         locked.client("third-key").models.list()
+
+
+def test_what_one_key_has_sent_is_not_found_by_another(locked: Running) -> None:
+    """How soon a prompt is read tells whether it was there before (CVE-2025-46570)."""
+    secret: list[Any] = [{"role": "user", "content": "the merger of A with B " * 30}]
+
+    def cached(key: str, api: str) -> int:
+        client, options = locked.client(key), {"model": "tiny", "temperature": 0}
+        if api == "completions":
+            found = client.completions.create(prompt=secret[0]["content"], max_tokens=1, **options)
+            return found.usage.prompt_tokens_details.cached_tokens
+        if api == "responses":
+            answer = client.responses.create(input=secret, max_output_tokens=1, **options)
+            return answer.usage.input_tokens_details.cached_tokens
+        chat = client.chat.completions.create(messages=secret, max_tokens=1, **options)
+        return chat.usage.prompt_tokens_details.cached_tokens
+
+    assert cached("first-key", "chat") == 0
+    assert cached("first-key", "chat") > 300
+    assert cached("first-key", "responses") > 300
+    assert cached("second-key", "chat") == cached("second-key", "completions") == 0
+    assert cached("first-key", "completions") == 0
+    assert cached("second-key", "responses") > 300
 
 
 def test_an_origin_that_is_allowed(locked: Running) -> None:

@@ -67,7 +67,7 @@ class Server:
         if asked_for.modalities not in (None, ["text"]):
             raise ApiError(400, "modalities can be text alone", "modalities")
         async with AsyncExitStack() as held:
-            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await asking.chat(
                 leased,
                 asked_for.messages,
@@ -94,7 +94,7 @@ class Server:
         if asked_for.max_tokens == 0 and not asked_for.echo:
             raise ApiError(400, "max_tokens 0 is for echo, which scores the prompt", "max_tokens")
         async with AsyncExitStack() as held:
-            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await asking.completion(
                 leased,
                 completions.prompts_of(asked_for),
@@ -112,7 +112,7 @@ class Server:
     async def respond(self, request: Request) -> Response | EventStream:
         asked_for, unheard = read(await _body(request), ResponsesRequest, responses.REFUSED)
         async with AsyncExitStack() as held:
-            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await responses.asked(leased, asked_for, unheard, self.max_samples)
             if asked_for.stream:
                 return await self._streamed(request, asked, responses.stream(self.engine, asked, asked_for), held)
@@ -124,7 +124,7 @@ class Server:
     async def message(self, request: Request) -> Response | EventStream:
         asked_for, unheard = read(await _body(request), MessagesRequest, messages.REFUSED)
         async with AsyncExitStack() as held:
-            leased = await held.enter_async_context(self.models.lease(asked_for.model))
+            leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await messages.asked(leased, asked_for, unheard, self.max_samples)
             if asked_for.stream:
                 return await self._streamed(request, asked, messages.stream(self.engine, asked), held)
@@ -132,23 +132,23 @@ class Server:
 
     async def count(self, request: Request) -> Response:
         asked_for, _ = read(await _body(request), CountRequest, messages.REFUSED)
-        async with self.models.lease(asked_for.model) as leased:
+        async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await messages.count(leased, asked_for))
 
     async def tokenize(self, request: Request) -> Response:
         asked_for, _ = read(await _body(request), TokenizeRequest, {})
-        async with self.models.lease(asked_for.model) as leased:
+        async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for))
 
     async def detokenize(self, request: Request) -> Response:
         asked_for, _ = read(await _body(request), DetokenizeRequest, {})
-        async with self.models.lease(asked_for.model) as leased:
+        async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
 
     async def look(self, request: Request) -> Response:
         asked_for, unheard = read(await _body(request), LookRequest, {})
-        async with self.models.lease(asked_for.model) as leased:
-            looked = self._looks.answer(leased, asked_for, request.scope["owner"], unheard)
+        async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
+            looked = self._looks.answer(leased, asked_for, unheard)
             return Json(await while_there(request.receive, looked))
 
     async def list_models(self, request: Request) -> Response:

@@ -179,7 +179,7 @@ async def chat(
         return ids, cut + left_out, called, _grammar(llm, form, param, called)
 
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
-    wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar)
+    wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, called, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 
 
@@ -206,7 +206,7 @@ async def completion(
         return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)
 
     encoded, cut, grammar = await asyncio.to_thread(prepared)
-    wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar)
+    wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, None, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 
 

@@ -37,6 +37,7 @@ class Wanted:
     params: SamplingParams
     adapter: Attached | None = None
     grammar: Grammar | None = None
+    owner: int = 0
 
     @property
     def texts(self) -> int:
@@ -133,7 +134,12 @@ class Engine:
             try:
                 for number, prompt in enumerate(wanted.prompts):
                     handle = wanted.session.submit(
-                        prompt, wanted.params, number=number, adapter=wanted.adapter, grammar=wanted.grammar
+                        prompt,
+                        wanted.params,
+                        number=number,
+                        adapter=wanted.adapter,
+                        grammar=wanted.grammar,
+                        owner=wanted.owner,
                     )
                     answer.handles.append(handle)
                     self._answers[handle] = answer

@@ -44,7 +44,7 @@ class Looks:
         self._kept: dict[str, _Kept] = {}  # the least recently used first
         self._turn = asyncio.Lock()
 
-    async def answer(self, leased: Leased, request: LookRequest, owner: int, unheard: list[str]) -> dict[str, Any]:
+    async def answer(self, leased: Leased, request: LookRequest, unheard: list[str]) -> dict[str, Any]:
         """Raises ApiError and PronkError."""
         if unheard:  # the shape is ours: what it has not is a mistake
             raise ApiError(400, f"a look has no {unheard[0][:40]!r}", unheard[0][:40])
@@ -57,17 +57,17 @@ class Looks:
         self._engine.reserve(1)  # who waits for a turn counts as a text does
         try:
             async with self._turn:
-                return await self._answer(leased, request, owner, start, stop)
+                return await self._answer(leased, request, start, stop)
         finally:
             self._engine.release(1)
 
-    async def _answer(self, leased: Leased, request: LookRequest, owner: int, start: int, stop: int) -> dict[str, Any]:
+    async def _answer(self, leased: Leased, request: LookRequest, start: int, stop: int) -> dict[str, Any]:
         self._kept = {name: kept for name, kept in self._kept.items() if _is_open(kept.llm)}
         if request.look is None:
             look = await self._taken(leased, request)
-            name = self._keep(_Kept(owner, leased.name, leased.llm, look))
+            name = self._keep(_Kept(leased.owner, leased.name, leased.llm, look))
         else:
-            name, look = request.look, self._found(leased, request, owner)
+            name, look = request.look, self._found(leased, request)
         found: dict[str, Any] = {"id": name, "object": "look", "created": int(time.time()), "model": leased.name}
         found |= await asyncio.to_thread(look.to_dict, min(start, len(look)), min(stop, len(look)))
         if row := request.attention:
@@ -110,7 +110,7 @@ class Looks:
     async def _continued(self, leased: Leased, ids: list[int], max_tokens: int) -> list[int]:
         """The tokens that the model goes on with, greedily."""
         prompt, _ = leased.llm.fitted(ids, params := SamplingParams(max_new_tokens=max_tokens))
-        wanted = Wanted(leased.session, [prompt], params, leased.adapter)
+        wanted = Wanted(leased.session, [prompt], params, leased.adapter, None, leased.owner)
         answer = await asyncio.to_thread(self._engine.submit, wanted)
         try:
             return [chunk.token async for chunks in answer.chunks() for chunk in chunks if chunk.token is not None]
@@ -124,13 +124,13 @@ class Looks:
         self._kept[name] = kept
         return name
 
-    def _found(self, leased: Leased, request: LookRequest, owner: int) -> Look:
+    def _found(self, leased: Leased, request: LookRequest) -> Look:
         """Raises ApiError where there is none of that name, or none of this owner's: which, nobody is told."""
         for name in ("text", "messages", "answer", "max_tokens", "top"):
             if getattr(request, name) is not None:
                 raise ApiError(400, f"a look that was taken before is as it is; leave {name} out", name)
         kept = self._kept.get(request.look or "")
-        if kept is None or kept.owner != owner:
+        if kept is None or kept.owner != leased.owner:
             raise ApiError(404, "there is no such look, or it was let go; look again", "look", "look_not_found")
         if kept.model != leased.name:
             raise ApiError(400, f"that look is at a text of the model {kept.model!r}; name it", "model")

@@ -45,12 +45,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Leased:
-    """A model that stays loaded while a request uses it. `name`: that it was asked for by."""
+    """A model that stays loaded while a request uses it. `name`: that it was asked for by. `owner`: who asks, by their
+    key, whose prompts nobody else finds in the cache."""
 
     name: str
     llm: LLM
     session: Session
     adapter: Attached | None
+    owner: int = 0
 
 
 class Models:
@@ -96,7 +98,7 @@ class Models:
         return [model for model in self.models.values() if model.llm]
 
     @asynccontextmanager
-    async def lease(self, name: str | None) -> AsyncIterator[Leased]:
+    async def lease(self, name: str | None, owner: int = 0) -> AsyncIterator[Leased]:
         """The model of that name, which stays loaded meanwhile; None: the first. Raises ApiError where there is none,
         and what pronk.load raises."""
         name = next(iter(self.models)) if name is None else name
@@ -115,7 +117,7 @@ class Models:
         assert model.session
         model.users += 1
         try:
-            yield Leased(name, model.llm, model.session, adapter)
+            yield Leased(name, model.llm, model.session, adapter, owner)
         finally:
             model.users -= 1
             model.used = time.monotonic()
@@ -187,6 +189,7 @@ class Models:
                 "layers": llm.config.num_hidden_layers,
                 "heads": llm.config.num_attention_heads,
                 "vocabulary": llm.config.vocab_size,
+                "sampling": dict(llm.checkpoint.generation.sampling),
             }
             model.llm = llm
             log.info("loaded %s in %.2f s: up to %d tokens cached", model.name, time.perf_counter() - begun, tokens)

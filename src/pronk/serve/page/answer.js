@@ -5,9 +5,10 @@ import { asked } from "./options.js";
 import { messagesBefore } from "./tree.js";
 
 export class Run {
-  constructor(chat, node, grew) {
+  constructor(chat, node, advised, grew) {
     this.chat = chat;
     this.node = node;
+    this.advised = advised;
     this.grew = grew;
     this.abort = new AbortController();
   }
@@ -26,7 +27,7 @@ export class Run {
       stream: true,
       stream_options: { include_usage: true },
       return_tokens_as_token_ids: true,
-      ...asked(chat.options),
+      ...asked(chat.options, this.advised),
     };
     if (begun.length) body.answer_ids = [...begun];
     // A beginning that ends amid a character has no text of its own: then the bytes say what the text is.

@@ -133,7 +133,7 @@ export class App extends EventTarget {
   run(nodes) {
     const { chat } = this;
     for (const node of nodes) {
-      const run = new Run(chat, node, () => this.tell("grew", node));
+      const run = new Run(chat, node, this.card(node.model)?.pronk?.sampling ?? {}, () => this.tell("grew", node));
       this.runs.set(node.id, run);
       run.go().then(async () => {
         this.runs.delete(node.id);

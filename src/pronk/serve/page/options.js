@@ -1,4 +1,5 @@
-// What can be asked of an answer besides its text, each with a line of what it does. Empty: as the model's makers advise.
+// What can be asked of an answer besides its text, each with a line of what it does. Empty: as the model's makers
+// advise, and where they say nothing of the temperature, as `pronk chat` has it.
 
 const number = (name, label, min, max, step, help) => ({ name, label, kind: "number", min, max, step, help });
 
@@ -20,9 +21,12 @@ export const OPTIONS = [
   number("top_logprobs", "Alternatives kept", 0, 20, 1, "How many other tokens are kept of each place, for looking inside; empty: 5."),
 ];
 
-// The fields of a request.
-export function asked(options) {
-  const found = { logprobs: true, top_logprobs: 5 };
+const OWN = { temperature: 0.7, top_p: 0.95 }; // at 1, small models lose their thread
+
+// The fields of a request. `advised`: sampling, by the makers of the model that is asked.
+export function asked(options, advised) {
+  const said = [options.temperature ?? "", advised.temperature ?? ""].some((each) => each !== "");
+  const found = { logprobs: true, top_logprobs: 5, ...(said ? {} : OWN) };
   for (const { name } of OPTIONS) {
     const value = options[name];
     if (value !== undefined && value !== "" && value !== null) found[name] = value;

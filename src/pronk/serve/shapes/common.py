@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -52,7 +52,7 @@ class MessagesError(Shape):
 
 
 class ModelFacts(Shape):
-    """Of a model that is loaded. `look_tokens`: the most that one look can have."""
+    """Of a model that is loaded. `look_tokens`: the most that one look can have. `sampling`: as its makers advise."""
 
     dtype: str
     kv_dtype: str
@@ -61,6 +61,7 @@ class ModelFacts(Shape):
     layers: int
     heads: int
     vocabulary: int
+    sampling: dict[str, Any]
     look_tokens: int
 
 
