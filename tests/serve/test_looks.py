@@ -10,8 +10,10 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from served import Running
-from test_requests import posted
+from test_requests import VALUES, posted
 
 import pronk
 from pronk.serve import looks
@@ -119,6 +121,19 @@ def test_wrong_requests_are_told_so(server: Running, wrong: dict[str, Any], says
     assert (status, found["error"]["type"]) == (400, "invalid_request_error")
     assert says in found["error"]["message"]
     assert posted(server, "/v1/look", {"model": "tiny", "look": "look-x"})[0] == 404
+
+
+FIELDS = ["model", "text", "messages", "answer", "max_tokens", "top", "look", "start", "stop", "attention", "lens"]
+OF_ONE = st.dictionaries(st.sampled_from(["token", "layer", "head", "k"]), VALUES | st.integers(0, 3), max_size=4)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), VALUES | OF_ONE | st.lists(st.integers(0, 300)), max_size=5), st.booleans()
+)
+def test_no_body_is_the_server_s_fault(server: Running, body: dict[str, Any], whole: bool) -> None:
+    given = {"text": "ab", "stop": 2} if whole else {}
+    assert posted(server, "/v1/look", {**given, **body})[0] < 500
 
 
 def test_a_look_at_another_model_s_text(server: Running) -> None:

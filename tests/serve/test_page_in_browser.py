@@ -1,106 +1,22 @@
-"""The page in a real browser: chats, branches, models side by side, looking inside; hostile answers; long ones.
-
-Wants playwright and a chromium of the system's (Debian: apt install chromium; pip install playwright).
-"""
+"""The page in a real browser: chats, branches, models side by side, looking inside; keys, keyboards and files."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import statistics
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Scripted, long_answer, pieces
+from browsing import MARKS, QUESTION, Opened, answered, ask, browser, expect, opened, raw, set_options
+from scripted import Scripted, long_answer
 from served import Running
 
 import pronk
 from pronk.serve.models import Models
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = playwright.expect
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-]
-QUESTION = "Where is the sea?"
-WATCH = """
-  window.gaps = []; window.tasks = [];
-  new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration)))
-    .observe({type: 'longtask', buffered: true});
-  let last = performance.now();
-  const frame = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(frame); };
-  requestAnimationFrame(frame);
-"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        found = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-Opened = Callable[..., Any]
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Opened]:
-    """A page of its own; no error is left unseen in it, and nothing it asks goes to another host."""
-    contexts, wrong = [], list[str]()
-
-    def one(url: str, *, ready: bool = True, script: str = "", may_fail: str = "", **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1300, "height": 850}, **options})
-        contexts.append(context)
-        context.add_init_script(script or "0")
-        view = context.new_page()
-        view.on("pageerror", lambda error: wrong.append(str(error)))
-        view.on("dialog", lambda dialog: dialog.message.startswith("Delete ") or wrong.append(dialog.message))
-        view.on("request", lambda asked: asked.url.startswith((url, "blob:")) or wrong.append(asked.url))
-        view.on(
-            "console",
-            lambda told: told.type == "error" and ((may_fail and may_fail in told.text) or wrong.append(told.text)),
-        )
-        view.goto(url)
-        if ready:
-            view.wait_for_selector("html[data-ready]")
-        return view
-
-    yield one
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def set_options(view: Any, system: str = "", **options: Any) -> None:
-    view.click("button:text-is('Options')")
-    if system:
-        view.fill("#system", system)
-    for name, value in options.items():
-        view.fill(f"#option-{name}", str(value))
-    view.click("button:text-is('Options')")
-
-
-def ask(view: Any, text: str = QUESTION) -> None:
-    view.fill("#question", text)
-    view.press("#question", "Enter")
-
-
-def answered(view: Any, answers: int = 1) -> None:
-    expect(view.locator("#thread .answer")).to_have_count(answers, timeout=30_000)
-    expect(view.locator(".answer.running")).to_have_count(0, timeout=60_000)
-
-
-def raw(view: Any, answer: int = 0) -> str:
-    """What the model wrote, of one of the answers that are shown."""
-    shown = view.locator("#thread .answer").nth(answer)
-    shown.locator("button:text-is('Raw')").click()
-    return shown.locator("pre.raw").text_content()
+__all__ = ["browser", "opened"]
+pytestmark = MARKS
 
 
 def messages(question: str = QUESTION) -> list[dict[str, str]]:
@@ -178,7 +94,6 @@ def test_other_chats_go_on_being_answered(opened: Opened) -> None:
         view.click("button:text-is('New chat')")
         ask(view, "long")
         view.wait_for_selector(".answer.running")
-        view.once("dialog", lambda dialog: dialog.accept())
         view.locator(".chats .sign").first.click()
         expect(view.locator(".chats li")).to_have_count(2)
         view.reload()
@@ -386,117 +301,3 @@ def test_what_the_server_refuses_is_said(server: Running, opened: Opened) -> Non
     ask(view, "x" * 2000)
     answered(view)
     expect(view.locator(".answer .problem")).to_contain_text("maximum context length")
-
-
-HOSTILE = r"""
-<script>window.hit = 1; alert(1)</script>
-<img src=x onerror="window.hit=2"> <svg onload="window.hit=3"><iframe src="javascript:window.hit=4"></iframe>
-<style>body { display: none }</style> <base href="//evil.example/">
-<meta http-equiv="refresh" content="0;url=//evil.example">
-<form action="//evil.example"><input name=q autofocus onfocus="window.hit=5"></form>
-
-[click](javascript:window.hit=6) [data](data:text/html,<script>window.hit=7</script>) [vb](VBScript:x)
-[odd](&#106;avascript:window.hit=8) [tab](java	script:window.hit=9) <javascript:window.hit=10>
-![pixel](https://evil.example/pixel.png) ![x](x "onerror=window.hit=11")
-[ok](https://example.org/ "a \"title\" onclick=x")
-
-<details open ontoggle="window.hit=12"><math><mtext></form><form><mglyph><style></math><img src onerror=window.hit=13>
-
-```html
-</code></pre><script>window.hit=14</script>
-```
-
-| a<script>window.hit=15</script> | b |
-|--|--|
-| <img src=x onerror=window.hit=16> | `<b>` |
-
-[ref]: javascript:window.hit=17
-[ref] &lt;script&gt;window.hit=18&lt;/script&gt; &#x0; &#xD800; &#1114112;
-"""
-
-
-def test_hostile_answers_stay_text(opened: Opened) -> None:
-    deep = ">" * 20_000 + " x\n\n" + "- " * 5_000 + "\n\n" + "*" * 30_000 + "\n\n" + "[" * 9_000 + "\n\n| " * 500
-    scripted = Scripted({"hostile": HOSTILE, "deep": deep, "null": "a\0b\u202ec\ud7ff"}.__getitem__, 50, 0)
-    try:
-        view = opened(scripted.url)
-        for number, what in enumerate(("hostile", "deep", "null"), 1):
-            ask(view, what)
-            answered(view, number)
-        assert view.evaluate("window.hit") is None
-        thread = view.locator("#thread")
-        assert thread.locator("script, img, svg, iframe, form, style, base, meta, details, math, object").count() == 0
-        links = thread.locator("a")
-        assert links.evaluate_all("all => all.map((a) => a.href)") == [
-            "https://evil.example/pixel.png",
-            "https://example.org/",
-        ]
-        assert set(links.evaluate_all("all => all.map((a) => a.rel)")) == {"noopener noreferrer nofollow"}
-        handlers = thread.locator("*").evaluate_all(
-            "(all) => all.flatMap((each) => each.getAttributeNames()).filter((name) => name.startsWith('on'))"
-        )
-        assert handlers == []
-        expect(view.locator(".answer").first).to_contain_text("<script>window.hit = 1; alert(1)</script>")
-        expect(view.locator(".answer .code").first).to_contain_text("</code></pre><script>window.hit=14</script>")
-        assert raw(view) == HOSTILE
-    finally:
-        scripted.stop()
-
-
-def test_trusted_types_would_stop_a_mistake(server: Running, opened: Opened) -> None:
-    view = opened(server.url, may_fail="Trusted")
-    with pytest.raises(playwright.Error, match="TrustedHTML"):
-        view.evaluate("document.body.innerHTML = '<b>x</b>'")
-
-
-@pytest.mark.parametrize("shown", ["Text", "Tokens"])
-def test_ten_thousand_tokens_without_a_stutter(opened: Opened, shown: str) -> None:
-    text = long_answer(10_000)
-    scripted = Scripted(lambda asked: text if asked == "long" else "short")
-    try:
-        view = opened(scripted.url, script=WATCH)
-        ask(view, "long")
-        view.wait_for_selector(".answer.running")
-        view.click(f"button:text-is('{shown}')")
-        answered(view)
-        gaps, tasks = view.evaluate("[window.gaps, window.tasks]")
-        assert raw(view) == text
-        if shown == "Tokens":
-            view.click("button:text-is('Tokens')")
-            expect(view.locator(".strip .token")).to_have_count(len(pieces(text)))
-        else:
-            view.click("button:text-is('Text')")
-            body = view.locator(".answer .body")
-            made = [body.locator("table").count(), body.locator("ol").count()]
-            assert made == [text.count("| depth |"), text.count("1. First")] != [0, 0]
-        quarter = len(gaps) // 4
-        early, late = statistics.median(gaps[:quarter]), statistics.median(gaps[-quarter:])
-        told = f"{len(gaps)} frames, median {statistics.median(gaps):.1f} ms, longest {max(gaps):.0f} ms"
-        print(f"\n{shown}: {told}; longest tasks {sorted(tasks)[-3:]} ms")
-        # What grows with the text would show in the last quarter; what stands still shows as one long task.
-        assert late < 2 * early + 10
-        assert max(tasks, default=0) < 250
-    finally:
-        scripted.stop()
-
-
-@pytest.mark.parametrize("width", [320, 390, 800, 1300])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_narrow_and_wide_nothing_sticks_out(server: Running, opened: Opened, width: int, scheme: str) -> None:
-    view = opened(server.url, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    set_options(view, temperature=0, max_tokens=60)
-    view.click("text=+ beside")
-    ask(view, "x" * 80)
-    answered(view, 2)
-    view.locator("#thread .token").nth(2).click()
-    for tab in ("Token", "Attention", "Layers", "Prompt", "Cost"):
-        view.click(f"[role=tab]:text-is('{tab}')")
-        expect(view.locator("#tab-panel > *").first).to_be_visible()
-        assert view.evaluate("document.documentElement.scrollWidth") <= width
-        beyond = view.evaluate(
-            "[...document.querySelectorAll('#inside button, #composer *, #thread .answer')].filter((each) => "
-            "each.checkVisibility() && each.getBoundingClientRect().right > innerWidth + 1).length"
-        )
-        assert beyond == 0
-    ground = view.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, ground[4:-1].split(","))) < 380) == (scheme == "dark")
