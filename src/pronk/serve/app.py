@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.serve import asking, chat, completions, messages, openapi, page, responses, tokens
+from pronk.serve import asking, chat, completions, messages, page, responses, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, of
@@ -170,7 +170,12 @@ class Server:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def describe(self, request: Request) -> Response:
-        return Json(openapi.document())
+        def made() -> dict[str, Any]:
+            from pronk.serve import openapi  # which few ask for, and which takes a while to make
+
+            return openapi.document()
+
+        return Json(await asyncio.to_thread(made))
 
     async def absent(self, request: Request) -> Response:
         raise ApiError(400, _ABSENT[request.url.path], code="unsupported")
