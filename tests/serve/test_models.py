@@ -10,6 +10,7 @@ import openai
 import pytest
 from served import SEQUENCES, Running
 
+from pronk.errors import BadRequest
 from pronk.serve.models import Models
 
 ASKED: list[Any] = [{"role": "user", "content": "x"}]
@@ -81,3 +82,14 @@ def test_a_model_that_cannot_be_loaded_is_refused_alone(folder: Path, tmp_path: 
         say(running, "bad")
     assert say(running, "good")
     running.stop()
+
+
+def test_a_model_in_another_format_beside_itself(folder: Path) -> None:
+    models = Models({"a": str(folder)}, {}, {"threads": 1}, also=("q8", "q8"), max_sequences=SEQUENCES)
+    running = Running(models)
+    assert models.names == ["a", "a-q8"]
+    assert say(running, "a-q8")
+    assert [model.llm and model.llm.backend.dtype for model in models.loaded] == ["f32", "q8"]
+    running.stop()
+    with pytest.raises(BadRequest, match="a-q8"):
+        Models({"a": str(folder), "a-q8": str(folder)}, {}, {}, also=("q8",))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pronk import engines
 from pronk.cli import console, options
 from pronk.errors import BadRequest, PronkError
 
@@ -22,6 +23,7 @@ class _Lines(logging.Handler):
 Examples:
   pronk serve -m ./my-model
   pronk serve -m smollm2:135m --quantize q8 --port 0
+  pronk serve -m ./my-model --also int8
   pronk serve -m ./my-model --adapter poet=./poet --adapter lawyer=./lawyer
   pronk serve -m ./my-model --host 0.0.0.0 --api-key-file key.txt --allowed-host llm.example.org
 
@@ -38,6 +40,8 @@ one ends at once."""
                  help="Serve the LoRA adapter in FOLDER as a model of its own, called NAME. Repeatable."),
     click.option("--adapters", "adapters_folder", type=options.NAME, metavar="FOLDER",
                  help="Serve each adapter that lies in FOLDER, also one that is put there later."),
+    click.option("--also", type=click.Choice(engines.FORMATS), multiple=True, metavar="FORMAT",
+                 help="Serve each model in FORMAT as well, as NAME-FORMAT: the page asks both side by side. Repeatable."),
     heading=options.LOADED,
 )  # fmt: skip
 @options.loading_options
@@ -78,6 +82,7 @@ def command(
     max_sequences: int,
     max_waiting: int,
     max_memory: int | None,
+    also: tuple[str, ...],
     **loading: Any,
 ) -> None:
     """Serve models over HTTP, to OpenAI's clients."""
@@ -97,6 +102,7 @@ def command(
         _adapters(adapters),
         loading,
         adapters_folder=expanded(adapters_folder) if adapters_folder else None,
+        also=also,
         max_sequences=max_sequences,
         max_memory=max_memory,
     )

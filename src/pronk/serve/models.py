@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +29,11 @@ _SHARE = 0.8  # of the free memory, where no bound is given
 
 @dataclass
 class Model:
-    """One -m: what it is loaded from, and what there is of it."""
+    """One that can be asked for: what it is loaded from and how, and what there is of it."""
 
     name: str
     source: str
+    loading: Mapping[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
     llm: LLM | None = None
     session: Session | None = None
@@ -57,7 +58,8 @@ class Leased:
 
 class Models:
     """`sources`: name -> what pronk.load takes. `adapters`: name -> folder, each of the first model that it fits.
-    `adapters_folder`: each folder in it is one too, whenever it is put there. `loading`: options of pronk.load.
+    `adapters_folder`: each folder in it is one too, whenever it is put there. `loading`: options of pronk.load. `also`:
+    formats in which each model is there once more, as NAME-FORMAT. Raises BadRequest for two of one name.
 
     `max_memory` bounds weights and caches of all loaded models together, in bytes; None: most of what is free.
     """
@@ -69,12 +71,18 @@ class Models:
         loading: Mapping[str, Any],
         *,
         adapters_folder: Path | None = None,
+        also: Sequence[str] = (),
         max_sequences: int = 64,
         max_memory: int | None = None,
     ) -> None:
-        self.models = {name: Model(name, source) for name, source in sources.items()}
+        self.models = {name: Model(name, source, loading) for name, source in sources.items()}
+        for name, source in sources.items():
+            for dtype in dict.fromkeys(also):
+                other = Model(f"{name}-{dtype}", source, {**loading, "quantize": dtype})
+                if self.models.setdefault(other.name, other) is not other:
+                    raise BadRequest(f"two models would be called {other.name}; load one of them under a link")
         self._adapters, self._folder = dict(adapters), adapters_folder
-        self._loading, self._max_sequences = dict(loading), max_sequences
+        self._max_sequences = max_sequences
         free = engines.ENGINES[0].free_memory(None)
         self._max_memory = max_memory if max_memory is not None else int(_SHARE * (free or 1 << 62))
         self._loads = asyncio.Lock()  # one at a time, so that memory is counted once
@@ -168,7 +176,7 @@ class Models:
             weights, kv_a_token, ctx_size = await asyncio.to_thread(self._plan, model)
             self._make_room(model, weights + ctx_size * kv_a_token)  # of one text that is as long as can be
             left = self._max_memory - weights - sum(each.bytes for each in self.loaded)
-            llm = await asyncio.to_thread(pronk.load, model.source, **self._loading)
+            llm = await asyncio.to_thread(pronk.load, model.source, **model.loading)
             most = self._max_sequences * llm.ctx_size
             tokens = max(llm.ctx_size, min(most, left // max(1, kv_a_token) // 2))
             model.bytes = weights + tokens * kv_a_token
@@ -196,11 +204,11 @@ class Models:
 
     def _plan(self, model: Model) -> tuple[int, int, int]:
         """Bytes of the weights, and of one token's keys and values; and how many tokens a text may have."""
-        options = {name: self._loading.get(name) for name in ("quantize", *engines.OPTIONS)}
-        opened = checkpoints.open(hub.resolve(model.source, revision=self._loading.get("revision"), progress=False))
-        engine = engines.named(engines.choose(self._loading.get("engine"), options))
+        options = {name: model.loading.get(name) for name in ("quantize", *engines.OPTIONS)}
+        opened = checkpoints.open(hub.resolve(model.source, revision=model.loading.get("revision"), progress=False))
+        engine = engines.named(engines.choose(model.loading.get("engine"), options))
         plan = engine.plan(opened, engines.options_for(engine, options))
-        ctx_size = self._loading.get("ctx_size") or opened.config.max_position_embeddings
+        ctx_size = model.loading.get("ctx_size") or opened.config.max_position_embeddings
         return plan.weights + plan.besides, plan.kv_a_token, ctx_size
 
     def _make_room(self, model: Model, least: int) -> None:
