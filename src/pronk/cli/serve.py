@@ -41,7 +41,8 @@ one ends at once."""
     click.option("--adapters", "adapters_folder", type=options.NAME, metavar="FOLDER",
                  help="Serve each adapter that lies in FOLDER, also one that is put there later."),
     click.option("--also", type=click.Choice(engines.FORMATS), multiple=True, metavar="FORMAT",
-                 help="Serve each model in FORMAT as well, as NAME-FORMAT: the page asks both side by side. Repeatable."),
+                 help="Serve each model in FORMAT as well, as NAME-FORMAT; the page shows both side by side. "
+                 "Repeatable."),
     heading=options.LOADED,
 )  # fmt: skip
 @options.loading_options
