@@ -81,7 +81,7 @@ def test_blocks_are_the_messages_of_a_chat(client: Any, llm: pronk.LLM) -> None:
 
 @pytest.mark.usefixtures("idle")
 def test_what_is_cached_is_no_input(client: Any) -> None:
-    talk = [{"role": "user", "content": "tell " * 60}]
+    talk = [{"role": "user", "content": "sing " * 60}]  # what no other test asks
     first = asked(client, messages=talk)
     assert first.usage.input_tokens > 300
     second = asked(client, messages=talk)
