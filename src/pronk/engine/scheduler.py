@@ -261,8 +261,8 @@ class Scheduler:
 
     def _keep(self, runs: list[tuple[Sequence, Run]]) -> None:
         """What was read of prompts is there for others at once, though more of them is to be read."""
-        for sequence, run in runs if self._kv else ():
-            if run.logits == "none" and not (sequence.search and len(sequence.search.parts) > 1):
+        for sequence, run in runs:
+            if self._kv and run.logits == "none" and not (sequence.search and len(sequence.search.parts) > 1):
                 self._kv.keep(sequence.tokens, sequence.table, sequence.request.whose)
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
