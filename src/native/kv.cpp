@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -30,10 +31,32 @@ void KV::resize(int64_t num_blocks) {
     quiesce();
     if (num_blocks <= num_blocks_) return;
     if (static_cast<size_t>(num_blocks) > std::numeric_limits<size_t>::max() / block_bytes_) throw std::bad_alloc();
-    Arena larger;
-    uint8_t* data = larger.allocate(num_blocks * block_bytes_);
-    if (num_blocks_) std::memcpy(data, at(0, 0), num_blocks_ * block_bytes_);
-    memory_ = std::move(larger), data_ = data, num_blocks_ = num_blocks;
+    const size_t bytes = num_blocks * block_bytes_;
+    if (bytes <= memory_.most()) memory_.grow(bytes);
+    else move_to(Reserve(bytes), bytes);
+    num_blocks_ = num_blocks;
+}
+
+int64_t KV::reserve(int64_t num_blocks) {
+    quiesce();
+    const size_t limit = std::numeric_limits<size_t>::max() / 4 / block_bytes_;
+    for (size_t most = std::min(static_cast<size_t>(num_blocks), limit); most * block_bytes_ > memory_.most(); most /= 2) {
+        Reserve larger;
+        try {
+            larger = Reserve(most * block_bytes_);
+        } catch (const std::bad_alloc&) {
+            continue;
+        }
+        move_to(std::move(larger), num_blocks_ * block_bytes_);
+        break;
+    }
+    return std::min<int64_t>(num_blocks, memory_.most() / block_bytes_);
+}
+
+void KV::move_to(Reserve larger, size_t bytes) {
+    larger.grow(bytes);
+    if (num_blocks_) std::memcpy(larger.data(), data_, num_blocks_ * block_bytes_);
+    memory_ = std::move(larger), data_ = memory_.data();
 }
 
 void KV::copy(int64_t source, int64_t destination) {

@@ -10,6 +10,7 @@
 
 #include "adapter.h"
 #include "arena.h"
+#include "reserve.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -38,6 +39,9 @@ class KV {
 public:
     KV(const Config& config, int layers, KVType type, int64_t num_blocks);
     ~KV() { quiesce(); }
+    // Set aside addresses for so many blocks, or as many as the system has them for: up to there resize() moves nothing.
+    // Gives how many that are. Throws std::bad_alloc, having changed nothing.
+    int64_t reserve(int64_t num_blocks);
     void resize(int64_t num_blocks);  // grow; throws std::bad_alloc, having changed nothing
     void copy(int64_t source, int64_t destination);
 
@@ -59,9 +63,11 @@ private:
     uint64_t step_ = 0;
     const int layers_, heads_;
     const size_t head_bytes_, block_bytes_;
+    void move_to(Reserve larger, size_t bytes);
+
     int64_t num_blocks_ = 0;
     uint8_t* data_ = nullptr;
-    Arena memory_;
+    Reserve memory_;
 };
 
 // See engine/batch.py. Everything here was checked (module.cpp).

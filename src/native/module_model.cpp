@@ -383,6 +383,13 @@ void resize(PyKV& kv, int64_t num_blocks) {
     kv.kv.resize(num_blocks);
 }
 
+int64_t reserve(PyKV& kv, int64_t num_blocks) {
+    check_range("num_blocks", num_blocks, 0, INT32_MAX);
+    const Released released;
+    const std::scoped_lock lock(kv.mutex);
+    return kv.kv.reserve(num_blocks);
+}
+
 void copy(PyKV& kv, const Array<const int32_t, 2>& pairs) {
     check_shape("pairs", pairs, pairs.shape(0), 2);
     std::vector<int32_t> blocks(pairs.size());
@@ -447,6 +454,7 @@ void bind_model(nb::module_& module) {
         .def_prop_ro("nbytes", [](const PyKV& kv) { return kv.kv.nbytes(); })
         .def_prop_ro("block_bytes", [](const PyKV& kv) { return kv.kv.block_bytes(); })
         .def_prop_ro("written_ahead", written_ahead)
+        .def("reserve", reserve, arg("num_blocks"))
         .def("resize", resize, arg("num_blocks"))
         .def("copy", copy, arg("pairs").noconvert())
         .def("quiesce", quiesce);

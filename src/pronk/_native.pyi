@@ -173,6 +173,10 @@ class KV:
     def written_ahead(self) -> bool:
         """Whether a pass that writes here was begun ahead, and was neither asked for nor given up."""
 
+    def reserve(self, num_blocks: int) -> int:
+        """Set aside addresses for so many blocks, or as many as there are addresses for: up to there resize() moves
+        nothing. Gives how many."""
+
     def resize(self, num_blocks: int) -> None: ...
     def copy(self, pairs: _Ints) -> None: ...
     def quiesce(self) -> None:

@@ -78,8 +78,9 @@ class Handle:
     def _last(self, sample: int, reason: FinishReason, error: Exception | None = None) -> Chunk:
         watch = self.streams[sample].watch if sample in self.streams else None
         stats = watch.stats() if watch and watch.drawn else None
-        of = {"request": self.number, "index": sample, "seed": self.seed}
-        return Chunk("", None, finish_reason=reason, stats=stats, error=error, **of)
+        return Chunk(
+            "", None, request=self.number, index=sample, finish_reason=reason, stats=stats, seed=self.seed, error=error
+        )
 
 
 @dataclass(frozen=True)

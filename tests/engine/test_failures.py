@@ -135,11 +135,28 @@ class Narrow(MockKV):
         super().resize(num_blocks)
 
 
+class Bursting(Narrow):
+    """Memory that was there when it was asked for, and is not when it is taken."""
+
+    def resize(self, num_blocks: int) -> None:
+        if num_blocks > self.limit:
+            raise MemoryError
+        super().resize(num_blocks)
+
+
+class Budgeted(Narrow):
+    """Knows at first how much there will be."""
+
+    def reserve(self, num_blocks: int) -> int:
+        return min(num_blocks, self.limit)
+
+
 @pytest.mark.parametrize("kept", [0, 200])
+@pytest.mark.parametrize("storage", [Narrow, Bursting, Budgeted])
 @pytest.mark.parametrize("seed", range(25))
-def test_a_refused_growth_makes_others_wait(seed: int, kept: int) -> None:
+def test_a_refused_growth_makes_others_wait(seed: int, storage: type[Narrow], kept: int) -> None:
     """It raised out of the step, and everybody's blocks were thrown away."""
-    backend = MockBackend(VOCAB, CTX, Narrow)
+    backend = MockBackend(VOCAB, CTX, storage)
     kv = PrefixCache(backend, 4, kept, first_blocks=2)
     scheduler = Scheduler(backend, kv=kv, max_batch_tokens=24)
     requests = workload(seed)
@@ -158,16 +175,31 @@ def test_a_refused_growth_makes_others_wait(seed: int, kept: int) -> None:
     assert kv.pool.num_blocks - kv.pool.num_free == kv.pool.num_idle == len(kv._kept)
 
 
-def test_growth_was_refused_in_these_workloads() -> None:
-    preemptions = 0
-    for seed in range(25):
-        backend = MockBackend(VOCAB, CTX, Narrow)
-        scheduler = Scheduler(backend, kv=PrefixCache(backend, 4, 0, first_blocks=2), max_batch_tokens=24)
-        for request in workload(seed):
-            scheduler.add(*request)
-        run(scheduler)
-        preemptions += scheduler.counters.preemptions
-    assert preemptions > 20
+def test_growth_was_refused_in_these_workloads_and_a_budget_admits_fewer_who_must_give_way() -> None:
+    preemptions = dict.fromkeys((Narrow, Bursting, Budgeted), 0)
+    for storage in preemptions:
+        for seed in range(25):
+            backend = MockBackend(VOCAB, CTX, storage)
+            scheduler = Scheduler(backend, kv=PrefixCache(backend, 4, 0, first_blocks=2), max_batch_tokens=24)
+            for request in workload(seed):
+                scheduler.add(*request)
+            run(scheduler)
+            preemptions[storage] += scheduler.counters.preemptions
+    assert preemptions[Narrow] == preemptions[Bursting] > 20
+    assert 0 < preemptions[Budgeted] < preemptions[Narrow]
+
+
+def test_a_budget_is_that_of_the_first_who_asks() -> None:
+    cache = PrefixCache(MockBackend(VOCAB, CTX, Budgeted), 4, first_blocks=2)
+    assert cache.available(100) == 100
+    for _ in range(2):
+        cache.reserve(100)
+        assert cache.available(100) == 12
+        assert cache.available(7) == 7
+    assert cache.make_room(9, 100)
+    assert cache.pool.num_blocks == 9, "as large as is needed, if not twice as large"
+    with pytest.raises(NotEnoughMemory):
+        cache.make_room(13, 100)
 
 
 def test_one_text_too_long_for_memory_fails_and_the_next_is_run() -> None:

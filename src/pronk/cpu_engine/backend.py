@@ -118,7 +118,7 @@ class CpuBackend(Backend):
         if block_size != BLOCK_SIZE:
             raise ValueError(f"the CPU engine's blocks are of {BLOCK_SIZE} tokens, not {block_size}")
         native = load_native()
-        with enough_memory(num_blocks, native.KV(self.model, self.kv_dtype, 0).block_bytes):
+        with enough_memory(num_blocks, num_blocks * native.KV(self.model, self.kv_dtype, 0).block_bytes):
             return CpuKV(native.KV(self.model, self.kv_dtype, num_blocks))
 
     def perturbed(self) -> CpuBackend:

@@ -21,9 +21,20 @@ class CpuKV(KVStorage):
     def __init__(self, storage: _native.KV) -> None:
         self.storage, self.block_size, self.num_blocks = storage, BLOCK_SIZE, storage.num_blocks
 
+        self._reserved = 0  # blocks: up to there it grows where it is
+
+    def reserve(self, num_blocks: int) -> int:
+        """See KVStorage. Sets aside addresses, so that growing moves nothing."""
+        if (free := system.free_memory()) is not None:
+            num_blocks = min(num_blocks, self.num_blocks + free // self.storage.block_bytes)
+        self._reserved = self.storage.reserve(num_blocks)
+        return self._reserved
+
     def resize(self, num_blocks: int) -> None:
         """Grow; blocks already there keep their content. Raises NotEnoughMemory, having changed nothing."""
-        with enough_memory(num_blocks, self.storage.block_bytes):  # all of it: the old one stays until it is copied
+        # Where it moves, the old one stays until it is copied.
+        lacking = num_blocks - self.num_blocks if num_blocks <= self._reserved else num_blocks
+        with enough_memory(num_blocks, lacking * self.storage.block_bytes):
             self.storage.resize(num_blocks)
         self.num_blocks = num_blocks
 
@@ -35,11 +46,12 @@ class CpuKV(KVStorage):
 
 
 @contextmanager
-def enough_memory(num_blocks: int, block_bytes: int) -> Iterator[None]:
-    """Raises NotEnoughMemory: before memory is taken, or, where a limit was not seen, then."""
+def enough_memory(num_blocks: int, need: int) -> Iterator[None]:
+    """For a cache of so many blocks, which takes `need` more bytes. Raises NotEnoughMemory: before memory is taken, or,
+    where a limit was not seen, then."""
     what = f"a KV cache of {num_blocks * BLOCK_SIZE} tokens"
     way_out = "shorten the text, lower --ctx-size, or take smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
-    system.check_memory(num_blocks * block_bytes, what, way_out)
+    system.check_memory(need, what, way_out)
     try:
         yield
     except MemoryError:

@@ -50,6 +50,11 @@ class KVStorage(Protocol):
     block_size: int
     num_blocks: int
 
+    def reserve(self, num_blocks: int) -> int:
+        """Prepare to grow to that many blocks; gives for how many there is memory now, where that is less. It takes
+        none yet."""
+        return num_blocks
+
     def resize(self, num_blocks: int) -> None:
         """Grow; blocks already there keep their content. Raises NotEnoughMemory, after which less can be asked for."""
 

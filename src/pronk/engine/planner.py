@@ -102,8 +102,9 @@ class Planner:
 
     def fail(self, entry: Entry, error: PronkError) -> None:
         """Drop a running entry that cannot go on. What it computed is not to be reused."""
-        for part in entry.parts if self._kv and isinstance(error, NotNumbers) else ():
-            self._kv.forget(part.table)
+        if self._kv and isinstance(error, NotNumbers):
+            for part in entry.parts:
+                self._kv.forget(part.table)
         self.release(entry, keep=False)
         self.running.remove(entry)
         self.failed.append((entry, error))

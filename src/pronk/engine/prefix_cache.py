@@ -45,6 +45,7 @@ class PrefixCache:
         first_blocks = min(first_blocks, self._keep_blocks or first_blocks)
         self.pool = BlockPool(first_blocks, block_size)
         self.storage = backend.new_kv(first_blocks, block_size)
+        self._budget = _NO_LIMIT  # blocks: see `reserve`
         self._refused: NotEnoughMemory | None = None  # why the storage could not grow when it was last to
         self._kept: dict[_Key, _Kept] = {}
         self._keys: dict[int, _Key] = {}  # by block
@@ -135,16 +136,23 @@ class PrefixCache:
                 self._forget(self._keys[block])
         table.known = 0
 
+    def reserve(self, max_blocks: int) -> None:
+        """It is to grow to so many blocks at the most. What there is memory for at this moment, if that is less, is its
+        budget from now on: who has no room in it is not admitted."""
+        if self._budget == _NO_LIMIT:
+            self._budget = max(self.storage.reserve(max_blocks), self.pool.num_blocks)
+
     def available(self, max_blocks: int) -> int:
         """How many blocks `make_room` can give, as far as is known."""
         in_use = self.pool.num_blocks - self.pool.num_free - self.pool.num_idle
-        return (self.pool.num_blocks if self._refused else max_blocks) - in_use
+        return (self.pool.num_blocks if self._refused else min(max_blocks, self._budget)) - in_use
 
     def make_room(self, count: int, max_blocks: int = _NO_LIMIT) -> bool:
         """Whether `count` blocks are free, after growing to at most `max_blocks` or evicting if that helps.
 
-        The size doubles, so that a sequence of S tokens is moved O(log S) times; where memory is short it grows by what
-        is needed, or else texts are forgotten. Raises NotEnoughMemory where not even that gives room.
+        The size doubles, for some storages move when they grow, and so a sequence of S tokens is moved O(log S) times;
+        where memory is short it grows by an eighth, or by what is needed, or else texts are forgotten. Raises
+        NotEnoughMemory where not even that gives room.
         """
         short = count - self.pool.num_free
         bound = min(self._keep_blocks, max_blocks)
@@ -155,8 +163,10 @@ class PrefixCache:
             return True
         if self.pool.num_blocks + short > max_blocks:
             return False
-        enough = self.pool.num_blocks + short
-        if not self._grow(min(max(2 * self.pool.num_blocks, enough), bound)) and not self._grow(enough):
+        blocks = self.pool.num_blocks
+        enough, bound = blocks + short, max(blocks + short, min(bound, self._budget))
+        sizes = sorted({min(max(size, enough), bound) for size in (2 * blocks, blocks + blocks // 8, enough)})
+        if not any(map(self._grow, reversed(sizes))):
             short -= self._evict(short)
             if short and not self._grow(self.pool.num_blocks + short):
                 assert self._refused
@@ -168,6 +178,10 @@ class PrefixCache:
             self.storage.resize(num_blocks)
         except NotEnoughMemory as error:
             self._refused = error
+            return False
+        except MemoryError:
+            what = f"memory ran out for a KV cache of {num_blocks * self.pool.block_size} tokens"
+            self._refused = NotEnoughMemory(what, "shorten the text")
             return False
         self.pool.grow(num_blocks - self.pool.num_blocks)
         self._refused = None

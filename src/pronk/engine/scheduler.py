@@ -27,9 +27,9 @@ class Scheduler:
     """Runs requests over a backend, many at a time; each gets the tokens it would get alone.
 
     max_batch_tokens bounds one forward pass, max_sequences the samples under way at once, and max_kv_tokens the cache
-    (None: enough for max_sequences of the full context), which grows on demand. A sequence holds at most
-    min(ctx_size, max_kv_tokens) tokens and then ends with "length". Without the cache a forward pass holds at least one
-    whole sequence, however long.
+    (None: enough for max_sequences of the full context), which grows on demand; its budget is what there is memory for
+    when it is made. A sequence holds at most min(ctx_size, max_kv_tokens) tokens and then ends with "length". Without
+    the cache a forward pass holds at least one whole sequence, however long.
 
     `kv`: a cache to use, whose texts are reused and which remembers those that are run; None makes one that remembers
     nothing, in blocks of `block_size`.
@@ -68,6 +68,8 @@ class Scheduler:
         max_blocks = max_kv_tokens // block_size
         if kv is None and cached:
             kv = PrefixCache(backend, block_size, first_blocks=min(FIRST_BLOCKS, max_blocks))
+        if kv is not None and cached:
+            kv.reserve(max_blocks)
         self.counters, self.settled = counters or Counters(), True
         self.tokens = 0  # of the last pass
         self._backend, self._kv, self._cached, self._closed = backend, kv if cached else None, cached, False
@@ -259,8 +261,8 @@ class Scheduler:
 
     def _keep(self, runs: list[tuple[Sequence, Run]]) -> None:
         """What was read of prompts is there for others at once, though more of them is to be read."""
-        for sequence, run in runs if self._kv else ():
-            if run.logits == "none" and not (sequence.search and len(sequence.search.parts) > 1):
+        for sequence, run in runs:
+            if self._kv and run.logits == "none" and not (sequence.search and len(sequence.search.parts) > 1):
                 self._kv.keep(sequence.tokens, sequence.table, sequence.request.whose)
 
     def _search(self, search: BeamSearch, step: Step) -> list[Outcome]:
