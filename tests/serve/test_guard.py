@@ -78,6 +78,7 @@ def test_no_host_and_two(server: Running) -> None:
 def test_pages_of_others_may_not_ask(server: Running) -> None:
     assert status(asked(server, "Origin: https://evil.example")) == 403
     assert status(asked(server, "Origin: null")) == 403
+    assert status(asked(server, "Origin: http://[")) == 403
     assert status(asked(server, f"Origin: http://127.0.0.1:{server.port}")) == 200
     preflight = spoken(
         server.port, "OPTIONS /v1/chat/completions HTTP/1.1", "Host: localhost", "Origin: https://evil.example"
@@ -87,6 +88,7 @@ def test_pages_of_others_may_not_ask(server: Running) -> None:
 
 def test_a_form_of_a_page_is_not_json(server: Running) -> None:
     assert status(asked(server, "Content-Type: text/plain")) == 415
+    assert status(asked(server, "Content-Type: Application/JSON; charset=utf-8")) == 200
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,9 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"audio": {"voice": "x"}}, "audio"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"params": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"overflow": "x"}}, "chat_template_kwargs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tools": [{"x": 1}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -82,6 +85,8 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"messages": [{"role": "user"}]}, None),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": ["x"]}]}, "messages"),
         ({"num_beams": 2, "temperature": 0.5}, None),
         ({"num_beams": 0}, None),
         ({"speculative": "magic"}, "speculative"),
@@ -127,6 +132,16 @@ def test_no_such_model_path_or_method(client: openai.OpenAI, server: Running) ->
     assert posted(server, "/v1/models", {})[0] == 405
     with pytest.raises(openai.BadRequestError, match="embeddings cannot be had"):
         client.embeddings.create(model="tiny", input="x")
+
+
+def test_scores_of_a_prompt_have_a_place_among_the_texts(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys and values would otherwise be without a bound."""
+    body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
+    monkeypatch.setattr(server.engine, "texts", server.engine.max_texts)
+    assert posted(server, "/v1/completions", body)[0] == 429
+    monkeypatch.setattr(server.engine, "texts", 0)
+    assert posted(server, "/v1/completions", body)[0] == 200
+    assert server.engine.texts == 0
 
 
 def test_a_full_queue_is_refused_at_once(server: Running, client: openai.OpenAI) -> None:

@@ -15,6 +15,7 @@ from served import Running
 
 import pronk
 from pronk.engine.params import SamplingParams
+from pronk.serve import engine
 from pronk.serve.models import Models
 
 pytestmark = pytest.mark.usefixtures("idle")
@@ -82,6 +83,13 @@ def test_greedy_samples_are_alike(client: openai.OpenAI, llm: pronk.LLM) -> None
     expected = llm.chat(QUESTION, max_new_tokens=9).text
     assert [c.message.content for c in asked(client, n=2, max_tokens=9, temperature=0).choices] == [expected] * 2
     assert streamed(client, n=2, max_tokens=9, temperature=0)[0] == {0: expected, 1: expected}
+
+
+def test_beams_bring_more_at_once_than_may_wait_unread(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "UNREAD", 8)
+    found = asked(client, n=3, max_tokens=12, extra_body={"num_beams": 3, "ignore_eos": True})
+    assert [choice.finish_reason for choice in found.choices] == ["length"] * 3
+    assert found.usage.completion_tokens == 36
 
 
 def test_beams(client: openai.OpenAI, llm: pronk.LLM) -> None:
@@ -193,6 +201,19 @@ def test_echo_scores_the_prompt(client: openai.OpenAI, llm: pronk.LLM, stream: b
     assert given[1:] == pytest.approx(expected, abs=1e-5)
     assert "".join(choice.logprobs.tokens) == prompt
     assert choice.logprobs.text_offset == list(range(len(prompt)))
+
+
+def test_echo_scores_with_the_adapter_that_was_asked(client: openai.OpenAI, llm: pronk.LLM) -> None:
+    prompt = "It was a long and winding road, and nobody knew where it might end. "
+    options = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+    given = client.completions.create(model="poet", **options).choices[0].logprobs.token_logprobs
+    look = llm.look(prompt, adapter="poet")
+    while look.read(1 << 20):
+        pass
+    tokens = look.to_dict(0, len(look))["tokens"]
+    assert given[1:] == pytest.approx([token["logprob"] for token in tokens[1:]], abs=1e-5)
+    plain = client.completions.create(model="tiny", **options).choices[0].logprobs.token_logprobs
+    assert plain[1:] != pytest.approx(given[1:], abs=1e-2)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.engine.filters import FILTER_NAMES
 from pronk.engine.params import SamplingParams
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, short
 from pronk.grammar.structure import Structure
 from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
@@ -30,8 +30,11 @@ _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
 )  # fmt: skip
-# What a template is given by others than a request.
-_TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "tools_json"}
+# What a template is given by others than a request, and arguments of the functions that lead there.
+_TAKEN = {
+    "messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "tools_json",
+    "self", "params", "overflow",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,7 @@ def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if message.get("role") == "developer":
             message["role"] = "system"
         if message.get("role") == "tool" and isinstance(message.get("content"), list):
-            parts = message["content"]
-            message["content"] = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+            message["content"] = "".join(_of_part(number, part) for part in message["content"])
         for name in ("refusal", "audio", "annotations", "function_call"):
             if not message.get(name):
                 message.pop(name, None)
@@ -122,6 +124,13 @@ def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             message["tool_calls"] = [_call(number, call) for call in calls] if isinstance(calls, list) else []
         found.append(message)
     return found
+
+
+def _of_part(number: int, part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None
+    if not isinstance(text, str):
+        raise ApiError(400, f"message {number} of a tool has a part that is no text, {short(part)}", "messages")
+    return text
 
 
 def _call(number: int, call: object) -> dict[str, Any]:

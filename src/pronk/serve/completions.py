@@ -101,7 +101,7 @@ async def _begin(engine: Engine, asked: Asked, request: CompletionRequest, accou
     top = asked.wanted.params.logprobs
     for number, ids in enumerate(asked.wanted.prompts):
         text = asked.llm.tokenizer.decode(ids)
-        scored = Scored([], [], []) if top is None else await scores(engine, asked.llm, ids, top)
+        scored = Scored([], [], []) if top is None else await scores(engine, asked.leased, ids, top)
         for choice in choices[number * asked.samples : (number + 1) * asked.samples]:
             choice.echo(scored, text)
     if request.max_tokens == 0:

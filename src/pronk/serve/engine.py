@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("pronk.serve")
 
-UNREAD = 4096  # chunks that may wait for a client; who leaves more unread is ended
+UNREAD = 4096  # chunks that may wait for a client when more come; who leaves more unread is ended
 _GIVE_UP = 3  # passes of one session that fail one after another, before its texts end
 
 
@@ -60,10 +60,11 @@ class Answer:
         """In the event loop. `ended`: prompts whose texts are all whole with these."""
         if self.failed:
             return
+        unread = len(self._chunks)  # a beam search brings all of its texts at once, which nobody could have read
         self._chunks.extend(chunks)
         self._left -= ended
-        if len(self._chunks) > UNREAD:
-            self.fail(ApiError(408, f"the client left {len(self._chunks)} pieces of the text unread"))
+        if unread > UNREAD:
+            self.fail(ApiError(408, f"the client left {unread} pieces of the text unread"))
         self._there.set()
 
     def fail(self, error: Exception) -> None:

@@ -84,13 +84,16 @@ class Guard:
             raise ApiError(403, problem, code="origin_not_allowed")
         if (
             scope["method"] == "POST"
-            and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
+            and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
             raise ApiError(415, "the body's content type must be application/json")
 
     def _is_own(self, origin: str, host: str) -> bool:
         """Whether it is this server's page that asks. Its host is one of ours: that was seen before."""
-        return urlsplit(origin).netloc.lower() == host.lower()
+        try:
+            return urlsplit(origin).netloc.lower() == host.lower()
+        except ValueError:  # no address at all, such as http://[
+            return False
 
     def _owner(self, scope: Scope, headers: Headers) -> int:
         """Which of the keys was given; 0 where there are none. All are compared, each in constant time."""
