@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
+import secrets
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pronk.serve.tools import CLOSES, OPENS, TOKEN, Toolset
+
+_SIGNS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Call:
 
 
 def new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    """Nine letters and digits, for Mistral's templates take no other when a call comes back in a conversation."""
+    return "".join(secrets.choice(_SIGNS) for _ in range(9))
 
 
 @dataclass
