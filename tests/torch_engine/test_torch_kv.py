@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
 from torch import Tensor
 
+from pronk import system
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest, NotEnoughMemory
 from pronk.torch_engine.backend import TorchBackend
@@ -75,6 +76,35 @@ def test_storage_grows_and_copies_blocks() -> None:
     kv.copy([(1, 4), (0, 2)])
     after = backend.forward(Batch.of([Run(text[7:], 7, (4, 2))]), kv)
     assert np.abs(after - free(text, "flash")[-1]).max() < TOLERANCE
+
+
+def test_growing_holds_one_tensor_twice_and_never_all() -> None:
+    config = tiny_config(
+        num_hidden_layers=4, head_dim=64, num_attention_heads=4, num_key_value_heads=4, hidden_size=256
+    )
+    kv = TorchKV(config, 150, 64, torch.float32, torch.device("cpu"))  # 79 MB
+    tensors = [tensor for layer in kv.layers for tensor in (layer.keys, layer.values)]
+    for tensor in tensors:
+        tensor.fill_(1)
+    size = sum(tensor.nbytes for tensor in tensors)
+    del tensors, tensor
+    if not system.reset_peak_memory() or (before := system.peak_memory()) is None:
+        pytest.skip("the system does not tell the peak of a while")
+    kv.resize(300)
+    after = system.peak_memory()
+    assert after is not None
+    assert 0.8 * size < after - before < 1.5 * size
+    assert all((layer.keys[: 150 * 64] == 1).all() for layer in kv.layers)
+
+
+def test_a_budget_is_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = TorchKV(CONFIG, 2, BLOCK, torch.float32, torch.device("cpu"))
+    block = 2 * CONFIG.num_hidden_layers * BLOCK * CONFIG.num_key_value_heads * CONFIG.head_dim * 4
+    monkeypatch.setattr(system, "free_memory", lambda: 10 * block)
+    assert kv.reserve(5) == 5
+    assert 9 <= kv.reserve(1000) <= 11
+    monkeypatch.setattr(system, "free_memory", lambda: None)
+    assert kv.reserve(1000) == 1000
 
 
 def test_only_wanted_rows_get_logits() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pronk import system
 from pronk.config import ModelConfig
 from pronk.engine.backend import KVStorage
 from pronk.errors import NotEnoughMemory, out_of_memory
@@ -38,8 +39,18 @@ class TorchKV(KVStorage):
 
         self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
 
+    def reserve(self, num_blocks: int) -> int:
+        """See KVStorage. Nothing is set aside; of a GPU it is not known what its allocator can still give."""
+        tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        if tensors[0].device.type != "cpu" or (free := system.free_memory()) is None:
+            return num_blocks
+        block_bytes = sum(t.shape[1:].numel() * t.element_size() for t in tensors) * self.block_size
+        # Each tensor is there twice while it grows, one after another.
+        return min(num_blocks, self.num_blocks + free * len(tensors) // (len(tensors) + 1) // block_bytes)
+
     def resize(self, num_blocks: int) -> None:
-        """Grow; blocks already there keep their content. Raises NotEnoughMemory, and can then be asked for less."""
+        """Grow, a tensor at a time; blocks already there keep their content. Raises NotEnoughMemory, and can then be
+        asked for less."""
 
         def grown(tensor: Tensor) -> Tensor:
             # By what each lacks: where memory ran out on the way, some have grown already, maybe by more.
