@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pronk.serve.calls import Call, CallFinder
+from pronk.serve.calls import Call, CallFinder, _Brackets
 from pronk.serve.failures import ApiError
 from pronk.serve.tools import Toolset, toolset
 
@@ -32,6 +32,10 @@ CASES = {
     "no call <tool> at all <tool_cal": ("no call <tool> at all <tool_cal", []),
     '<tool_call>{"name": "f", "argum': ('<tool_call>{"name": "f", "argum', []),
     "<tool_call>{not JSON}</tool_call>": ("<tool_call>{not JSON}</tool_call>", []),
+    '{"name": "f", "arguments": {"x": NaN}}': ('{"name": "f", "arguments": {"x": NaN}}', []),
+    '{"name": "f", "arguments": {"x": 1e999}}': ('{"name": "f", "arguments": {"x": 1e999}}', []),
+    '{"name": "f", "arguments": {"x": "\\ud800"}}': ('{"name": "f", "arguments": {"x": "\\ud800"}}', []),
+    "<tool_call>5</tool_call>": ("<tool_call>5</tool_call>", []),
     "{": ("{", []),
     "": ("", []),
 }
@@ -67,6 +71,22 @@ def test_wherever_the_text_is_cut(text: str, cuts: list[int]) -> None:
 @given(st.text(alphabet='{}[]"\\<tool_call>/ ,:;nf', max_size=60), st.lists(st.integers(0, 60), max_size=5))
 def test_a_text_without_calls_stays_whole(text: str, cuts: list[int]) -> None:
     assert found(text, cuts) == (text, [])
+
+
+def test_a_long_object_that_is_no_call_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of n tokens read again at each of them keeps all clients waiting for n * n."""
+    seen = 0
+    feed = _Brackets.feed
+
+    def counted(self: _Brackets, text: str) -> int:
+        nonlocal seen
+        seen += len(text)
+        return feed(self, text)
+
+    monkeypatch.setattr(_Brackets, "feed", counted)
+    text = '{"story": "' + "and then " * 500 + '"}'
+    assert found(text, list(range(len(text)))) == (text, [])
+    assert seen == len(text)
 
 
 def test_one_call_where_one_is_wanted() -> None:

@@ -39,6 +39,8 @@ class CallFinder:
     tools: Toolset
     calls: int = 0
     _held: str = ""
+    _brackets: _Brackets | None = None  # of what may become a call, as far as `_seen` characters of it
+    _seen: int = 0
     _text: bool = False  # whether there was anything but calls and spaces
     _done: bool = False  # one call is all that was wanted
 
@@ -86,11 +88,16 @@ class CallFinder:
     def _call(self, rest: str, found: list[str | Call], last: bool, opened: bool) -> bool:
         if not rest:
             return False
+        if self._brackets is None:
+            self._brackets, self._seen = _Brackets(), 0
+        self._brackets.feed(rest[self._seen :])
+        self._seen = len(rest)
+        if not last and not self._brackets.closed:
+            return False
+        self._brackets = None
         try:
             value, end = json.JSONDecoder().raw_decode(rest)
         except (ValueError, RecursionError):
-            if not last and _may_go_on(rest):
-                return False
             return self._as_text(found, len(self._held) if not opened else len(OPENS))
         calls = [_of(one, self.tools.allowed) for one in (value if isinstance(value, list) else [value])]
         if not calls or None in calls:
@@ -192,13 +199,14 @@ def _of(value: object, names: Sequence[str]) -> tuple[str, str] | None:
             return None
     if arguments is None:
         arguments = {}
-    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, Mapping) else None
-
-
-def _may_go_on(text: str) -> bool:
-    """Whether what is no JSON yet lacks its end only, so far as brackets tell."""
-    scan = _Brackets()
-    return scan.feed(text) == len(text) and not scan.closed
+    if not isinstance(arguments, Mapping):
+        return None
+    try:
+        spelled = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        spelled.encode()
+    except (ValueError, RecursionError):  # NaN, infinity, half of a character: no client can read them
+        return None
+    return value["name"], spelled
 
 
 def _overlap(text: str, sign: str) -> int:

@@ -130,7 +130,7 @@ class _Message:
         if self._content[-1]["type"] == "tool_use":
             try:
                 self._content[-1]["input"] = json.loads(self._arguments or "{}")
-            except ValueError:  # a call that was cut short is text
+            except (ValueError, RecursionError):  # a call that was cut short, or nests without end, is text
                 self._content[-1] = {"type": "text", "text": self._arguments}
         yield _event("content_block_stop", index=len(self._content) - 1)
 
