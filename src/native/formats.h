@@ -42,7 +42,7 @@ constexpr int count_of(const Record (&)[kCount]) {
 
 // -- what weights are multiplied with ---------------------------------------------------------------------------------
 
-enum class ActivationFormat : int { f32, bf16, int8, q8, llm_int8 };
+enum class ActivationFormat : int { f32, bf16, int8, int8_plain, q8, llm_int8 };
 
 struct ActivationTraits {
     ActivationFormat id;
@@ -50,6 +50,7 @@ struct ActivationTraits {
     int bytes;              // of a number
     bool scaled = false;    // integers, with a scale a token, and with their sum
     bool grouped = false;   // with both for each 32 of them instead
+    bool turned = false;    // before they are rounded: see turn.h
     bool outliers = false;  // zeros for outliers, which stand beside as floats
 
     constexpr bool exact() const { return id == ActivationFormat::f32; }  // nothing is rounded
@@ -58,7 +59,8 @@ struct ActivationTraits {
 inline constexpr ActivationTraits kActivations[] = {
     {.id = ActivationFormat::f32, .name = "f32", .bytes = 4},
     {.id = ActivationFormat::bf16, .name = "bf16", .bytes = 2},  // rounded to nearest even
-    {.id = ActivationFormat::int8, .name = "int8", .bytes = 1, .scaled = true},
+    {.id = ActivationFormat::int8, .name = "int8", .bytes = 1, .scaled = true, .turned = true},
+    {.id = ActivationFormat::int8_plain, .name = "int8_plain", .bytes = 1, .scaled = true},
     {.id = ActivationFormat::q8, .name = "q8", .bytes = 1, .scaled = true, .grouped = true},
     {.id = ActivationFormat::llm_int8, .name = "llm-int8", .bytes = 1, .scaled = true, .outliers = true},
 };
@@ -68,8 +70,8 @@ static constexpr const ActivationTraits& traits(ActivationFormat format) { retur
 
 // -- what rows are packed from: little-endian, as files have them --------------------------------------------------------
 
-// Blocks are GGUF's. int8 and llm_int8: a float scale, and then an int8 for each weight.
-enum class Source : int { f32, f16, bf16, q4_0, q4_1, q4_k, q8_0, int8, llm_int8 };
+// Blocks are GGUF's. int8 and its like: a float scale, and then an int8 for each weight.
+enum class Source : int { f32, f16, bf16, q4_0, q4_1, q4_k, q8_0, int8, llm_int8, turned_int8 };
 
 // Columns [at, at + count) of a row as floats; `at` is a multiple of kChunk, `count` at most kChunk and whole blocks. Sums
 // and products are those of checkpoint/containers/gguf_blocks.py.
@@ -87,6 +89,7 @@ struct SourceTraits {
     Read* read;
     PackCodes* pack_codes = nullptr;
     int before = 0;  // bytes that a row has before its first block
+    bool turned = false;  // what is read is: see turn.h
 };
 
 inline constexpr SourceTraits kSources[] = {
@@ -99,6 +102,7 @@ inline constexpr SourceTraits kSources[] = {
     {Source::q8_0, "Q8_0", 32, 34, read_q8_0, pack_codes_q8_0},
     {Source::int8, "INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float)},
     {Source::llm_int8, "LLM_INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float)},
+    {Source::turned_int8, "TURNED_INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float), true},
 };
 static_assert(is_in_order(kSources));
 static constexpr const SourceTraits& traits(Source source) { return kSources[static_cast<int>(source)]; }
@@ -110,12 +114,12 @@ static constexpr const SourceTraits& traits(Source source) { return kSources[sta
 //   f16      [K][64] half
 //   bf16     [K/2][64][2] bfloat16
 //   int8     [K/4][64][4] uint8 (w + 128), then float scale[64]
-//   llm_int8 as int8; what it is multiplied with differs
+//   int8_plain, llm_int8  as int8; what they are multiplied with differs, and their rows are not turned
 //   q8       K/32 groups: [8][64][4] uint8 (w + 128), half scale[64]
 //   q4       K/32 groups: [4][64][4] uint8, half scale[64], half minimum[64]; w = scale * nibble + minimum.
 //            Byte (j, row, i) holds k = 4j + i in its low half and k = 16 + 4j + i in its high half.
 //   q4_0     as q4, without minima: w = scale * (nibble - 8)
-enum class Format : int { f32, f16, bf16, int8, llm_int8, q8, q4, q4_0 };
+enum class Format : int { f32, f16, bf16, int8, int8_plain, llm_int8, q8, q4, q4_0 };
 
 enum class Scales { none, row, group };
 
@@ -166,8 +170,11 @@ inline constexpr FormatTraits kFormats[] = {
     {.id = Format::bf16, .name = "bf16", .activations = ActivationFormat::bf16, .columns = 2, .bytes = 4, .pack = pack_bf16,
      .unpack = unpack_bf16, .limit = 0x1.ffp127f},
     {.id = Format::int8, .name = "int8", .activations = ActivationFormat::int8, .columns = kGroup, .bytes = kGroup,
-     .pack = pack_int8, .unpack = unpack_int8, .scales = Scales::row, .offset = 128, .codes_of = kInt8Sources,
-     .longest_row = kLongestInt8Row},
+     .pack = pack_int8, .unpack = unpack_int8, .scales = Scales::row, .offset = 128,
+     .codes_of = set_of({Source::turned_int8}), .longest_row = kLongestInt8Row},
+    {.id = Format::int8_plain, .name = "int8_plain", .activations = ActivationFormat::int8_plain, .columns = kGroup,
+     .bytes = kGroup, .pack = pack_int8, .unpack = unpack_int8, .scales = Scales::row, .offset = 128,
+     .codes_of = kInt8Sources, .longest_row = kLongestInt8Row},
     {.id = Format::llm_int8, .name = "llm-int8", .activations = ActivationFormat::llm_int8, .columns = kGroup, .bytes = kGroup,
      .pack = pack_int8, .unpack = unpack_int8, .scales = Scales::row, .offset = 128, .codes_of = kInt8Sources,
      .longest_row = kLongestInt8Row},
@@ -182,5 +189,6 @@ inline constexpr FormatTraits kFormats[] = {
 };
 static_assert(is_in_order(kFormats));
 static constexpr const FormatTraits& traits(Format format) { return kFormats[static_cast<int>(format)]; }
+static constexpr bool is_turned(Format format) { return traits(traits(format).activations).turned; }
 
 }  // namespace pronk

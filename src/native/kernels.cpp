@@ -1,6 +1,7 @@
 // Rows: normalized, rotated, and made what a format is multiplied with; and the table of an instruction set's kernels.
 // See kernels.inl.
 #include "kernels.inl"
+#include "turn.h"
 
 namespace pronk::PRONK_TARGET {
 
@@ -57,7 +58,12 @@ void convert(const float* x, int size, const Rows& rows, int t) {
         case ActivationFormat::bf16:
             for (int i = 0; i < size; i += 16) S::store_bf16((uint16_t*)data + i, load_part(x + i, size - i));
             break;
-        case ActivationFormat::int8: rows.scale[t] = quantize(x, size, rows.padded, (int8_t*)data, rows.sum + t); break;
+        case ActivationFormat::int8:
+            std::memcpy(rows.turned, x, size * sizeof(float));
+            turn(rows.turned, size, turned_together(size));
+            rows.scale[t] = quantize(rows.turned, size, rows.padded, (int8_t*)data, rows.sum + t);
+            break;
+        case ActivationFormat::int8_plain: rows.scale[t] = quantize(x, size, rows.padded, (int8_t*)data, rows.sum + t); break;
         case ActivationFormat::llm_int8: rows.scale[t] = quantize_rest(x, size, rows, t, (int8_t*)data, rows.sum + t); break;
         case ActivationFormat::q8:
             for (int g = 0; g < rows.groups; ++g) {

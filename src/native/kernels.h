@@ -28,6 +28,7 @@ struct Rows {
     int32_t* sum = nullptr;  // [T][groups], of the integers
     int groups = 0;          // K/32 where each 32 have a scale, or else 1
     int padded = 0;          // K in whole groups of 32
+    float* turned = nullptr;  // [padded], of one thread: the row that was converted last, before it was rounded
     OutlierRule rule;
     // Each token's outliers by ascending k, as they came one token after the other: it is few of many that are
     // read again and again, and so they lie side by side.

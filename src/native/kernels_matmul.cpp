@@ -284,6 +284,8 @@ struct TilesOf<Format::bf16> : std::type_identity<PlainTiles<Format::bf16, OpBF1
 template <>
 struct TilesOf<Format::int8> : std::type_identity<PlainTiles<Format::int8, OpInt8>> {};
 template <>
+struct TilesOf<Format::int8_plain> : TilesOf<Format::int8> {};
+template <>
 struct TilesOf<Format::llm_int8> : TilesOf<Format::int8> {};
 
 template <class Tiles, int T>

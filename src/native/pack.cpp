@@ -7,6 +7,7 @@
 
 #include "pack.h"
 #include "q4_fit.h"
+#include "turn.h"
 
 namespace pronk {
 
@@ -149,13 +150,19 @@ bool pack_q4_0(const Tile& tile, const Chunk& chunk) {
 
 namespace {
 
+// Columns [at, at + count) of a row as the matrix has them.
+void read_columns(const Matrix& matrix, const Tile& tile, Source source, int row, int at, int count, float* x) {
+    traits(source).read(tile.source + row * tile.stride, at, count, x);
+    if (is_turned(matrix.format) != traits(source).turned) turn(x, count, turned_together(matrix.cols));
+}
+
 bool row_scales(const Matrix& matrix, const Tile& tile, Source source, float (&scales)[kTileRows]) {
     float x[kChunk];
     for (int r = 0; r < tile.rows; ++r) {
         float most = 0;
         for (int at = 0; at < matrix.cols; at += kChunk) {
             const int count = std::min(kChunk, matrix.cols - at);
-            traits(source).read(tile.source + r * tile.stride, at, count, x);
+            read_columns(matrix, tile, source, r, at, count, x);
             const float here = absolute_maximum(x, count);
             if (!(here < traits(matrix.format).limit)) return false;
             most = std::max(most, here);
@@ -180,7 +187,7 @@ bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
         chunk.count = std::min(kChunk, padded - chunk.at);
         for (int r = 0; r < tile.rows; ++r) {
             float* x = chunk.x[r];
-            traits(source).read(tile.source + r * tile.stride, chunk.at, count, x);
+            read_columns(matrix, tile, source, r, chunk.at, count, x);
             if (!(absolute_maximum(x, count) < format.limit)) return false;
             // What pads a row must not change the grid of its last group, which a minimum lays between any two numbers.
             std::fill(x + count, x + chunk.count, format.minima ? x[count - 1] : 0);

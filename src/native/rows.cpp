@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include "half.h"
+#include "turn.h"
 
 namespace pronk {
 
@@ -24,7 +25,7 @@ Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule
     r.padded = (cols + kGroup - 1) / kGroup * kGroup;
     r.stride = aligned(static_cast<size_t>(r.padded) * traits(format).bytes);
     r.groups = traits(format).grouped ? r.padded / kGroup : 1;
-    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data;
+    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.turned = turned.data;
     r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
     r.outlier_begin = begins.data, r.outlier_count = counts.data;
     r.found_x = found.data, r.found_k = found_places.data, r.outliers_used = &used;
@@ -38,6 +39,7 @@ void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
     if (!traits(format).scaled) return;
     scales.reserve(static_cast<size_t>(r.groups) * tokens);
     sums.reserve(static_cast<size_t>(r.groups) * tokens);
+    if (traits(format).turned) turned.reserve(r.padded);
     if (!traits(format).outliers) return;
     const int64_t most = static_cast<int64_t>(cols) * tokens;
     if (most > INT32_MAX) throw std::bad_alloc();
@@ -47,7 +49,10 @@ void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
 }
 
 void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest) {
+    const bool turned = traits(rows.format).turned;
+    if (turned) x = rows.turned;
     for (int k = 0; k < cols; ++k) rest[k] = x[k] - element(rows, t, k);
+    if (turned) turn(rest, cols, turned_together(cols));
     if (!traits(rows.format).outliers) return;
     const Rows row = rows.at(t);
     for (int i = 0; i < row.outlier_count[0]; ++i) rest[row.outlier_k[row.outlier_begin[0] + i]] = 0;

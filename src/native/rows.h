@@ -32,7 +32,7 @@ struct Buffer {
 // Some rows in one activation format.
 struct RowsBuffer {
     Buffer<uint8_t> bytes;
-    Buffer<float> scales, outliers, outlier_sums, found;
+    Buffer<float> scales, turned, outliers, outlier_sums, found;
     Buffer<int32_t> sums, places, found_places, begins, counts;
     std::atomic<int32_t> used{0};
 
@@ -41,7 +41,7 @@ struct RowsBuffer {
     void reserve(ActivationFormat format, int tokens, int cols);  // throws std::bad_alloc
 };
 
-// What rounding left of row t: x - row, [cols].
+// What rounding left of row t, which was converted last: x - row, [cols].
 void rest_of(const Rows& rows, int t, const float* x, int cols, float* rest);
 
 }  // namespace pronk

@@ -114,9 +114,11 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         halves += 2 * m.panels;
         if (wanted[index]) continue;
         wanted[index] = true, rows[index] = buffers[index].rows(format, cols, model.outlier_rule);
-        if (alone || !traits(format).outliers) continue;
-        // All threads fill one list; each chooses what goes there in memory of its own.
+        if (alone) continue;
+        // All threads fill the same rows; each makes what goes there in memory of its own.
         const Rows mine = scratch.own[worker.thread][index].rows(format, cols, model.outlier_rule);
+        rows[index].turned = mine.turned;
+        if (!traits(format).outliers) continue;
         rows[index].outliers_used = &scratch.outliers_used[worker.linears++];
         rows[index].found_x = mine.found_x, rows[index].found_k = mine.found_k;
     }

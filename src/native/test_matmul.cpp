@@ -10,6 +10,7 @@
 #include "rows.h"
 #include "test.h"
 #include "test_random.h"
+#include "turn.h"
 
 using namespace pronk;
 
@@ -30,7 +31,7 @@ float outlier(const Rows& row, int i) {
 struct Activations {
     RowsBuffer buffer;
     Rows rows;
-    std::vector<double> value;  // [T][K]
+    std::vector<double> value;  // [T][K], turned where the format is
 
     Activations(const Kernels& kernel, ActivationFormat format, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
         buffer.reserve(format, tokens, cols);
@@ -51,7 +52,7 @@ struct Activations {
     double at(int t, int k) const {
         const uint8_t* row = rows.data + t * rows.stride;
         if (rows.format == ActivationFormat::f32) return ((const float*)row)[k];
-        if (rows.format == ActivationFormat::int8 || rows.format == ActivationFormat::llm_int8) return (double)rows.scale[t] * ((const int8_t*)row)[k];
+        if (!traits(rows.format).grouped && traits(rows.format).scaled) return (double)rows.scale[t] * ((const int8_t*)row)[k];
         if (rows.format == ActivationFormat::q8) return (double)rows.scale[t * rows.groups + k / kGroup] * ((const int8_t*)row)[k];
         const uint32_t bits = (uint32_t)((const uint16_t*)row)[k] << 16;
         float x;
@@ -88,6 +89,7 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     std::vector<float> row(cols);
     for (int n = 0; n < rows; ++n) {
         unpack_row(w, n, row.data());
+        if (is_turned(format)) turn(row.data(), cols, turned_together(cols));
         for (int t = 0; t < tokens; ++t) {
             double sum = w.bias ? bias[n] : 0, size = std::fabs(sum);
             for (int k = 0; k < cols; ++k) {
@@ -158,11 +160,11 @@ void test_outliers(const Kernels& kernel) {
         }
 }
 
-// Without outliers it is int8, to the bit; and it is another thing with them.
+// Without outliers it is int8 that is not turned, to the bit; and it is another thing with them.
 void test_llm_int8_is_int8(const Kernels& kernel) {
     const int n = 150, k = 200, tokens = 9;
     Arena arena;
-    Matrix w = matrix_of(Format::int8, n, k);
+    Matrix w = matrix_of(Format::int8_plain, n, k);
     w.data = arena.allocate(w.nbytes());
     const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
@@ -174,7 +176,7 @@ void test_llm_int8_is_int8(const Kernels& kernel) {
         kernel.matmul(w, a.rows, tokens, 0, 6, {y.data(), (size_t)n, Epilogue::store, n});
         return y;
     };
-    const std::vector<float> plain = product(Format::int8, {});
+    const std::vector<float> plain = product(Format::int8_plain, {});
     CHECK(product(Format::llm_int8, {INFINITY, 0}) == plain);
     CHECK(product(Format::llm_int8, {INFINITY, 1}) != plain);
     CHECK(product(Format::llm_int8, {2, 0}) != plain);

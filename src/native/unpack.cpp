@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "source.h"
+#include "turn.h"
 
 namespace pronk {
 
@@ -30,6 +30,7 @@ void unpack_int8(const Matrix& matrix, const uint8_t* panel, size_t row, float* 
     const size_t scales = static_cast<size_t>(traits(matrix.format).padded(matrix.cols)) * kPanelRows;
     const float scale = read<float>(panel + scales + row * 4);
     for (int k = 0; k < matrix.cols; ++k) out[k] = scale * (byte(panel, row, k) - 128);
+    if (is_turned(matrix.format)) turn(out, matrix.cols, turned_together(matrix.cols));
 }
 
 void unpack_q8(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {

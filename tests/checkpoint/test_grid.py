@@ -64,12 +64,12 @@ def test_weights_that_were_codes_are_found_in_any_plain_type(dtype: str, plain: 
     assert found.exact == ((dtype, plain) != ("Q8_0", "bf16"))
 
 
-@pytest.mark.parametrize("format", ["q4", "q8", "int8"])
+@pytest.mark.parametrize("format", ["q4", "q8", "int8", "llm-int8"])
 def test_the_formats_that_have_the_same_grid(format: Any) -> None:
     found = grid.find(model(lambda shape, seed: quantize(normal(*shape, seed), format).dequantize()))
     assert found
-    assert found.exact
-    assert found.formats == {"q4": ("q4",), "q8": ("q8",), "int8": ("int8", "llm-int8")}[format]
+    assert found.exact == (format != "int8")  # whose levels are those of turned rows
+    assert found.formats == (format,)
 
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K"])

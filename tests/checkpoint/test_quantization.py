@@ -198,7 +198,7 @@ REFUSED: list[tuple[Any, str]] = [
         "sparsity_config={'format': 'sparse-24-bitmask",
     ),
     (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme={'num_bits': 8} is not supported; delete the"),
-    (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "'transform_config'="),
+    (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config 'u' head_dim=None is not"),
     (COMPRESSED | {"config_groups": {"W4A16": ["Linear"]}}, "config_groups 'W4A16' is not supported"),
     (group(weights__num_bits=4), "config_groups 'group_0' weights num_bits=4 is not supported; only 8 is"),
     (group(weights__num_bits=8.0), "num_bits=8.0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from compressed_tensors.transform import TransformScheme
 from gguf_files import gguf_name, interleaved, save_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk.checkpoint as checkpoints
 from pronk.checkpoint import tensor_stream
+from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.writers import gguf as write_gguf
 from pronk.checkpoint.writers import int8 as write_int8
@@ -42,13 +45,13 @@ def in_layer(name: str, array: np.ndarray) -> bool:
     return array.ndim == 2 and name.startswith("model.layers.")
 
 
-def backend(source: Checkpoint, quantize: Any) -> CpuBackend:
-    return CpuBackend.from_checkpoint(source, quantize=quantize, threads=1, kv_dtype="f32")
+def backend(source: Checkpoint, quantize: Any, **rule: Any) -> CpuBackend:
+    return CpuBackend.from_checkpoint(source, quantize=quantize, threads=1, kv_dtype="f32", **rule)
 
 
-def logits(source: Checkpoint, quantize: Any) -> np.ndarray:
+def logits(source: Checkpoint, quantize: Any, **rule: Any) -> np.ndarray:
     ids = [token % source.config.vocab_size for token in IDS]
-    return backend(source, quantize).forward(Batch.of([Run(ids, logits="all")]), None)
+    return backend(source, quantize, **rule).forward(Batch.of([Run(ids, logits="all")]), None)
 
 
 def types(checkpoint: Checkpoint) -> dict[str, str]:
@@ -83,14 +86,18 @@ def test_saved_and_loaded_is_quantized_in_memory(tmp_path: Path, format: str, na
     config = tiny_config(**CONFIGS[name])
     source = in_memory(config, {n: a.astype(dtype) for n, a in random_weights(config).items()})
     found = saved(source, tmp_path / "m.gguf", format)
-    packed = backend(source, "int8" if "int8" in format else format).dequantized(source)
+    packed = backend(source, "llm-int8" if "int8" in format else format).dequantized(source)
     filled = config.hidden_size % 32 == 0 or "int8" in format  # rows of blocks
     for n, tensor in found.tensors.items():
         if in_layer(n, tensor.read()) and filled:
             assert np.array_equal(tensor.read(), packed.tensors[n].read()), n
         elif "int8" in format or tensor.dtype == "F32":
             assert np.array_equal(tensor.read(), source.tensors[n].read()), n
-    if filled:
+    if format == "int8":  # rows are not turned in files
+        assert np.array_equal(
+            logits(found, format), logits(source, "llm-int8", int8_threshold=math.inf, int8_outliers=0)
+        )
+    elif filled:
         assert np.array_equal(logits(found, format), logits(source, format))
     if CONTAINERS[format] == "gguf":
         assert np.array_equal(logits(found, "auto"), logits(found, format if filled else "auto"))
@@ -119,7 +126,7 @@ def test_int8_from_blocks(tmp_path: Path, format: str) -> None:
     )
     source = checkpoints.open(path)
     found = saved(source, tmp_path / "m", format)
-    packed = backend(source, "int8").dequantized(source)
+    packed = backend(source, "llm-int8").dequantized(source)
     for n, tensor in found.tensors.items():
         if tensor.dtype == "F16":  # embeddings and head, which Q8_0 had rounded by up to 1/254 of a group's largest
             stored = source.tensors[n].read()
@@ -140,8 +147,49 @@ def test_saved_again_from_int8(tmp_path: Path, first: str, second: str) -> None:
     for n, tensor in once.tensors.items():
         if not in_layer(n, tensor.read()):
             continue
-        expected = tensor.read() if "int8" in second else quantize(tensor.read(), second).dequantize()  # type: ignore
+        expected = tensor.read() if "int8" in second else quantize(tensor.read(), second).dequantize()
         assert np.array_equal(twice.tensors[n].read(), expected), n
+
+
+@pytest.mark.parametrize("name", ["gqa", "odd"])
+def test_codes_of_turned_rows_stay_so(tmp_path: Path, name: str) -> None:
+    """Their folder's transform_config says what is turned; loaded they are what int8 in memory is, to the bit."""
+    config = tiny_config(**CONFIGS[name])
+    plain = in_memory(config, random_weights(config))
+    tensors = dict(plain.tensors)
+    for key, tensor in plain.tensors.items():
+        if in_layer(key, tensor.read()):
+            codes = quantize(tensor.read(), "int8")
+            blocks = int8_rows.join(codes.scale.astype(np.float32), codes.q.view(np.int8))
+            tensors[key] = replace(
+                tensor, dtype="TURNED_INT8", read=codes.dequantize, read_blocks=lambda blocks=blocks: blocks
+            )
+    found = saved(replace(plain, tensors=tensors), tmp_path / "m", "int8")
+    for key, tensor in tensors.items():
+        assert np.array_equal(found.tensors[key].read(), tensor.read()), key
+        odd = tensor.shape[-1] % 2
+        assert found.tensors[key].dtype == ("INT8" if odd and tensor.dtype != "F32" else tensor.dtype)
+    assert np.array_equal(logits(found, "int8"), logits(plain, "int8"))
+    path = tmp_path / "m" / "config.json"
+    config_json = json.loads(path.read_text())
+    group = next(iter(config_json["quantization_config"]["transform_config"]["config_groups"].values()))
+    assert TransformScheme(**group).head_dim == group["head_dim"] == 64 if name == "gqa" else 8
+    for change, message in (
+        ({"head_dim": 4}, "in blocks of 4, which is not supported; of rows of"),
+        ({"type": "random-hadamard"}, "type='random-hadamard' is not supported"),
+        ({"randomize": True}, "randomize=True is not supported"),
+        ({"apply": group["apply"][:1]}, "must turn the 'input' and the 'weight_input' of the same modules"),
+        (
+            {"apply": [{**part, "targets": ["re:.*down_proj"]} for part in group["apply"]]},
+            "only modules by their names",
+        ),
+        ({"apply": [{**part, "targets": ["model.layers.9.x"]} for part in group["apply"]]}, "which is no int8 matrix"),
+    ):
+        changed = json.loads(json.dumps(config_json))
+        changed["quantization_config"]["transform_config"]["config_groups"] = {"a": {**group, **change}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(PronkError, match=message):
+            checkpoints.open(tmp_path / "m")
 
 
 # --- What others find
@@ -188,7 +236,7 @@ def test_the_safetensors_package_reads_what_is_written(tmp_path: Path, format: A
         if not in_layer(key, array):
             assert np.array_equal(stored.pop(key), array)
             continue
-        module, quantized = key.removesuffix(".weight"), quantize(array, "int8")
+        module, quantized = key.removesuffix(".weight"), quantize(array, "llm-int8")
         assert stored[key].dtype == np.int8
         assert np.array_equal(stored.pop(key), quantized.q)
         if format == "int8":

@@ -64,12 +64,15 @@ def test_the_check_can_fail(isa: str) -> None:
     w, x = rng.normal(size=(70, 96)).astype(np.float32), rng.normal(size=(3, 96)).astype(np.float32)
     y, limit = product(x, w, 6.0, 8, isa), bound(x, w)
     apart = Outliers(6.0, 8).find(x)
-    rest, codes = activation_codes(np.where(apart, np.float32(0), x), "int8").dequantize(), weight_codes(w, "int8")
+    rest, codes = (
+        activation_codes(np.where(apart, np.float32(0), x), "llm-int8").dequantize(),
+        weight_codes(w, "llm-int8"),
+    )
     weights = codes.dequantize()
     only_rest, both = rest @ weights.T, (rest + np.where(apart, x, 0)) @ weights.T
     assert (np.abs(y - both) <= 2 * limit).all()
     assert (np.abs(y - only_rest) > 100 * limit).any()
-    assert (np.abs(y - activation_codes(x, "int8").dequantize() @ weights.T) > 3 * limit).any()
+    assert (np.abs(y - activation_codes(x, "llm-int8").dequantize() @ weights.T) > 3 * limit).any()
     assert (np.abs(y - (rest + np.where(apart, x, 0)) @ np.roll(weights, 1, axis=1).T) > 100 * limit).any()
 
 
@@ -98,18 +101,20 @@ def mean_divergence(engine: CpuBackend, reference: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def test_without_outliers_it_is_int8() -> None:
-    """To the bit, but for embeddings and head, which are made int8 too, by name."""
-    named = {"": "llm-int8", "lm_head": "llm-int8", "model.embed_tokens": "llm-int8"}
-    without = backend(quantize=named, int8_threshold=math.inf, int8_outliers=0)
+def test_without_outliers_it_is_int8_that_is_not_turned() -> None:
+    """To the bit, of the same stored codes."""
+    stored = stored_as("INT8")
+    without = backend(stored, quantize="llm-int8", int8_threshold=math.inf, int8_outliers=0)
     assert without.dtype == "llm-int8"
-    assert np.array_equal(logits(without), logits(backend(quantize="int8")))
-    assert not np.array_equal(logits(without), logits(backend(quantize=named)))
+    assert np.array_equal(logits(without), logits(backend(stored, quantize="int8")))
+    assert not np.array_equal(logits(without), logits(backend(stored, quantize="llm-int8")))
+    assert not np.array_equal(logits(without), logits(backend(quantize="int8")))
 
 
 def test_it_diverges_less_than_int8() -> None:
     reference = logits(backend(quantize="f32"))
-    int8, llm_int8 = (mean_divergence(backend(quantize=q), reference) for q in ("int8", "llm-int8"))
+    llm_int8 = mean_divergence(backend(quantize="llm-int8"), reference)
+    int8 = mean_divergence(backend(quantize="llm-int8", int8_threshold=math.inf, int8_outliers=0), reference)
     everything = mean_divergence(backend(quantize="llm-int8", int8_threshold=0.0), reference)
     assert everything <= llm_int8 < int8
 
@@ -143,7 +148,7 @@ def stored_as(dtype: str, spoil: float | None = None) -> Checkpoint:
     tensors = dict(plain.tensors)
     for name, tensor in plain.tensors.items():
         if len(tensor.shape) == 2 and "layers" in name:
-            codes = quantize(tensor.read(), "int8")
+            codes = quantize(tensor.read(), "int8" if dtype == "TURNED_INT8" else "llm-int8")
             scale = codes.scale.copy()
             if spoil is not None:
                 scale[-1] = spoil
@@ -152,19 +157,20 @@ def stored_as(dtype: str, spoil: float | None = None) -> Checkpoint:
     return replace(plain, tensors=tensors)
 
 
-@pytest.mark.parametrize(("dtype", "format"), [("INT8", "int8"), ("LLM_INT8", "llm-int8")])
-def test_stored_rows_are_packed_as_they_are(dtype: str, format: str) -> None:
+@pytest.mark.parametrize(("dtype", "format"), [("INT8", None), ("TURNED_INT8", "int8"), ("LLM_INT8", "llm-int8")])
+def test_stored_rows_are_packed_as_they_are(dtype: str, format: str | None) -> None:
     def never() -> np.ndarray:
         raise AssertionError("made floats of")
 
     stored = stored_as(dtype)
     sealed = {n: replace(t, read=never) if t.read_blocks else t for n, t in stored.tensors.items()}
     engine = backend(replace(stored, tensors=sealed))
-    assert engine.dtype == format
+    assert engine.dtype == (format or "int8")
     for name, tensor in engine.dequantized(stored).tensors.items():
         assert np.array_equal(tensor.read(), stored.tensors[name].read()), name
-    asked = backend(quantize={"": "f32", "model.layers.": format})
-    assert np.array_equal(logits(engine), logits(asked))
+    if format:
+        asked = backend(quantize={"": "f32", "model.layers.": format})
+        assert np.array_equal(logits(engine), logits(asked))
     for other in ("int8", "llm-int8", "bf16", "q4"):  # and what no longer is as stored is packed from its floats
         assert backend(stored, quantize=other).dtype == other
 

@@ -38,7 +38,7 @@ def chosen(checkpoint: Checkpoint, quantize: Wish) -> dict[str, str]:
     ("stored", "format"),
     [
         ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16"), ("Q4_0", "q4_0"), ("Q4_1", "q4"), ("Q4_K", "q4"),
-        ("INT8", "int8"), ("LLM_INT8", "llm-int8"),
+        ("TURNED_INT8", "int8"), ("INT8", "int8_plain"), ("LLM_INT8", "llm-int8"),
         ("Q8_0", "q8"), ("I8", "q8"), ("Q5_0", "q8"), ("Q5_1", "q8"), ("Q5_K", "q8"), ("Q6_K", "q8"), ("Q2_K", "q8"),
         ("Q3_K", "q8"),
     ],
@@ -60,7 +60,7 @@ def test_gate_and_up_take_the_wider_of_their_formats(gate: str, up: str, format:
         assert found[GATE] == found[UP] == format
 
 
-@pytest.mark.parametrize("quantize", ["f32", "f16", "bf16", "int8", "q8"])
+@pytest.mark.parametrize("quantize", ["f32", "f16", "bf16", "q8"])
 def test_a_format_asked_for_is_that_of_all_matrices(quantize: str) -> None:
     assert set(chosen(stored_as({HEAD: "Q6_K"}, "Q4_0"), quantize).values()) == {quantize}
 
@@ -95,7 +95,7 @@ def test_a_mapping_gives_tensors_formats_of_their_own() -> None:
     assert chosen(stored_as({}, "F16"), {GATE: "q8", UP: "q4"})[GATE] == "q8"
 
 
-@pytest.mark.parametrize("format", ["q4", "llm-int8"])
+@pytest.mark.parametrize("format", ["q4", "int8", "llm-int8"])
 def test_a_mapping_spares_embeddings_unless_it_names_them(format: str) -> None:
     assert chosen(stored_as({}, "F16"), {"": format}) == chosen(stored_as({}, "F16"), format)
     found = chosen(stored_as({}, "F16"), {"model.": format, "lm_head": format})

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pronk import _native
 from pronk.formats.int8 import Outliers
+from pronk.formats.turn import together, turn
 
-FORMATS = ("f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0")
+FORMATS = ("f32", "f16", "bf16", "int8", "int8_plain", "llm-int8", "q8", "q4", "q4_0")
 EPS = 2.0**-24
 each_isa = pytest.mark.parametrize("isa", _native.isas())
 
@@ -29,16 +30,26 @@ def packed(format: str, rows: np.ndarray) -> tuple[_native.Matrix, np.ndarray]:
     return matrix, stored
 
 
+def turned_back(x: np.ndarray) -> np.ndarray:
+    """In float64, by the matrix itself."""
+    block, hadamard = together(x.shape[1]), np.ones((1, 1))
+    while len(hadamard) < block:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    return (x.reshape(-1, block) @ hadamard / np.sqrt(block)).reshape(x.shape)
+
+
 def as_multiplied(x: np.ndarray, format: str) -> np.ndarray:
     """What a format multiplies its weights with, in float64."""
+    if format == "int8":  # turned back, as the weights are
+        return turned_back(as_multiplied(turn(x), "int8_plain"))
     if format in ("f32", "f16"):
         return x.astype(np.float64)
     if format == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
     if format == "llm-int8":
         apart = Outliers().find(x)
-        return np.where(apart, x, as_multiplied(np.where(apart, np.float32(0), x), "int8"))
-    group = x.shape[1] if format == "int8" else 32
+        return np.where(apart, x, as_multiplied(np.where(apart, np.float32(0), x), "int8_plain"))
+    group = x.shape[1] if format == "int8_plain" else 32
     groups = np.pad(x, ((0, 0), (0, -x.shape[1] % group))).reshape(len(x), -1, group)
     largest = np.abs(groups).max(-1, keepdims=True)
     with np.errstate(divide="ignore"):
@@ -161,9 +172,12 @@ def softmax_of(q: np.ndarray, keys: np.ndarray, values: np.ndarray, limits: np.n
     return out
 
 
+_AS = {"int8": "int8_plain"}  # keys and values are not turned
+
+
 def as_attended(x: np.ndarray, type: str) -> np.ndarray:
     """What keys and values are once stored, in float64."""
-    return x.astype(np.float16).astype(np.float64) if type == "f16" else as_multiplied(x, type)
+    return x.astype(np.float16).astype(np.float64) if type == "f16" else as_multiplied(x, _AS.get(type, type))
 
 
 def most_off(type: str, q: np.ndarray, keys: np.ndarray, values: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -218,7 +232,7 @@ def test_the_checks_can_fail() -> None:
     weights[:, [3, 4]] = weights[:, [4, 3]]
     magnitude = np.abs(x) @ np.abs(weights.T)
     assert (np.abs(out - as_multiplied(x, "q8") @ weights.T) > 100 * 104 * EPS * magnitude).any()
-    assert not np.allclose(as_multiplied(x, "q8"), as_multiplied(x, "int8"), atol=1e-4)
+    assert not np.allclose(as_multiplied(x, "q8"), as_multiplied(x, "int8_plain"), atol=1e-4)
     q, keys, values = rng.normal(size=(3, 40, 16))
     q, limits = q[1:], np.arange(2, 41)
     off = np.abs(softmax_of(q, keys, values, limits) - softmax_of(q, keys, values, limits - 1))

@@ -16,7 +16,7 @@ from pronk.formats.quantize import quantize
 
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-FORMATS = (*PLAIN, "int8", "q8", "q4", "q4_0")
+FORMATS = (*PLAIN, "int8", "int8_plain", "q8", "q4", "q4_0")
 # Blocks that a format holds as they are.
 DIRECT = (("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_0", "q4_0"), ("Q4_1", "q4"))
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")

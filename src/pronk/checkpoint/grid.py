@@ -114,7 +114,7 @@ def _looked_at(tensors: list[LazyTensor]) -> Iterable[_Look]:
 
 
 def _stored_bits(dtype: str) -> int:
-    """Q4_1 has 4, I8, INT8 and LLM_INT8 have 8."""
+    """Q4_1 has 4, I8, INT8 and its like have 8."""
     found = re.search("[0-9]", dtype)
     assert found
     return int(found[0])

@@ -57,5 +57,5 @@ def _source(tensor: LazyTensor, stored: Collection[str] = ()) -> tuple[NDArray[A
 
 def _numbers(dtype: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     if dtype in int8_rows.LAYOUTS:
-        return int8_rows.multiply(*int8_rows.split(blocks))
+        return int8_rows.numbers(dtype, blocks)
     return gguf_blocks.decode(dtype, blocks)

@@ -51,11 +51,11 @@ class LazyTensor:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # "F32", "F16", "BF16", "Q4_0", ..., "I8" (llama2.c's int8 groups), "INT8" or "LLM_INT8" (a scale a row)
+    dtype: str  # "F32", "F16", "BF16", "Q4_0", ..., "I8" (llama2.c's int8 groups), "INT8" and its like (int8_rows.py)
     nbytes: int  # as stored
     read: Callable[[], NDArray[Any]]
     # Block types only: the stored blocks, uint8 [rows, bytes per row], rows in the same order as `read()` gives them. A
-    # row of INT8 or LLM_INT8 is its scale, a little-endian float32, and then an int8 for each weight. Of codes without
+    # row of INT8 or its like is its scale, a little-endian float32, and then an int8 for each weight. Of codes without
     # scales: the bytes, in the tensor's own shape.
     read_blocks: Callable[[], NDArray[np.uint8]] | None = None
     # Where the bytes stand, in containers that may give one place to several tensors.

@@ -7,8 +7,9 @@ schemes differ in what shares a scale s = max|.| / 127:
     absmax      all of w; all of x, so that a token's result depends on the others in its batch
     absmax-row  all of w; each token of x
     zeropoint   all of w; all of x; but asymmetric: x ~ s (q + z), s = (max x - min x) / 254, z = round(min x / s) + 127
-    int8        each row of w; each token of x: the paper's vector-wise absmax
-    llm-int8    as int8, with the outliers of each token taken out before and multiplied by w ~ s_w q_w in float32
+    int8        each row of w; each token of x (the paper's vector-wise absmax), both turned before: see formats.turn
+    llm-int8    each row of w; each token of x, whose outliers are taken out before and multiplied by w ~ s_w q_w in
+                float32
 
 This is what the schemes mean, in numpy; torch_engine/quantized.py and the native kernels do the same in other steps, to
 the same codes. Docs: docs/how-it-works/eight-bits.md.
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from pronk.errors import BadRequest
 from pronk.formats.quantize import INT8_THRESHOLD, quantize
+from pronk.formats.table import FORMATS
+from pronk.formats.turn import turn
 
 Scheme = Literal["absmax", "absmax-row", "zeropoint", "int8", "llm-int8"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -70,10 +73,11 @@ class Int8Codes:
     q: NDArray[np.int8]  # [rows, K]
     scale: Floats  # [rows, 1], or [1, 1] where all rows share it
     zero: int = 0
+    turned: bool = False  # whether it is one of turned rows
 
     def dequantize(self) -> Floats:
         values: Floats = self.scale * (self.q.astype(np.float32) + np.float32(self.zero))
-        return values
+        return turn(values) if self.turned else values
 
 
 def weight_codes(w: NDArray[Any], scheme: Scheme) -> Int8Codes:
@@ -83,20 +87,22 @@ def weight_codes(w: NDArray[Any], scheme: Scheme) -> Int8Codes:
             raise BadRequest("cannot quantize to zeropoint: not every weight is finite")
         return _zeropoint(np.asarray(w, np.float32))
     shared = scheme in ("absmax", "absmax-row")
-    codes = quantize(w.reshape(1, -1) if shared else w, "int8")
-    return Int8Codes(codes.q.astype(np.int8).reshape(w.shape), codes.scale.astype(np.float32)[:, None])
+    codes = quantize(w.reshape(1, -1), "llm-int8") if shared else quantize(w, scheme)
+    q, scale = codes.q.astype(np.int8).reshape(w.shape), codes.scale.astype(np.float32)[:, None]
+    return Int8Codes(q, scale, turned=codes.turned)
 
 
 def activation_codes(x: Floats, scheme: Scheme) -> Int8Codes:
     """Of x [T, K], without its outliers. Multiplied by 127 / max|x|, where weights are divided by their scale."""
     if scheme == "zeropoint":
         return _zeropoint(x)
+    x = turn(x) if FORMATS[scheme].turned else x
     largest = np.abs(x).max(axis=None if scheme == "absmax" else -1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(127) / largest
     tiny = np.isinf(inverse)  # zeros, and numbers of no account
     q = np.rint(x * np.where(tiny, np.float32(0), inverse)).astype(np.int8)
-    return Int8Codes(q, np.where(tiny, np.float32(0), largest / np.float32(127)))
+    return Int8Codes(q, np.where(tiny, np.float32(0), largest / np.float32(127)), turned=FORMATS[scheme].turned)
 
 
 def int8_linear(

@@ -7,7 +7,7 @@ stored. Rounding is to nearest, ties to even, unless said otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pronk.errors import BadRequest
 from pronk.formats.table import FORMATS, GROUP
+from pronk.formats.turn import turn
 
 Floats = NDArray[np.float32]
 
@@ -30,13 +31,16 @@ class QuantizedTensor:
     q: NDArray[np.int8] | NDArray[np.uint8]  # of [-127, 127]; q4: of [0, 15]
     scale: NDArray[np.floating]  # int8: float32 [...]; q8, q4: float16 [..., ceil(K / 32)]
     minimum: NDArray[np.float16] | None = None  # q4
+    turned: bool = False  # whether these are the codes of turned rows
 
     def dequantize(self) -> Floats:
-        """scale * q, and for q4 + minimum."""
+        """scale * q, for q4 + minimum, and turned back."""
         scale = self.scale.astype(np.float32)
         scale = scale[..., None] if scale.ndim < len(self.shape) else _spread(scale, self.shape)
         values = scale * self.q.astype(np.float32)
-        return values if self.minimum is None else values + _spread(self.minimum.astype(np.float32), self.shape)
+        if self.minimum is not None:
+            values += _spread(self.minimum.astype(np.float32), self.shape)
+        return turn(values) if self.turned else values
 
 
 def quantize(array: NDArray[Any], format: str) -> QuantizedTensor:
@@ -61,6 +65,10 @@ def _int8(rows: Floats) -> QuantizedTensor:
     """scale = max|w| / 127 of a row, q = round(w / scale): what LLM.int8() makes of weights; see pronk.formats.int8."""
     scale = np.abs(rows).max(axis=-1) / np.float32(127)
     return QuantizedTensor(rows.shape, _codes(rows, scale[..., None]), scale)
+
+
+def _turned_int8(rows: Floats) -> QuantizedTensor:
+    return replace(_int8(turn(rows)), turned=True)
 
 
 def _q8(rows: Floats) -> QuantizedTensor:
@@ -150,4 +158,4 @@ def _sum(x: Floats) -> Floats:
     return total
 
 
-NUMERICS = {"int8": _int8, "q8": _q8, "q4": _q4}  # by Coding.name
+NUMERICS = {"turned int8": _turned_int8, "int8": _int8, "q8": _q8, "q4": _q4}  # by Coding.name

@@ -38,7 +38,8 @@ class Format(NamedTuple):
     nearly: tuple[str, ...] = ()  # stored types that it comes nearest to: their codes are kept, their scales rounded
     trains: bool = False  # whether LoRA is trained beside it
     outer: str | None = None  # what embeddings and lm_head get where it is not asked for by their names
-    kind_of: str | None = None  # the format that this is a narrower kind of; it is not asked for by name
+    kind_of: str | None = None  # the format that this is another kind of, for what is stored so: not asked for by name
+    turned: bool = False  # whether rows of weights and of activations are, before they are rounded: see formats.turn
     outliers: bool = False  # whether large activations are computed apart, as LLM.int8() does
 
     def holds(self, stored: str, *, nearly: bool = False) -> bool:
@@ -65,10 +66,11 @@ class Format(NamedTuple):
 
 
 _BOTH = ("cpu", "torch")
-_ROW, _Q8 = Coding("int8", None), Coding("q8", GROUP)
+_TURNED, _ROW, _Q8 = Coding("turned int8", None), Coding("int8", None), Coding("q8", GROUP)
 _Q4, _Q4_0 = Coding("q4", GROUP, minimum=True), Coding("q4_0", GROUP, origin=8)
 
-# `outer`: four bits cost more in embeddings and lm_head than anywhere else, and LLM.int8() leaves both in 16 bits.
+# `outer`: four bits cost more in embeddings and lm_head than anywhere else; LLM.int8() leaves both in 16 bits; and of
+# what is left once int8's rows are turned, an eighth comes of a scale a row in these two.
 FORMATS = {
     format.name: format
     for format in (
@@ -76,7 +78,12 @@ FORMATS = {
         Format("f16", 16, None, ("F16",), "f32", _BOTH, ("safetensors", "gguf")),
         Format("bf16", 16, None, ("BF16",), "bf16", _BOTH, ("safetensors", "gguf")),
         Format("q8_0", 8, Coding("q8_0", GROUP), ("Q8_0",), "int8 a group", (), ("gguf",)),  # q8, rounded as ggml does
-        Format("int8", 8, _ROW, ("INT8", "LLM_INT8"), "int8 a token", _BOTH, ("safetensors", "llama2c"), trains=True),
+        Format(
+            "int8", 8, _TURNED, ("TURNED_INT8",), "int8 a token", _BOTH, ("safetensors", "llama2c"), trains=True,
+            outer="q8", turned=True,
+        ),
+        # What files have whose makers did not turn it.
+        Format("int8_plain", 8, _ROW, ("INT8", "LLM_INT8"), "int8 a token", _BOTH, kind_of="int8"),
         Format(
             "llm-int8", 8, _ROW, ("LLM_INT8", "INT8"), "int8 a token", _BOTH, ("safetensors",), trains=True,
             outer="q8", outliers=True,
@@ -133,16 +140,17 @@ def packed(asked: str, stored: str, *, outer: bool = False) -> Format:
     if asked == "auto":
         return kept(stored)
     format = FORMATS[asked]
-    if format.holds(stored, nearly=True):
-        return own if (own := kept(stored)).kind_of == asked else format
+    kinds = (*(kind for kind in FORMATS.values() if kind.kind_of == asked), format)
+    if own := next((kind for kind in kinds if kind.holds(stored, nearly=True)), None):
+        return own
     return FORMATS[format.outer] if outer and format.outer else format
 
 
 def wider(a: Format, b: Format) -> Format:
     """What holds both; of two types of as many bits neither holds the other."""
-    if a.name == b.name or b.name == a.kind_of:
+    if a.name == b.name or (b.name == a.kind_of and set(a.stored) <= set(b.stored)):
         return b
-    if a.name == b.kind_of:
+    if a.name == b.kind_of and set(b.stored) <= set(a.stored):
         return a
     if a.bits != b.bits:
         return max(a, b, key=lambda format: format.bits)

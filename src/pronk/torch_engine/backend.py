@@ -19,7 +19,7 @@ from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progr
 from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
-from pronk.formats import FORMATS
+from pronk.formats import FORMATS, packed
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
 from pronk.torch_engine import ENGINE, device_memory, inspection
 from pronk.torch_engine.activations import overheard
@@ -299,9 +299,10 @@ def _codes(checkpoint: Checkpoint, tensor: LazyTensor, scheme: Scheme, device: t
     if tensor.shape[1] > LONGEST_ROW:
         problem = f"has rows of {tensor.shape[1]} weights, too long for sums of 8-bit products in 32 bits"
         raise BadRequest(f"{checkpoint.path}: {tensor.name} {problem}; leave quantize out")
-    if tensor.read_blocks and FORMATS[scheme].holds(tensor.dtype):
+    if tensor.read_blocks and (own := packed(scheme, tensor.dtype)).holds(tensor.dtype):
         scale, q = int8_rows.split(tensor.read_blocks())
-        return Int8Codes(to_torch(q, device, torch.int8), to_torch(scale[:, None], device, torch.float32))
+        scales = to_torch(scale[:, None], device, torch.float32)
+        return Int8Codes(to_torch(q, device, torch.int8), scales, turned=own.turned)
     return weight_codes(floats(checkpoint, tensor, device, torch.float32), scheme)
 
 

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pronk.formats import FORMATS
 from pronk.formats.int8 import Outliers, Scheme
+from pronk.formats.turn import together
 
 _EXACT = 1024  # columns: 128 * 127 * 1024 < 2^24, so that float32 holds every sum over them
 
@@ -25,6 +27,7 @@ class Int8Codes:
     q: Tensor  # [rows, K] int8
     scale: Tensor  # [rows, 1] or [1, 1] float32
     zero: Tensor | None = None  # int64, a single number; None: 0
+    turned: bool = False  # whether it is one of turned rows: see formats.turn
 
 
 class Int8Linear(nn.Module):
@@ -37,7 +40,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Int8Codes, bias: nn.Parameter | None, scheme: Scheme, outliers: Outliers) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.q.shape
-        self.scheme, self.outliers = scheme, outliers
+        self.scheme, self.outliers, self.turned = scheme, outliers, weight.turned
         self.register_buffer("q", weight.q)  # [N, K]
         self.register_buffer("scale", weight.scale)  # [N, 1] or [1, 1]
         self.register_buffer("zero", weight.zero)
@@ -47,7 +50,7 @@ class Int8Linear(nn.Module):
         """x [T, K] -> [T, N], in the type of x."""
         if not len(x):
             return x.new_empty(0, self.out_features)
-        rest = given = x.float()
+        rest = given = turn(x.float()) if self.turned else x.float()
         if apart := find_outliers(given, self.outliers) if self.scheme == "llm-int8" else None:
             rest = given.masked_fill(apart.mask, 0)
         codes = activation_codes(rest, self.scheme)
@@ -63,7 +66,8 @@ class Int8Linear(nn.Module):
     def dequantized(self) -> Tensor:
         """The weight that this layer multiplies with, float32."""
         q = self.q.float()
-        return self.scale * (q if self.zero is None else q + self.zero)
+        weight = self.scale * (q if self.zero is None else q + self.zero)
+        return turn(weight) if self.turned else weight
 
     def _sums(self, x: Int8Codes) -> Tensor:
         """Whole numbers [T, N]: of (x.q + x.zero) (q + zero) over k, multiplied out."""
@@ -90,20 +94,33 @@ def find_outliers(x: Tensor, rule: Outliers) -> Apart:
     return Apart(mask, mask.any(0).nonzero()[:, 0])
 
 
+def turn(x: Tensor) -> Tensor:
+    """[T, K] float32; see pronk.formats.turn."""
+    block = together(x.shape[-1])
+    stages = x.reshape(-1, block)
+    for _ in range(block.bit_length() - 1):
+        first, second = stages.chunk(2, dim=1)
+        stages = torch.stack((first + second, first - second), dim=-1).flatten(1)
+    return (stages * (1 / x.new_full((), block).sqrt())).view(x.shape)
+
+
 def weight_codes(w: Tensor, scheme: Scheme) -> Int8Codes:
     """Of w [N, K], float32; see pronk.formats.int8.weight_codes."""
     if scheme == "zeropoint":
         return _zeropoint(w)
+    turned = FORMATS[scheme].turned
+    w = turn(w) if turned else w
     # amax(|w|) without |w|, which would be another tensor of this size
     most, least = (w.amax(), w.amin()) if scheme in ("absmax", "absmax-row") else (w.amax(1), w.amin(1))
     scale = torch.maximum(most, -least).view(-1, 1)
     scale = scale / scale.new_full((), 127)
     q = w.div(scale).masked_fill_(scale == 0, 0).clamp_(-127, 127).round_()
-    return Int8Codes(q.to(torch.int8), scale)
+    return Int8Codes(q.to(torch.int8), scale, turned=turned)
 
 
 def activation_codes(x: Tensor, scheme: Scheme) -> Int8Codes:
-    """Of x [T, K], without its outliers; see formats.int8.activation_codes. NaN and infinity make the scale so."""
+    """Of x [T, K], turned or without its outliers: see formats.int8.activation_codes. NaN and infinity make the scale
+    so."""
     if scheme == "zeropoint":
         return _zeropoint(x)
     largest = x.abs().amax().view(1, 1) if scheme == "absmax" else x.abs().amax(1, keepdim=True)

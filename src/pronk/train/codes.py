@@ -18,7 +18,9 @@ from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.errors import BadFile, BadRequest
 from pronk.formats import FORMATS, TRAINED, Format, kept, packed
 from pronk.formats.quantize import quantize
+from pronk.formats.turn import turn as turn_rows
 from pronk.torch_engine.backend import to_torch
+from pronk.torch_engine.quantized import turn
 
 _PIECE = 1 << 20  # weights that are floats at once
 _CACHED = 1 << 16  # those that are made so in one go: they stay in the second-level cache
@@ -40,6 +42,7 @@ class Codes:
     scale: Tensor  # [N, G], float16; int8: float32
     minimum: Tensor | None = None  # [N, G] float16
     origin: int = 0
+    turned: bool = False  # whether they are of turned rows: see formats.turn
 
     def floats(self, part: slice) -> Tensor:
         """[R, K] float32, to the bit what pronk.formats.quantize and gguf_blocks make of the same codes.
@@ -58,7 +61,8 @@ class Codes:
         values *= self.scale[part].float().unsqueeze(-1)
         if self.minimum is not None:
             values += self.minimum[part].float().unsqueeze(-1)
-        return values.flatten(1)[:, : self.columns]
+        found = values.flatten(1)[:, : self.columns]
+        return turn(found) if self.turned else found
 
     def _filled(self, part: slice) -> Tensor:
         q, scale = self.q[part].numpy(), _wide(self.scale[part])
@@ -80,6 +84,8 @@ class Codes:
             some *= scale[at]
             if minimum is not None:
                 some += minimum[at]
+            if self.turned:
+                some[:] = turn_rows(some)
         return found[:, : self.columns]
 
     def pieces(self) -> Iterator[slice]:
@@ -140,7 +146,8 @@ def empty(tensor: LazyTensor, format: str) -> Codes:
     groups = -(-columns // width)
     q, scale = (groups, width * made.bits // 8), torch.empty(height, groups, dtype=kind)
     minimum = torch.empty_like(scale) if made.codes.minimum else None
-    return Codes(columns, torch.empty(height, *q, dtype=_TYPES[made.bits]), scale, minimum)
+    q_empty = torch.empty(height, *q, dtype=_TYPES[made.bits])
+    return Codes(columns, q_empty, scale, minimum, turned=made.turned)
 
 
 def read(checkpoint: Checkpoint, tensor: LazyTensor, format: str) -> Codes:
@@ -173,7 +180,12 @@ def _codes(blocks: Bytes, columns: int, format: Format) -> Codes:
     assert format.codes
     if format.codes.group is None:
         row_scale, row_codes = int8_rows.split(blocks)
-        return Codes(columns, _tensor(row_codes[:, None], torch.int8), _tensor(row_scale[:, None], torch.float32))
+        return Codes(
+            columns,
+            _tensor(row_codes[:, None], torch.int8),
+            _tensor(row_scale[:, None], torch.float32),
+            turned=format.turned,
+        )
     blocks = blocks.reshape(len(blocks), -(-columns // format.codes.group), -1)  # [N, G, bytes]
     scale, minimum = _halves(blocks[..., :2]), _halves(blocks[..., 2:4]) if format.codes.minimum else None
     q = blocks[..., 2 if minimum is None else 4 :]

@@ -34,13 +34,14 @@ class FrozenLinear(nn.Module):
     def __init__(self, weight: Codes, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.out_features, self.in_features, self.origin = len(weight.q), weight.columns, weight.origin
+        self.turned = weight.turned
         for name in ("q", "scale", "minimum"):
             self.register_buffer(name, getattr(weight, name))
         self.bias = bias
 
     @property
     def codes(self) -> Codes:
-        return Codes(self.in_features, self.q, self.scale, self.minimum, self.origin)
+        return Codes(self.in_features, self.q, self.scale, self.minimum, self.origin, self.turned)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N], in the type that products are computed in: x's own, or autocast's."""

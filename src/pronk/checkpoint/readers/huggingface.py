@@ -15,6 +15,7 @@ from pronk.checkpoint import generation_config
 from pronk.checkpoint.budget import Budget
 from pronk.checkpoint.containers import safetensors, torch_zip, weight_file
 from pronk.checkpoint.readers import quantization
+from pronk.checkpoint.readers.int8_rows import LAYOUTS
 from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_tensors, plain_dtype
 from pronk.config import ModelConfig
 from pronk.errors import BadFile, short
@@ -54,7 +55,7 @@ def read(path: Path) -> Checkpoint:
         tensors, described = quantization.gather(quantized, path, tensors)
     check_tensors(path, config, tensors)
     for tensor in tensors.values():
-        if not quantized or tensor.dtype != quantized.layout.dtype:
+        if tensor.dtype not in LAYOUTS:
             plain_dtype(path, tensor.name, tensor.dtype)  # refuses what no model here is made of
     threshold = quantized.threshold if quantized else None
     return Checkpoint(

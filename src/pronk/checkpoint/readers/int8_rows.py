@@ -1,4 +1,5 @@
-"""INT8 and LLM_INT8 tensors: rows of int8 codes, each row with one float32 scale; a weight is scale * code.
+"""INT8, TURNED_INT8 and LLM_INT8 tensors: rows of int8 codes, each row with one float32 scale; a weight is scale *
+code, or, of TURNED_INT8, what that is once it is turned back (formats.turn).
 
 `read_blocks()` of such a tensor gives uint8 [N, 4 + K]: the scale of a row, little-endian, and its K codes.
 """
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, Unsupported, short
+from pronk.formats.turn import turn
 
 _PIECE = 1 << 20  # weights that are multiplied out at once
 
@@ -33,6 +35,7 @@ class Layout(NamedTuple):
     steps: int  # of a code that one of it stands for
     companion: str  # the end of the name of a tensor that may stand there, too, all zeros
     marked: bool  # whether it is written
+    turned: bool = False
 
 
 LAYOUTS = {
@@ -40,6 +43,17 @@ LAYOUTS = {
     for layout in (
         Layout(
             "INT8", "compressed-tensors", "weight_scale", ("F32", "F16", "BF16"), True, 1, "weight_zero_point", False
+        ),
+        Layout(
+            "TURNED_INT8",
+            "compressed-tensors",
+            "weight_scale",
+            ("F32", "F16", "BF16"),
+            True,
+            1,
+            "weight_zero_point",
+            False,
+            True,
         ),
         Layout(
             "LLM_INT8", "bitsandbytes", "SCB", ("F32",), False, 127, "weight_format", True
@@ -70,7 +84,7 @@ def lazy(
         return stored
 
     def read() -> Floats:
-        return multiply(scales(), _bytes(codes).view(np.int8))
+        return numbers(layout.dtype, read_blocks())
 
     def read_blocks() -> NDArray[np.uint8]:
         return join(scales(), _bytes(codes).view(np.int8))
@@ -97,6 +111,12 @@ def split(blocks: NDArray[np.uint8]) -> tuple[Floats, Int8s]:
     """The inverse of `join`; the codes are a view."""
     scale = np.ascontiguousarray(blocks[:, :4]).view("<f4").reshape(-1)
     return scale.astype(np.float32, copy=False), blocks[:, 4:].view(np.int8)
+
+
+def numbers(dtype: str, blocks: NDArray[np.uint8]) -> Floats:
+    """[N, K] of rows as a tensor of this type has them."""
+    values = multiply(*split(blocks))
+    return turn(values) if LAYOUTS[dtype].turned else values
 
 
 def multiply(scale: Floats, codes: Int8s) -> Floats:

@@ -4,7 +4,9 @@ Two of its methods keep a matrix as int8 codes with one scale an output row, whi
 
 - bitsandbytes in 8 bits (LLM.int8(), arXiv 2208.07339): `X.weight`, int8 [N, K], and `X.SCB`, float32 [N], the largest
   magnitude of each row: scale = SCB / 127;
-- compressed-tensors "int-quantized" (W8A8): `X.weight`, int8 [N, K], and `X.weight_scale` [N, 1] or [N].
+- compressed-tensors "int-quantized" (W8A8): `X.weight`, int8 [N, K], and `X.weight_scale` [N, 1] or [N]; and where its
+  `transform_config` has Hadamard transforms of what a module reads, in blocks as formats.turn has them, the codes are
+  of turned rows.
 
 Which matrices are quantized is told by how they are stored, an int8 matrix beside its scale, for nothing else can be
 meant by that. So patterns of modules to leave out, which are regular expressions and cost whatever their author likes,
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +27,14 @@ from pronk.checkpoint.readers.int8_rows import LAYOUTS, Layout
 from pronk.checkpoint.tensors import LazyTensor
 from pronk.errors import BadFile, Unsupported, short
 from pronk.formats.quantize import INT8_THRESHOLD
+from pronk.formats.turn import together
 
 WAY_OUT = "use the weights that were not quantized, or a GGUF file"
 
 # Keys that say how a quantization was come by, or how some program is to run it.
 _HISTORY = frozenset("version global_compression_ratio run_compressed dequantize use_optimized_inference".split())
 _ARGS_HISTORY = frozenset("observer observer_kwargs scale_dtype zp_dtype".split())
+_TURNED = LAYOUTS["TURNED_INT8"]
 _PRESETS = ("W8A8", "INT8")  # names that compressed-tensors has for the layout below
 
 
@@ -39,13 +43,15 @@ class Quantization:
     layout: Layout
     left_out: frozenset[str]  # modules that it names as not quantized
     threshold: float | None = None  # LLM.int8()'s
+    turned: Mapping[str, int] = field(default_factory=dict)  # modules whose rows are, in blocks of so many numbers
 
     def describe(self, count: int) -> str:
         """For people, as in "LLM_INT8 x 210 (bitsandbytes, threshold 6)"."""
         threshold = "" if self.threshold is None else f", threshold {self.threshold:g}"
         if self.threshold == math.inf:
             threshold = ", no threshold"
-        return f"{self.layout.dtype} x {count} ({self.layout.method}{threshold})"
+        dtype = _TURNED.dtype if self.turned else self.layout.dtype
+        return f"{dtype} x {count} ({self.layout.method}{threshold})"
 
 
 def parse(raw: object, path: Path) -> Quantization | None:
@@ -83,12 +89,28 @@ def gather(found: Quantization, path: Path, tensors: Mapping[str, LazyTensor]) -
             raise BadFile(path, "is int8, though quantization_config leaves it out", field=f"tensor {short(name)}")
         if module == "model.embed_tokens":
             raise Unsupported(f"{path}: embeddings in int8 are not supported; {WAY_OUT}")
-        gathered[name] = _join(layout, path, codes, scale, companions.get(f"{module}.{layout.companion}"))
+        made = _TURNED if _is_turned(found, path, module, codes) else layout
+        gathered[name] = _join(made, path, codes, scale, companions.get(f"{module}.{layout.companion}"))
         count += 1
+    for module in found.turned:
+        if getattr(tensors.get(f"{module}.weight"), "dtype", None) != "I8":
+            problem = f"names {short(module)}, which is no int8 matrix here"
+            raise BadFile(path, problem, field="quantization_config transform_config")
     if not count:
         problem = f"says {layout.method}, and no tensor is int8; delete the key"
         raise BadFile(path, problem, field="quantization_config")
     return gathered, found.describe(count)
+
+
+def _is_turned(found: Quantization, path: Path, module: str, codes: LazyTensor) -> bool:
+    """Raises Unsupported for other blocks than pronk turns rows in."""
+    block = found.turned.get(module)
+    if block is not None and len(codes.shape) == 2 and block != (own := together(codes.shape[1])):
+        raise Unsupported(
+            f"{path}: transform_config turns what {short(module)} reads in blocks of {block}, which is not supported; "
+            f"of rows of {codes.shape[1]} blocks of {own} are; {WAY_OUT}"
+        )
+    return block is not None
 
 
 def _join(layout: Layout, path: Path, codes: LazyTensor, scale: LazyTensor, zeros: LazyTensor | None) -> LazyTensor:
@@ -181,8 +203,43 @@ def _compressed_tensors(keys: _Keys) -> Quantization:
         raise BadFile(keys.path, "required and absent, or empty", field=f"{keys.field} config_groups")
     for name, group in groups.items():
         _check_group(name, group, keys.path)
+    turned = _transforms(keys.of_type("transform_config", dict, {}), keys.path)
     keys.finish(_HISTORY)
-    return Quantization(LAYOUTS["INT8"], left_out)
+    return Quantization(LAYOUTS["INT8"], left_out, turned=turned)
+
+
+def _transforms(raw: dict[str, Any], path: Path) -> dict[str, int]:
+    """The modules whose activations and weights are turned by the same Hadamard matrices, and the sizes of these."""
+    keys, turned = _Keys(raw, path, "transform_config"), dict[str, int]()
+    for name, group in keys.of_type("config_groups", dict, {}).items():
+        scheme = _Keys(group, path, f"transform_config {short(name)}")
+        scheme.must_be("type", "hadamard")
+        scheme.must_be("randomize", False)
+        scheme.must_be("precision", "torch.float32", "float32")
+        scheme.take("requires_grad", False)
+        block, applied = scheme.take("head_dim", None), dict[str, frozenset[str]]()
+        if type(block) is not int or block < 1:
+            scheme.refuse("head_dim", block, f"only whole numbers of columns are; {WAY_OUT}")
+        for part in scheme.of_type("apply", list, []):
+            args = _Keys(part, path, f"transform_config {short(name)} apply")
+            location, targets = args.take("location", None), args.names("targets")
+            if location not in ("input", "weight_input") or location in applied:
+                args.refuse("location", location, f"only an 'input' and its 'weight_input' are; {WAY_OUT}")
+            if pattern := next((target for target in sorted(targets) if "." not in target or ":" in target), None):
+                args.refuse("targets", pattern, f"only modules by their names are; {WAY_OUT}")
+            args.take("inverse", False)  # a Hadamard matrix is its own
+            args.finish(frozenset())
+            applied[location] = targets
+        if len(set(applied.values())) != 1 or len(applied) != 2:
+            problem = "must turn the 'input' and the 'weight_input' of the same modules"
+            raise BadFile(path, problem, field=f"transform_config {short(name)}")
+        scheme.finish(frozenset())
+        for module in applied["input"]:
+            if module in turned:
+                raise BadFile(path, f"turns {short(module)} twice", field="transform_config")
+            turned[module] = block
+    keys.finish(frozenset())
+    return turned
 
 
 def _check_group(name: str, raw: object, path: Path) -> None:

@@ -7,7 +7,7 @@ says what they look like.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint
 from pronk.checkpoint.writers.numbers import require_finite
 from pronk.errors import BadRequest
-from pronk.formats import Format
+from pronk.formats import FORMATS, Format, kept, packed
 from pronk.formats.quantize import INT8_THRESHOLD, quantize
+from pronk.formats.turn import together
 
 _PIECE = 1 << 18  # weights that are quantized at once
 
@@ -31,12 +32,25 @@ def assign(checkpoint: Checkpoint, format: Format) -> dict[str, str]:
     types = {}
     for name, tensor in checkpoint.tensors.items():
         in_layer = len(tensor.shape) == 2 and name.startswith("model.layers.")
-        types[name] = format.stored[0] if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
+        types[name] = (
+            _kind(format, tensor.dtype) if in_layer else tensor.dtype if tensor.dtype in PLAIN_DTYPES else "F16"
+        )
     return types
 
 
-def quantization_config(format: Format, threshold: float | None) -> dict[str, Any]:
-    """What config.json says of it. Raises BadRequest for a threshold that bitsandbytes means something else by."""
+def _kind(format: Format, stored: str) -> str:
+    """Codes that there are stay as they are. New ones are not of turned rows: who reads this layout and takes no notice
+    of transforms, as transformers does, would make nonsense of them without a word."""
+    own = packed(format.name, stored)
+    plain = next((kind for kind in FORMATS.values() if kind.kind_of == format.name), format)
+    return (own if own.holds(stored) else plain).stored[0]
+
+
+def quantization_config(
+    checkpoint: Checkpoint, types: Mapping[str, str], format: Format, threshold: float | None
+) -> dict[str, Any]:
+    """What config.json says of it, whose tensors are of `types`. Raises BadRequest for a threshold that bitsandbytes
+    means something else by."""
     method = LAYOUTS[format.stored[0]].method
     if method == "bitsandbytes":
         threshold = INT8_THRESHOLD if threshold is None else float(threshold)
@@ -70,7 +84,31 @@ def quantization_config(format: Format, threshold: float | None) -> dict[str, An
                 "output_activations": None,
             }
         },
+    } | _transforms(checkpoint, types)
+
+
+def _transforms(checkpoint: Checkpoint, types: Mapping[str, str]) -> dict[str, Any]:
+    """What is turned, on either side of its products: modules by the size of their blocks."""
+    modules = dict[int, list[str]]()
+    for name, kind in types.items():
+        if kind in LAYOUTS and LAYOUTS[kind].turned and (block := together(checkpoint.tensors[name].shape[1])) > 1:
+            modules.setdefault(block, []).append(name.removesuffix(".weight"))
+    if not modules:
+        return {}
+    groups = {
+        f"turned_{block}": {
+            "type": "hadamard",
+            "head_dim": block,
+            "randomize": False,
+            "requires_grad": False,
+            "apply": [
+                {"targets": targets, "location": "input", "inverse": False, "ignore": []},
+                {"targets": targets, "location": "weight_input", "inverse": True, "ignore": []},
+            ],
+        }
+        for block, targets in modules.items()
     }
+    return {"transform_config": {"config_groups": groups}}
 
 
 def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -80,14 +118,15 @@ def layout(name: str, shape: tuple[int, ...], kind: str) -> dict[str, tuple[str,
     return parts | ({module + row.companion: ("U8", ())} if row.marked else {})
 
 
-def rows(stream: TensorStream, name: str) -> Iterator[tuple[Floats, Int8s]]:
-    """Scales and codes of a matrix, some rows at a time: those that it has, where it has them."""
-    for piece in stream.rows(name, tuple(LAYOUTS), most=_PIECE):
+def rows(stream: TensorStream, name: str, kind: str) -> Iterator[tuple[Floats, Int8s]]:
+    """Scales and codes of a matrix of type `kind`, some rows at a time: those that it has, where it has them."""
+    format = kept(kind)
+    for piece in stream.rows(name, format.stored, most=_PIECE):
         if piece.dtype == np.uint8:
             yield int8_rows.split(piece)
             continue
         require_finite(name, piece, "int8")
-        quantized = quantize(piece, "int8")
+        quantized = quantize(piece, format.name)
         yield quantized.scale.astype(np.float32, copy=False), quantized.q.view(np.int8)
 
 

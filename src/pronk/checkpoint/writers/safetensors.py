@@ -137,7 +137,7 @@ def _write_shard(
                     write_numbers(file, name, piece, types[name])
                 continue
             scales = []
-            for scale, codes in write_int8.rows(stream, name):
+            for scale, codes in write_int8.rows(stream, name, types[name]):
                 scales.append(scale)
                 write_array(file, codes)
             for part, array in write_int8.companions(name, types[name], np.concatenate(scales)).items():

@@ -46,9 +46,9 @@ def save(
     """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
 
     `dtype`: for all matrices; for GGUF also a mapping from beginnings of tensor names, as `gguf_types.assign` has it.
-    What is quantized here has the codes and scales that the CPU engine quantizes to in memory: safetensors in int8 has
-    compressed-tensors' layout, and in llm-int8 bitsandbytes', with `int8_threshold` (None: the source's, or 6.0); q8
-    and q4 are Q8_0 and Q4_1.
+    What is quantized here has the codes and scales that the CPU engine quantizes to in memory, but that rows of int8
+    are not turned before: safetensors in int8 has compressed-tensors' layout, and in llm-int8 bitsandbytes', with
+    `int8_threshold` (None: the source's, or 6.0); q8 and q4 are Q8_0 and Q4_1.
     `finite`: refuse infinity and NaN wherever they are.
 
     `version` is llama2.c's: 0 (the default) or 1 for f32, 2 for int8, in groups of `group_size`. The tokenizer goes
@@ -76,8 +76,8 @@ def save(
         types = gguf_types.assign(checkpoint, {"": dtype} if isinstance(dtype, str) else dtype)
     elif (format := FORMATS[str(dtype)]).codes:
         told = checkpoint.int8_threshold if int8_threshold is None and format.outliers else int8_threshold
-        quantization = write_int8.quantization_config(format, told)
         types = write_int8.assign(checkpoint, format)
+        quantization = write_int8.quantization_config(checkpoint, types, format, told)
     else:
         types = dict.fromkeys(checkpoint.tensors, format.stored[0])
     if int8_threshold is not None and quantization is None:
