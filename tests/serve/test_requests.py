@@ -49,6 +49,7 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": 3}, "stop"),

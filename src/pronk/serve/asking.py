@@ -98,8 +98,11 @@ def sampling(
 
 def refused(error: BadRequest) -> ApiError:
     """A word of SamplingParams', with the field that is at fault."""
-    word = str(error).partition(" ")[0].partition("=")[0]
-    return ApiError(400, str(error), word if word in SamplingParams.__dataclass_fields__ else None)
+    message = str(error).replace("max_new_tokens", "max_tokens")
+    word = message.partition(" ")[0].partition("=")[0]
+    if word == "max_tokens":
+        return ApiError(400, message, word)
+    return ApiError(400, message, word if word in SamplingParams.__dataclass_fields__ else None)
 
 
 def _biases(given: Mapping[str, float] | None) -> dict[int, float]:
