@@ -87,6 +87,7 @@ def test_what_is_no_structure(make: Any, said: str) -> None:
     [
         (Structure.regex("[0-9]{3}"), ["123"], ["12", "1234", ""]),
         (Structure.regex("^ab?$"), ["a", "ab"], ["abb", "xa"]),
+        (Structure.choice([f"{n:05d}" for n in range(3000)]), ["00000", "02999"], ["0299", "03000"]),
         (Structure.choice(["yes", "no", 'q"\\\n\x7f', "😀"]), ["yes", "no", 'q"\\\n\x7f', "😀"], ["ye", "yesno", "q"]),
         (Structure.json_object(), ["{}", '{"a": [1,2]}', '{"a":{"b":null}}'], ["[]", "1", "{ }", '{"a":1}\n']),
         (Structure.grammar('start: "a" b\nb: "b" | "c" b'), ["ab", "accb"], ["a", "b"]),

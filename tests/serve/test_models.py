@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import openai
 import pytest
 from served import SEQUENCES, Running
 
+import pronk
 from pronk.errors import BadRequest
 from pronk.serve.models import Models
 
@@ -52,6 +54,27 @@ def test_who_was_idle_longest_gives_way(three: Running) -> None:
     texts.add(say(three, "b"))
     assert loaded(three) == {"b", "c"}
     assert len(texts) == 1  # it is one model by three names
+
+
+def test_who_reads_an_adapter_is_in_use(folder: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unloaded meanwhile, it would answer 500."""
+    models = Models({"a": str(folder)}, {"poet": adapter}, {"threads": 1}, max_sequences=1)
+    users, add = list[int](), pronk.LLM.add_adapter
+
+    def watched(*arguments: Any) -> Any:
+        users.append(models.models["a"].users)
+        return add(*arguments)
+
+    monkeypatch.setattr(pronk.LLM, "add_adapter", watched)
+
+    async def leased() -> int:
+        async with models.lease("poet"):
+            return models.models["a"].users
+
+    assert asyncio.run(leased()) == 1
+    assert users == [1]
+    assert models.models["a"].users == 0
+    models.close()
 
 
 def test_who_is_in_use_stays(three: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +15,11 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from served import SEQUENCES, WAITING, Running
+from served import SEQUENCES, WAITING, Running, Script
+
+from pronk.errors import NotEnoughMemory
+from pronk.serve import http
+from pronk.serve.engine import Answer, Wanted
 
 pytestmark = pytest.mark.usefixtures("idle")
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -44,9 +49,11 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": 3}, "stop"),
+        ({"stop": [f"stop {n}" for n in range(129)]}, "stop"),
         ({"seed": "x"}, "seed"),
         ({"seed": -(10**30)}, None),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
@@ -66,6 +73,7 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"guided_json": {"type": "integer", "minLength": 10**9}}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a" start'}, None),  # found amid the text alone
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"functions": [{}]}, "functions"),
@@ -154,6 +162,61 @@ def test_a_full_queue_is_refused_at_once(server: Running, client: openai.OpenAI)
     assert int(found.value.response.headers["retry-after"]) > 0
     server.engine.release(SEQUENCES + WAITING)
     one()
+
+
+def test_who_leaves_while_it_is_submitted_is_not_computed(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, submitted = server.engine.submit, threading.Event()
+
+    def slow(wanted: Wanted) -> Answer:
+        time.sleep(0.5)
+        answer = submit(wanted)
+        submitted.set()
+        return answer
+
+    monkeypatch.setattr(server.engine, "submit", slow)
+    session = server.models.models["tiny"].session
+    assert session
+    before = session.load.counters.decode_tokens
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.2).completions.create(
+            model="tiny", prompt="x", max_tokens=1000, extra_body={"ignore_eos": True}
+        )
+    assert submitted.wait(10)
+    until = time.monotonic() + 3
+    while session.has_work and time.monotonic() < until:
+        time.sleep(0.001)
+    assert session.load.counters.decode_tokens - before < 900
+
+
+EVENTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "/v1/chat/completions": ({"messages": MESSAGES}, ("error", "message")),
+    "/v1/completions": ({"prompt": "x"}, ("error", "message")),
+    "/v1/responses": ({"input": "x"}, ("message",)),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": 5}, ("error", "message")),
+}
+
+
+@pytest.mark.parametrize("path", EVENTS)
+def test_what_fails_late_and_before_the_first_event_is_an_event(
+    server: Running, script: Script, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A stream's status goes out when its first event is long in coming."""
+    monkeypatch.setattr(http, "_FIRST_S", 0.01)
+    script.says(NotEnoughMemory("no room", "wait"))
+    body, way = EVENTS[path]
+    request = urllib.request.Request(
+        server.url + path, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        name, data = answer.read().decode().strip().split("\n")
+    assert name == "event: error"
+    told = json.loads(data.removeprefix("data: "))
+    assert told.get("type", "error") == "error"
+    for key in way:
+        told = told[key]
+    assert "no room" in told
 
 
 @pytest.mark.parametrize("n", [1, SEQUENCES])

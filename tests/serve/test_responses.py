@@ -135,6 +135,9 @@ def test_an_automatic_truncation_leaves_out_the_oldest_turns(client: openai.Open
     assert found.truncation == "auto"
 
 
+NOBODY = {"type": "function", "name": "nobody"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
@@ -146,6 +149,16 @@ def test_an_automatic_truncation_leaves_out_the_oldest_turns(client: openai.Open
         ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "nobody"}],
+                }
+            },
+            "tool_choice",
+        ),
         ({"include": ["everything"]}, "include"),
         ({"truncation": "middle"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -43,7 +43,9 @@ def _grammar(kind: str, source: str) -> str:
     if kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source)
     if kind == "choice":
-        return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(source))))
+        # One word of the lexer's: of rules' alternatives its parser takes 2,000.
+        words = " | ".join(map(json.dumps, json.loads(source)))
+        return llguidance.LLMatcher.grammar_from_lark(f"start: WORD\nWORD: {words}")
     if "::=" in source and not is_lark_syntax(source):  # llama.cpp's GBNF
         try:
             source = gbnf_to_lark(source)

@@ -22,8 +22,8 @@ from pronk.errors import PronkError
 from pronk.serve import asking, chat, completions, messages, page, responses, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, of
-from pronk.serve.http import EventStream, Gone, Json, body_of, while_there
+from pronk.serve.failures import ApiError, amid, of
+from pronk.serve.http import EventStream, Gone, Json, body_of, event, while_there
 from pronk.serve.looks import MOST_TOKENS, Looks
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
@@ -212,7 +212,10 @@ class Server:
                 await events.aclose()
                 await rest.aclose()
 
-        return await EventStream(kept(), {}).begin(request.receive)
+        def failed(error: Exception) -> bytes:
+            return event(amid(error).streamed(request.url.path), "error")
+
+        return await EventStream(kept(), failed).begin(request.receive)
 
 
 def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Starlette:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pronk.tokenizer.messages import Overflow
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
+MOST_STOPS = 128  # stop strings, each of which is looked for at each token while all others wait
 _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
@@ -87,6 +88,8 @@ def sampling(
     options |= {"max_new_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(request.logit_bias)}
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+        if len(options["stop"]) > MOST_STOPS:
+            raise ApiError(400, f"stop has {len(options['stop'])} strings, and at most {MOST_STOPS} are taken", "stop")
     try:
         return SamplingParams(**options), copies
     except BadRequest as error:
@@ -95,8 +98,11 @@ def sampling(
 
 def refused(error: BadRequest) -> ApiError:
     """A word of SamplingParams', with the field that is at fault."""
-    word = str(error).partition(" ")[0].partition("=")[0]
-    return ApiError(400, str(error), word if word in SamplingParams.__dataclass_fields__ else None)
+    message = str(error).replace("max_new_tokens", "max_tokens")
+    word = message.partition(" ")[0].partition("=")[0]
+    if word == "max_tokens":
+        return ApiError(400, message, word)
+    return ApiError(400, message, word if word in SamplingParams.__dataclass_fields__ else None)
 
 
 def _biases(given: Mapping[str, float] | None) -> dict[int, float]:

@@ -11,7 +11,7 @@ from pronk import __version__
 from pronk.serve.asking import Asked
 from pronk.serve.calls import Call
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, of
+from pronk.serve.failures import ApiError, amid
 from pronk.serve.http import DONE, event
 from pronk.serve.requests import ChatRequest
 from pronk.serve.speech import Account, entries_of, speech
@@ -118,7 +118,7 @@ async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGene
     except Exception as error:
         if not begun:
             raise
-        yield event(of(error).openai(), "error")
+        yield event(amid(error).openai(), "error")
         return
     end = {**common, "choices": [], "usage": account.usage()} if include_usage else None
     if end:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.serve.asking import Asked
 from pronk.serve.chat import head
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, of
+from pronk.serve.failures import ApiError, amid
 from pronk.serve.http import DONE, event
 from pronk.serve.requests import CompletionRequest
 from pronk.serve.scores import Scored, scores
@@ -155,7 +155,7 @@ async def stream(
     except Exception as error:
         if not begun:
             raise
-        yield event(of(error).openai(), "error")
+        yield event(amid(error).openai(), "error")
         return
     if include_usage:
         yield event({**common, "choices": [], "usage": account.usage(), "pronk": account.besides(asked)})

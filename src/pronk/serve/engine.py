@@ -153,6 +153,15 @@ class Engine:
         self._awake.set()
         return answer
 
+    async def submitted(self, wanted: Wanted) -> Answer:
+        """The same, in a thread of its own. Of who leaves meanwhile nothing is under way, either."""
+        coming = asyncio.ensure_future(asyncio.to_thread(self.submit, wanted))
+        try:
+            return await asyncio.shield(coming)
+        except asyncio.CancelledError:
+            coming.add_done_callback(lambda done: done.exception() or self.cancel(done.result()))
+            raise
+
     def cancel(self, answer: Answer) -> None:
         """No pass after the one under way computes anything of it."""
         with self._lock:

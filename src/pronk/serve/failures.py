@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pronk.engine.grammar import Ungrammatical
 from pronk.errors import (
     BadFile,
     BadRequest,
@@ -17,7 +20,10 @@ from pronk.errors import (
     out_of_memory,
 )
 
+log = logging.getLogger("pronk.serve")
+
 ANTHROPIC = "/v1/messages"  # what begins so is Anthropic's
+RESPONSES = "/v1/responses"
 RETRY_AFTER = 1  # seconds; a text takes about as long
 # Anthropic's word for a status: https://docs.anthropic.com/en/api/errors
 _ANTHROPIC = {
@@ -60,6 +66,13 @@ class ApiError(Exception):
         """In the form that clients of that path read."""
         return self.anthropic() if path.startswith(ANTHROPIC) else self.openai()
 
+    def streamed(self, path: str) -> dict[str, Any]:
+        """The same as the data of an event named error, which the Responses API has without a frame."""
+        if not path.startswith(RESPONSES):
+            return self.told(path)
+        fault = {"code": self.code, "message": self.message, "param": self.param}
+        return {"type": "error", "sequence_number": 0, **fault}
+
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
@@ -84,11 +97,19 @@ def of(error: BaseException) -> ApiError:
         return ApiError(400, message, "messages", "context_length_exceeded")
     if isinstance(error, NotEnoughMemory) or out_of_memory(error):
         return ApiError(503, f"the server's memory does not suffice: {getattr(error, 'problem', 'it ran out')}")
-    if isinstance(error, BadRequest | Unsupported | NoTokenizer | BadFile):
+    if isinstance(error, BadRequest | Unsupported | NoTokenizer | BadFile | Ungrammatical):
         return ApiError(400, str(error))
     if isinstance(error, PronkError):
         return ApiError(500, str(error))
     return ApiError(500, "the server failed at this request, which its log tells of")
+
+
+def amid(error: Exception) -> ApiError:
+    """The same, of an answer whose status has gone out: the log tells of what is ours here."""
+    told = of(error)
+    if told.status >= 500:
+        log.error("a stream failed", exc_info=error)
+    return told
 
 
 @contextmanager
@@ -99,4 +120,5 @@ def renamed(fields: Mapping[str, str]) -> Iterator[None]:
     except (ApiError, PronkError) as error:
         told = of(error)
         told.param = fields.get(told.param or "", told.param)
+        told.message = re.sub(r"\A\w+", lambda word: fields.get(word[0], word[0]), told.message)
         raise told from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import h11
@@ -130,11 +130,12 @@ class Json(Response):
 class EventStream:
     """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-    `events` is closed when the client leaves, or reads nothing for a while.
+    `events` is closed when the client leaves, or reads nothing for a while. `failed` makes the event that tells of
+    what was wrong before the first one, and after the status had gone out.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
-        self._events, self._headers, self._first = events, headers, asyncio.ensure_future(anext(events))
+    def __init__(self, events: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes]) -> None:
+        self._events, self._failed, self._first = events, failed, asyncio.ensure_future(anext(events))
         self._since, self._sending = time.monotonic(), False
 
     async def begin(self, receive: Receive) -> EventStream:
@@ -153,7 +154,6 @@ class EventStream:
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
-            **self._headers,
         }
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         watchdog = asyncio.ensure_future(self._watch(scope, send))
@@ -166,8 +166,14 @@ class EventStream:
             await self._close()
 
     async def _send(self, send: Send) -> None:
-        with contextlib.suppress(StopAsyncIteration):
-            await self._put(send, await self._first)
+        try:
+            first = await self._first
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            await self._put(send, self._failed(error))
+        else:
+            await self._put(send, first)
             async for event in self._events:
                 await self._put(send, event)
         await self._put(send, b"", more=False)

@@ -87,6 +87,9 @@ def tools(request: ResponsesRequest, notes: list[str]) -> list[dict[str, Any]] |
     """The functions that may be called, in the chat's form. Raises ApiError."""
     found = []
     allowed = _allowed(request.tool_choice)
+    for name in allowed or ():
+        if name not in [tool.get("name") for tool in request.tools or []]:
+            raise ApiError(400, f"tool_choice names {short(name)}, which is none of the tools", "tool_choice")
     for tool in request.tools or []:
         if tool.get("type") != "function":
             problem = f"tools of type {short(tool.get('type'))} cannot be had; this server calls functions of yours"

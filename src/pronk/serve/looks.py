@@ -111,7 +111,7 @@ class Looks:
         """The tokens that the model goes on with, greedily."""
         prompt, _ = leased.llm.fitted(ids, params := SamplingParams(max_new_tokens=max_tokens))
         wanted = Wanted(leased.session, [prompt], params, leased.adapter, None, leased.owner)
-        answer = await asyncio.to_thread(self._engine.submit, wanted)
+        answer = await self._engine.submitted(wanted)
         try:
             return [chunk.token async for chunks in answer.chunks() for chunk in chunks if chunk.token is not None]
         finally:

@@ -13,7 +13,7 @@ from pronk.errors import ContextOverflow
 from pronk.serve import asking, blocks
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, of, renamed
+from pronk.serve.failures import ApiError, amid, renamed
 from pronk.serve.http import event
 from pronk.serve.models import Leased
 from pronk.serve.requests import MessagesRequest, sampling
@@ -180,4 +180,4 @@ async def stream(engine: Engine, asked: Asked) -> AsyncGenerator[bytes, None]:
     except Exception as error:
         if not begun:
             raise
-        yield event(of(error).anthropic(), "error")
+        yield event(amid(error).anthropic(), "error")

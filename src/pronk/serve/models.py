@@ -148,6 +148,7 @@ class Models:
         for model in self.models.values():
             await self._load(model)
             assert model.llm
+            model.users += 1  # it is not unloaded while the adapter is read
             try:
                 async with model.lock:
                     if name not in model.llm.adapters:
@@ -155,6 +156,8 @@ class Models:
                 return model, model.llm.adapters[name]
             except PronkError as error:
                 problem = problem or error
+            finally:
+                model.users -= 1
         assert problem
         raise problem
 

@@ -12,7 +12,7 @@ from typing import Any
 from pronk.serve import asking, items
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, of, renamed
+from pronk.serve.failures import ApiError, amid, renamed
 from pronk.serve.http import event
 from pronk.serve.models import Leased
 from pronk.serve.requests import ResponsesRequest, sampling
@@ -113,7 +113,7 @@ class _Response:
                 yield b"".join(found)
 
     def fail(self, error: Exception) -> bytes:
-        told = of(error)
+        told = amid(error)
         code = "rate_limit_exceeded" if told.status == 429 else "server_error"
         self.fields |= {"status": "failed", "error": {"code": code, "message": told.message}}
         return self._of_all("failed")

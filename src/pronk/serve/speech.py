@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -89,7 +88,7 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
     texts, begun = asked.wanted.texts, time.perf_counter()
     engine.reserve(texts)
     try:
-        answer = await asyncio.to_thread(engine.submit, asked.wanted)
+        answer = await engine.submitted(asked.wanted)
         finders: dict[int, CallFinder | ForcedCalls] = {}
         try:
             async with aclosing(answer.chunks()) as coming:
