@@ -159,7 +159,7 @@ class Engine:
         try:
             return await asyncio.shield(coming)
         except asyncio.CancelledError:
-            coming.add_done_callback(lambda done: done.exception() or self.cancel(done.result()))
+            coming.add_done_callback(lambda done: None if done.exception() else self.cancel(done.result()))
             raise
 
     def cancel(self, answer: Answer) -> None:
