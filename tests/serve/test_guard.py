@@ -174,6 +174,14 @@ def test_no_path_but_health_answers_without_the_key(locked: Running, path: str, 
     assert status(spoken(locked.port, "GET /health HTTP/1.1", "Host: localhost")) == 200
 
 
+def test_who_is_refused_is_counted_and_logged(locked: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "pronk.serve"):
+        spoken(locked.port, "GET /v1/models%0aforged HTTP/1.1", "Host: localhost", "Authorization: Bearer guess")
+    assert ["401" in line and "guess" not in line and "\n" not in line for line in caplog.messages] == [True]
+    answer = spoken(locked.port, "GET /metrics HTTP/1.1", "Host: localhost", "x-api-key: first-key")
+    assert b'pronk_requests_total{path="refused",status="401"}' in answer
+
+
 def test_each_key_opens(locked: Running) -> None:
     for key in ("first-key", "second-key"):
         assert [model.id for model in locked.client(key).models.list()] == ["tiny"]

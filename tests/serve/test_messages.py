@@ -161,6 +161,7 @@ def test_count_tokens(client: Any, llm: pronk.LLM) -> None:
         ({"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}]}, "thinking"),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "The sea is"}]}, "last message"),
         ({"messages": [{"role": "user", "content": []}]}, "content"),
+        ({"messages": [], "system": "Be brief."}, "messages is empty"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),

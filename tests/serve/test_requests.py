@@ -91,6 +91,7 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"messages": "x"}, "messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, None),
         ({"messages": [{"role": "user"}]}, None),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": "y"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"messages": [*MESSAGES, {"role": "tool", "content": [{"type": "image_url"}]}]}, "messages"),

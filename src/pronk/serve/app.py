@@ -182,6 +182,13 @@ class Server:
 
     # -- --
 
+    def note(self, label: str, scope: Scope, status: int, begun: float) -> None:
+        """A line of the log, and a count. `label`: a path of ours, for what a client chooses would be a leak."""
+        self.metrics.requests.labels(label, str(status)).inc()
+        client = (scope.get("client") or ("?",))[0]
+        seconds = time.perf_counter() - begun
+        log.info("%s %s %s %d %.3fs", client, scope["method"], shown_in_line(scope["path"])[:200], status, seconds)
+
     def _card(self, name: str) -> dict[str, Any]:
         model = self.models.models.get(name)
         card = {
@@ -268,7 +275,7 @@ class _Endpoint:
                 raise ApiError(405, said, headers={"Allow": ", ".join(self._methods)})
             answer = await self._handler(Request(scope, receive))
         except Gone:
-            self._note(scope, 499, begun)
+            self._server.note(self._path, scope, 499, begun)
             return
         except Exception as error:
             told = of(error)
@@ -278,13 +285,7 @@ class _Endpoint:
             answer = Json(told.told(scope["path"]), status, told.headers)
         status = getattr(answer, "status_code", 200)
         await answer(scope, receive, send)
-        self._note(scope, status, begun)
-
-    def _note(self, scope: Scope, status: int, begun: float) -> None:
-        self._server.metrics.requests.labels(self._path, str(status)).inc()
-        client = (scope.get("client") or ("?",))[0]
-        seconds = time.perf_counter() - begun
-        log.info("%s %s %s %d %.3fs", client, scope["method"], shown_in_line(scope["path"])[:200], status, seconds)
+        self._server.note(self._path, scope, status, begun)
 
 
 async def _body(request: Request) -> bytes:

@@ -127,7 +127,9 @@ def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if not message.get(name):
                 message.pop(name, None)
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [_call(number, call) for call in calls] if isinstance(calls, list) else []
+            if not isinstance(calls, list):
+                raise ApiError(400, f"tool_calls of message {number} must be a list, not {short(calls)}", "messages")
+            message["tool_calls"] = [_call(number, call) for call in calls]
         found.append(message)
     return found
 

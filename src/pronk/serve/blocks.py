@@ -14,6 +14,8 @@ _CACHED = "cache_control changed nothing: the beginnings of prompts are cached a
 
 def messages(request: MessagesRequest, notes: list[str]) -> list[dict[str, Any]]:
     """`notes`: where what changes nothing is added, a sentence each. Raises ApiError."""
+    if not request.messages:
+        raise ApiError(400, "messages is empty", "messages")
     found: list[dict[str, Any]] = []
     if request.system:
         found.append({"role": "system", "content": _text("system", request.system, notes)})

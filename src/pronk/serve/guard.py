@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -28,13 +28,14 @@ _SECURE = {
 class Guard:
     """`hosts`: names that this server is called by. `origins`: of pages that may ask from elsewhere. `keys`: none, and
     everybody may ask; who may not is refused before the path is looked at, so that all paths are alike. `page`: paths
-    that a browser fetches before anybody could type a key."""
+    that a browser fetches before anybody could type a key. `note` is told of what is refused, with the status."""
 
     app: ASGIApp
     hosts: Collection[str]
     origins: Collection[str] = ()
     keys: Sequence[str] = ()
     page: Collection[str] = ()
+    note: Callable[[Scope, int], None] = lambda scope, status: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,6 +68,7 @@ class Guard:
             scope["owner"] = self._owner(scope, headers)
         except ApiError as error:
             await Json(error.told(scope["path"]), error.status, error.headers)(scope, receive, answer)
+            self.note(scope, error.status)
             return
         await self.app(scope, receive, answer)
 

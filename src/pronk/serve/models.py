@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -82,7 +83,7 @@ class Models:
                 if self.models.setdefault(other.name, other) is not other:
                     raise BadRequest(f"two models would be called {other.name}; load one of them under a link")
         self._adapters, self._folder = dict(adapters), adapters_folder
-        self._max_sequences = max_sequences
+        self._max_sequences, self._drops = max_sequences, threading.Lock()
         free = engines.ENGINES[0].free_memory(None)
         self._max_memory = max_memory if max_memory is not None else int(_SHARE * (free or 1 << 62))
         self._loads = asyncio.Lock()  # one at a time, so that memory is counted once
@@ -166,8 +167,9 @@ class Models:
         there = self.adapters
         for model in self.loaded:
             assert model.llm
-            for name in [name for name in model.llm.adapters if name not in there]:
-                model.llm.drop_adapter(name)
+            with self._drops:
+                for name in [name for name in model.llm.adapters if name not in there]:
+                    model.llm.drop_adapter(name)
 
     async def _load(self, model: Model) -> None:
         if model.llm:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 
 import uvicorn
+from starlette.types import Scope
 
 from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.serve import page
@@ -91,7 +93,11 @@ def run(
         ready(f"http://{shown}:{port}")
 
     names = {*LOOPBACK, host, *(name.lower() for name in hosts)}
-    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys), page.PATHS)
+
+    def refused(scope: Scope, status: int) -> None:
+        server.note("refused", scope, status, time.perf_counter())
+
+    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys), page.PATHS, refused)
     config = uvicorn.Config(
         guarded,
         http=Connection,
