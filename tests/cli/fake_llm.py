@@ -67,7 +67,9 @@ class FakeLLM:
             last = n == params.max_new_tokens - 1
             text = "\x1b[31m\n" if prompt == "escape" else f"word{n} "
             top = tuple((n + k, -0.5 - k) for k in range(params.logprobs or 0))
-            yield Chunk(text, n, -0.5, top, 0, 0, "length" if last else None, stats if last else None, seed)
+            yield Chunk(
+                text, n, -0.5, top, finish_reason="length" if last else None, stats=stats if last else None, seed=seed
+            )
 
     def generate(self, prompt: Any, *, params: Any, **how: Any) -> Generation | list[Generation]:
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):

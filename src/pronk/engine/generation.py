@@ -37,12 +37,12 @@ class Chunk:
     request: int = 0  # which prompt of a list
     index: int = 0  # which of a prompt's samples
     finish_reason: FinishReason | None = None  # on a sequence's last chunk, as are:
-    stop: str | None = None  # the stop string that ended it; None where a token or the length did
     stats: Stats | None = None
     seed: int = 0
     score: float | None = None
     truncated_tokens: int = 0  # how many of the prompt's were cut on request
     error: Exception | None = None  # why a sequence could not go on, where the finish_reason is "error"
+    stop: str | None = None  # the stop string that ended it; None where a token or the length did
 
 
 @dataclass(frozen=True)
