@@ -97,6 +97,7 @@ def test_the_public_names_are_listed() -> None:
         "LLM",
         "ModelConfig",
         "SamplingParams",
+        "Structure",
         "__version__",
         "dpo",
         "finetune",
