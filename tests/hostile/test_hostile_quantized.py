@@ -151,7 +151,7 @@ def test_patterns_that_take_for_ever_are_not_run() -> None:
 
 
 def quantization_of(format: str) -> dict[str, Any]:
-    return quantization_config(FORMATS[format], None)
+    return quantization_config(in_memory(tiny_config(), {}), {}, FORMATS[format], None)
 
 
 def test_opening_reads_nothing_and_allocates_little(folder: Path) -> None:

@@ -62,7 +62,8 @@ class Codes:
         if self.minimum is not None:
             values += self.minimum[part].float().unsqueeze(-1)
         found = values.flatten(1)[:, : self.columns]
-        return turn(found) if self.turned else found
+        # One without bytes stands for numpy's, which turns in place.
+        return turn(found) if self.turned and type(self.q) is Tensor else found
 
     def _filled(self, part: slice) -> Tensor:
         q, scale = self.q[part].numpy(), _wide(self.scale[part])
