@@ -221,13 +221,13 @@ void test_pairs(const Kernels& kernel, Format format) {
 // Whole numbers are summed exactly: every instruction set gives the same.
 void test_extremes(const Kernels& kernel) {
     Arena arena;
-    Matrix w = matrix_of(Format::int8, 64, 256);
+    Matrix w = matrix_of(Format::int8_plain, 64, 256);
     w.data = arena.allocate(w.nbytes());
     std::vector<float> weights(64 * 256), x(256);
     for (float& v : weights) v = between(0, 1) ? 127.0f : -127.0f;
     for (float& v : x) v = between(0, 1) ? 127.0f : -127.0f;
     CHECK(pack_rows(w, (const uint8_t*)weights.data(), 1024, Source::f32, 0, 64, {}));
-    const Activations a(kernel, ActivationFormat::int8, x, 1, 256);
+    const Activations a(kernel, ActivationFormat::int8_plain, x, 1, 256);
     std::vector<float> y(64);
     kernel.matmul(w, a.rows, 1, 0, 2, {y.data(), 64, Epilogue::store, 64});
     for (int n = 0; n < 64; ++n) {
