@@ -63,6 +63,11 @@ class Handle:
         return min(self.entry.parts[0].computed, len(self.prompt)) if self.entry else 0
 
     @property
+    def waits(self) -> bool:
+        """Whether it has no place among the running ones, and has never said anything."""
+        return not (self.read or self.streams)
+
+    @property
     def steps(self) -> tuple[int, int]:
         """How many tokens were generated, of each sample or beam, and how many there may be."""
         limit = self.request.max_tokens - len(self.prompt)

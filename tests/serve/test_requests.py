@@ -165,6 +165,25 @@ def test_a_full_queue_is_refused_at_once(server: Running, client: openai.OpenAI)
     one()
 
 
+def test_who_waits_too_long_is_refused_and_who_has_begun_is_not(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.models.models["tiny"].session
+    assert session
+    wanted: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    monkeypatch.setattr(server.engine, "max_wait_s", 0.2)
+    with client.completions.create(stream=True, **wanted) as begun:
+        next(iter(begun))
+        with monkeypatch.context() as held:
+            held.setattr(session, "step", lambda: time.sleep(0.01) or [])
+            for stream in (False, True):
+                with pytest.raises(openai.RateLimitError, match=r"waited 0\.2 s") as found:
+                    client.completions.create(stream=stream, **wanted)
+                assert int(found.value.response.headers["retry-after"]) > 0
+        assert [chunk.choices[0].finish_reason for chunk in begun][-1] == "length"
+    assert client.completions.create(**wanted).choices[0].finish_reason == "length"
+
+
 def test_who_leaves_while_it_is_submitted_is_not_computed(
     server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

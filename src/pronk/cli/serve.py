@@ -66,6 +66,8 @@ one ends at once."""
                  help="Compute at most N texts at once; the rest wait."),
     click.option("--max-waiting", type=click.IntRange(0, 100_000), default=256, show_default=True, metavar="N",
                  help="Let at most N texts wait; one more is refused (429)."),
+    click.option("--max-wait", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True,
+                 metavar="SECONDS", help="Refuse (429) a request that has waited SECONDS and was not begun."),
     click.option("--max-memory", type=click.IntRange(1), metavar="BYTES",
                  help="Hold models and their caches in BYTES at most.  [default: most of what is free]"),
     heading="Limits",
@@ -82,6 +84,7 @@ def command(
     allowed_origins: tuple[str, ...],
     max_sequences: int,
     max_waiting: int,
+    max_wait: float,
     max_memory: int | None,
     also: tuple[str, ...],
     **loading: Any,
@@ -120,6 +123,7 @@ def command(
         origins=allowed_origins,
         max_sequences=max_sequences,
         max_waiting=max_waiting,
+        max_wait_s=max_wait,
         ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
@@ -25,6 +27,7 @@ T = TypeVar("T")
 log = logging.getLogger("pronk.serve")
 
 UNREAD = 4096  # chunks that may wait for a client when more come; who leaves more unread is ended
+_LOOK_EVERY_S = 0.1  # for requests that have waited too long
 _GIVE_UP = 3  # passes of one session that fail one after another, before its texts end
 
 
@@ -89,17 +92,19 @@ class Engine:
     """Steps the sessions that have work, in turns. All methods but `run` belong to the event loop's thread.
 
     `max_texts`: how many texts may be under way or waiting; one more is refused.
+    `max_wait_s`: how long a request may wait for its first pass; then it is refused.
     """
 
-    def __init__(self, max_texts: int) -> None:
+    def __init__(self, max_texts: int, max_wait_s: float = math.inf) -> None:
         self.max_texts, self.texts = max_texts, 0
+        self.max_wait_s = max_wait_s
         self.draining = False
         self.first_token: Callable[[float], None] = lambda seconds: None  # told how long each request waited for it
         self._answers: dict[Handle, Answer] = {}
         self._lock = threading.Lock()  # of _answers: a handle is known before its first chunk is there
         self._sessions: dict[int, Session] = {}
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._awake, self._ended = threading.Event(), False
+        self._awake, self._ended, self._looked = threading.Event(), False, 0.0
         self._thread = threading.Thread(target=self._run, name="pronk-engine", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -196,6 +201,7 @@ class Engine:
                             self._sessions.pop(key, None)
                     continue
                 busy = True
+                self._refuse_overdue()
                 try:
                     self._hand_out(session.step())
                     failures.pop(key, None)
@@ -232,6 +238,25 @@ class Engine:
         for handle, answer in gone:
             session.cancel(handle)
             self._tell(answer.fail, error)
+
+    def _refuse_overdue(self) -> None:
+        now = time.perf_counter()
+        if now < self._looked + _LOOK_EVERY_S:
+            return
+        self._looked = now
+        with self._lock:
+            overdue = {
+                answer
+                for handle, answer in self._answers.items()
+                if now - handle.begun > self.max_wait_s and all(each.waits for each in answer.handles)
+            }
+            for answer in overdue:
+                for handle in answer.handles:
+                    self._answers.pop(handle, None)
+        for answer in overdue:
+            for handle in answer.handles:
+                answer.wanted.session.cancel(handle)
+            self._tell(answer.fail, overloaded(f"this one has waited {self.max_wait_s:g} s for its turn"))
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -22,7 +22,7 @@ from pronk.serve.http import Connection
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
 
-MAX_SEQUENCES, MAX_WAITING = 64, 256
+MAX_SEQUENCES, MAX_WAITING, MAX_WAIT_S = 64, 256, 300.0
 DRAIN_S = 60  # seconds that texts under way have to end in once the server is told to
 _MAX_HEADERS = 64 << 10  # bytes
 
@@ -68,6 +68,7 @@ def run(
     origins: Collection[str] = (),
     max_sequences: int = MAX_SEQUENCES,
     max_waiting: int = MAX_WAITING,
+    max_wait_s: float = MAX_WAIT_S,
     ready: Callable[[str], None],
     made: Callable[[Uvicorn], None] = lambda server: None,
 ) -> None:
@@ -79,7 +80,7 @@ def run(
     host, port = bound.getsockname()[:2]
     if not is_loopback(host) and not keys:
         raise BadRequest(f"at {host} others can reach this server; give an --api-key-file, or leave --host out")
-    engine = Engine(max_sequences + max_waiting)
+    engine = Engine(max_sequences + max_waiting, max_wait_s)
     server = Server(engine, models, min(max_sequences, 128), Metrics(engine, models))
     problem: list[BaseException] = []
 
