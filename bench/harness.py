@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def interleave(
-    sides: dict[str, Callable[[], float]], rounds: int, warmup: int = 1, note: Callable[[str], None] = lambda line: None
+    sides: Mapping[str, Callable[[], float]],
+    rounds: int,
+    warmup: int = 1,
+    note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[float]]:
     """What each side measured in each round: A B, then B A, and so on, so that nobody always goes first."""
     for _ in range(warmup):

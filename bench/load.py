@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+_TEXT = re.compile(rb'"text": ?"[^"]')
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Client:
-    """`extra`: fields of each request besides."""
+    """`extra`: fields of each request besides. A server that tells no usage is believed if it ended by the length."""
 
     url: str
     model: str
@@ -68,13 +71,13 @@ class Client:
         }  # fmt: skip
         taken = Taken(time.perf_counter())
         try:
-            await self._read(json.dumps(body).encode(), taken)
+            await self._read(json.dumps(body).encode(), taken, asked.new)
         except (OSError, ValueError, KeyError) as error:
             taken.failed = f"{type(error).__name__}: {error}"
         taken.ended = time.perf_counter()
         return taken
 
-    async def _read(self, body: bytes, taken: Taken) -> None:
+    async def _read(self, body: bytes, taken: Taken, new: int) -> None:
         at = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=1 << 20)
         head = (
@@ -89,14 +92,17 @@ class Client:
             last = b""
             while line := await reader.readline():
                 if line.startswith(b"data: {"):
-                    if b'"choices":[]' in line or b'"choices": []' in line:
-                        last = line
-                    elif b'"error":' in line:
+                    last = line
+                    if b'"error":' in line:
                         raise ValueError(line.decode())
-                    elif b'"text":""' not in line and b'"text": ""' not in line:
+                    if _TEXT.search(line):
                         taken.pieces.append(time.perf_counter())
-            usage = json.loads(last[len(b"data: ") :])["usage"]
-            taken.prompt_tokens, taken.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            told = json.loads(last[len(b"data: ") :])
+            usage = told.get("usage") or {}
+            if not usage and told["choices"][0]["finish_reason"] != "length":
+                raise ValueError(f"a text ended early: {told['choices'][0]['finish_reason']}")
+            taken.prompt_tokens = usage.get("prompt_tokens", 0)
+            taken.new_tokens = usage.get("completion_tokens", new)
             taken.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         finally:
             writer.close()

@@ -239,8 +239,8 @@ def report(results: dict[str, Any]) -> str:
                 [
                     f"{name}, {label} at once",
                     f"{rates['http']['median']:.0f}",
-                    _ratio(case["http_of_session"]),
-                    _ratio(case["of_llama_cpp"]) if "of_llama_cpp" in case else "",
+                    ratio(case["http_of_session"]),
+                    ratio(case["of_llama_cpp"]) if "of_llama_cpp" in case else "",
                     *(f"{1e3 * streams['first_s'][p]:.0f}" for p in ("p50", "p99")),
                     *(f"{1e3 * streams['gap_s'][p]:.0f}" for p in ("p50", "p99")),
                     f"{case['client_cpu_share']['median']:.0%}",
@@ -252,7 +252,7 @@ def report(results: dict[str, Any]) -> str:
     return harness.table(header, rows)
 
 
-def _ratio(values: dict[str, float]) -> str:
+def ratio(values: dict[str, float]) -> str:
     return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
 
 

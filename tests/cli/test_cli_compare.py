@@ -43,12 +43,15 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(model: str, tmp_pat
     out = tmp_path / "a report"
     command = [sys.executable, "-m", "pronk", "compare", model, "--to", "q8", "--out", str(out)]
     command += [*QUICK, "--rounds", "10000"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    while not (out / "report.json").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    text, said = process.communicate(timeout=250)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            while not (out / "report.json").exists():
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            text, said = process.communicate(timeout=250)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert text == ""
     assert f"go on with: pronk compare --resume --out '{out}'" in said

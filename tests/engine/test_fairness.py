@@ -12,7 +12,7 @@ from mock_backend import MockBackend, prefix_logits
 from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
-import pronk.session
+import pronk.session.session
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.events import Event
 from pronk.engine.pace import Pace
@@ -208,7 +208,7 @@ def test_texts_are_equal_to_the_bit_whatever_the_pace(seed: int, monkeypatch: py
         wanted.append((prompt, SamplingParams(max_new_tokens=12, temperature=1.0, top_p=0.9, seed=n, logprobs=2)))
 
     def texts(keep: int, pace: Any, together: bool) -> list[Any]:
-        monkeypatch.setattr(pronk.session, "Pace", pace)
+        monkeypatch.setattr(pronk.session.session, "Pace", pace)
         session = Session(backend, prefix_cache=keep, max_batch_tokens=512)
         found: dict[Any, list[Any]] = {}
         order = []

@@ -151,3 +151,29 @@ def test_the_real_one_says_what_is_wrong_with_a_model() -> None:
     with pytest.raises(PronkError, match="no such file or folder"):
         worker.call("load", model="./nowhere.gguf", engine="cpu", options={})
     worker.close()
+
+
+def test_ctrl_c_while_a_worker_starts_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was: the signal was ignored meanwhile, and `pronk compare` went on for hours."""
+    started: list[Any] = []
+    start = workers._SPAWN.Process.start
+
+    def interrupted(process: Any) -> None:
+        started.append(process)
+        os.kill(os.getpid(), signal.SIGINT)
+        start(process)
+
+    monkeypatch.setattr(workers._SPAWN.Process, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Worker("toy", Toy)
+    assert started[0].exitcode == -signal.SIGKILL
+
+
+def test_a_worker_does_not_hear_ctrl_c() -> None:
+    worker = Worker("toy", Toy)
+    try:
+        assert worker.process.pid
+        os.kill(worker.process.pid, signal.SIGINT)
+        assert worker.call("add", a=1, b=2) == 3
+    finally:
+        worker.close()

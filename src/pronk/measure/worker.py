@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,14 @@ class Worker:
         self._said = Path(self._folder.name) / "stderr"
         self._pipe, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=_serve, args=(operations, theirs, str(self._said)), daemon=True)
-        with _deaf_to_ctrl_c():
-            self.process.start()
-        theirs.close()
+        try:
+            with _deaf_to_ctrl_c():
+                self.process.start()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            theirs.close()
 
     def call(self, operation: str, *, progress: Progress | None = None, **arguments: Any) -> Any:
         """What the worker's method of that name returns. Raises what it raised, as PronkError where it was one;
@@ -82,8 +87,9 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+        if self.process.pid:
+            self.process.kill()
+            self.process.join()
         self._pipe.close()
         self._folder.cleanup()
 
@@ -105,15 +111,16 @@ class Worker:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What is started here stays so. Ctrl-C reaches the whole group, and what it means is the caller's business."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What is started here stays so. Ctrl-C reaches the whole group, and what it means is the caller's business.
+
+    A signal that comes meanwhile waits, where one that is ignored would be lost.
+    """
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _how_it_ended(code: int) -> str:

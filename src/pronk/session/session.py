@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -20,124 +17,24 @@ from pronk.engine.events import Counters, Event, Found, Outcome
 from pronk.engine.generation import Chunk, Stopwatch
 from pronk.engine.grammar import Grammar
 from pronk.engine.pace import Pace
-from pronk.engine.params import FinishReason, SamplingParams
+from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from pronk.engine.rng import effective_seed
 from pronk.engine.scheduler import Scheduler
-from pronk.engine.sequence import Request
 from pronk.engine.streaming import TextStream
 from pronk.errors import PronkError
+from pronk.session.handle import Handle
+from pronk.session.load import Load
+from pronk.session.reader import Reader
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Progress
     from pronk.engine.backend import Attached, Backend
-    from pronk.engine.planner import Entry
     from pronk.tokenizer import Tokenizer
 
 READING, SEARCHING = "reading the prompt", "beam search"
 _PATIENCE = 1.0  # seconds after which who waits looks again: whoever was interrupted may have rung no bell
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@dataclass(eq=False)
-class Handle:
-    """One request of a session."""
-
-    prompt: list[int]
-    params: SamplingParams
-    seed: int
-    request: Request
-    number: int  # which its chunks say that they are of
-    begun: float  # time.perf_counter()
-    left: int  # samples that have not ended
-    reader: _Reader = field(repr=False)
-    streams: dict[int, TextStream] = field(default_factory=dict)  # by sample, from its first token on
-    ended: set[int] = field(default_factory=set)  # samples that have
-    cancelled: bool = False  # and nobody was told yet
-    entry: Entry | None = None  # what the scheduler has made of it
-    adapter: Attached | None = None  # held: it stays while the request needs it
-
-    @property
-    def read(self) -> int:
-        """Tokens of the prompt that are computed."""
-        return min(self.entry.parts[0].computed, len(self.prompt)) if self.entry else 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has no place among the running ones, and has never said anything."""
-        return not (self.read or self.streams)
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """How many tokens were generated, of each sample or beam, and how many there may be."""
-        limit = self.request.max_tokens - len(self.prompt)
-        return (self.entry.step if self.left and self.entry else limit), limit
-
-    def failed(self, error: Exception, sample: int = 0) -> Chunk:
-        return self._last(sample, "error", error)
-
-    def cut_off(self) -> list[Chunk]:
-        """The last chunks of all samples that had not ended when it was cancelled."""
-        return [self._last(sample, "cancelled") for sample in range(self.params.samples) if sample not in self.ended]
-
-    def _last(self, sample: int, reason: FinishReason, error: Exception | None = None) -> Chunk:
-        watch = self.streams[sample].watch if sample in self.streams else None
-        stats = watch.stats() if watch and watch.drawn else None
-        return Chunk(
-            "", None, request=self.number, index=sample, finish_reason=reason, stats=stats, seed=self.seed, error=error
-        )
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a session has to do at the moment, and what it has done since it was made."""
-
-    running: int  # sequences: samples and beams
-    waiting: int  # requests
-    blocks_used: int  # of the KV cache, by those that run
-    blocks_free: int  # and those that hold earlier texts, which make room when it is needed
-    new_tokens: int  # generated
-    seconds: float  # that the passes took
-    counters: Counters  # tokens of prompts, reused, guessed; passes; preemptions: it goes on counting
-
-    @property
-    def tokens_s(self) -> float:
-        """Tokens generated in a second of passes; 0.0 before the first."""
-        return self.new_tokens / self.seconds if self.seconds else 0.0
-
-
-class _Bell:
-    """An Event. A signal that raises in the middle of threading's own leaves it with a lock that it does not hold."""
-
-    def __init__(self) -> None:
-        self._silent = threading.Lock()  # held: it has not been rung
-
-    def clear(self) -> None:
-        self._silent.acquire(blocking=False)
-
-    def set(self) -> None:
-        with suppress(RuntimeError):  # somebody else has rung it
-            self._silent.release()
-
-    def wait(self, seconds: float) -> None:
-        self._silent.acquire(timeout=seconds)
-
-
-class _Reader:
-    """Where chunks wait for who reads them: of each sample max_new_tokens at the most, for nobody holds up the others.
-
-    `whole`: is not woken before the last of them is there.
-    """
-
-    def __init__(self, whole: bool) -> None:
-        self.whole, self.chunks = whole, deque[tuple[Handle, Chunk]]()
-        self.handles: list[Handle] = []
-        self.left: float = math.inf  # handles that have not ended
-        self.bell = _Bell()
-
-    @property
-    def ready(self) -> bool:
-        return not self.left or (not self.whole and bool(self.chunks))
 
 
 class Session:
@@ -197,10 +94,10 @@ class Session:
         self._leaving: deque[Handle] = deque()
         # Whose turn it is to compute a pass: a thread, and what it reads. It is set in a `try`, and cleared in its
         # `finally` before any call, where no signal handler of Python can come between.
-        self._turn: tuple[int, _Reader] | None = None
+        self._turn: tuple[int, Reader] | None = None
         self._lock = threading.RLock()  # for moments: never held during a pass
-        self._waiting: list[_Reader] = []
-        self._steps = _Reader(whole=False)  # of all that is submitted
+        self._waiting: list[Reader] = []
+        self._steps = Reader(whole=False)  # of all that is submitted
         _sessions.add(self)
 
     # -- requests --
@@ -269,7 +166,7 @@ class Session:
         threads that only want the end from being woken for each. `progress` is called with what is being done, how much
         of it is and how much there is: tokens of the prompts, then steps of a beam search.
         """
-        reader, seed = _Reader(whole and not progress), effective_seed(params.seed)
+        reader, seed = Reader(whole and not progress), effective_seed(params.seed)
         try:
             for number, prompt in enumerate(prompts):
                 reader.handles.append(self._handle(list(prompt), params, seed, number, reader, adapter, grammar))
@@ -332,7 +229,7 @@ class Session:
 
     # -- passes --
 
-    def _move(self, reader: _Reader) -> None:
+    def _move(self, reader: Reader) -> None:
         """Compute one pass, or for who wants a whole text all that it takes; or wait while another thread does."""
         turn = (get_ident(), reader)
         try:
@@ -352,7 +249,7 @@ class Session:
                 self._turn = None
                 self._ring(leaving=True)
 
-    def _wait(self, reader: _Reader) -> None:
+    def _wait(self, reader: Reader) -> None:
         """Until the reader is ready, or the turn is to be taken."""
         reader.bell.clear()
         self._waiting.append(reader)
@@ -507,7 +404,7 @@ class Session:
         params: SamplingParams,
         seed: int,
         number: int,
-        reader: _Reader,
+        reader: Reader,
         adapter: Attached | None,
         grammar: Grammar | None,
         owner: Hashable = None,
