@@ -23,11 +23,12 @@ FLOORS = [
     (4, ("engine.scheduler", "look")),
     (2, ("checkpoint", "tokenizer", "engine")),
     (3, ("torch_engine", "cpu_engine", "grammar")),
-    (6, ("train.runs",)),
-    (5, ("prompts", "engines", "session", "llm", "loading", "train")),
-    (6, ("measure", "serve")),
-    (7, ("cli",)),
-    (8, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside
+    (5, ("session",)),
+    (7, ("train.runs",)),
+    (6, ("prompts", "engines", "llm", "loading", "train")),
+    (7, ("measure", "serve")),
+    (8, ("cli",)),
+    (9, ("__main__", "")),  # pronk/__init__.py: lazy public names, imported by nobody inside
 ]
 MOST_AT_THE_ROOT = 12
 HEAVY = {"torch", "transformers", "gguf", "safetensors"}
