@@ -27,6 +27,7 @@ from typing import Any
 import harness
 import load
 import models
+import table
 from load import Asked, Client, Taken
 from sides.pipe import Side
 from tasks import FIRST_PLAIN_ID
@@ -230,32 +231,6 @@ def beside_a_long_prompt(client: Client, vocab_size: int, rounds: int, length: i
     }
 
 
-def report(results: dict[str, Any]) -> str:
-    rows = []
-    for name, found in results["measured"].items():
-        for label, case in found["cases"].items():
-            streams, rates = case["streams"], case["total_tok_s"]
-            rows.append(
-                [
-                    f"{name}, {label} at once",
-                    f"{rates['http']['median']:.0f}",
-                    ratio(case["http_of_session"]),
-                    ratio(case["of_llama_cpp"]) if "of_llama_cpp" in case else "",
-                    *(f"{1e3 * streams['first_s'][p]:.0f}" for p in ("p50", "p99")),
-                    *(f"{1e3 * streams['gap_s'][p]:.0f}" for p in ("p50", "p99")),
-                    f"{case['client_cpu_share']['median']:.0%}",
-                ]
-            )
-    header = (
-        "", "total tok/s", "of the Session", "of llama.cpp", "first, p50 ms", "p99", "between, p50 ms", "p99", "client"
-    )  # fmt: skip
-    return harness.table(header, rows)
-
-
-def ratio(values: dict[str, float]) -> str:
-    return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
-
-
 def of_format(name: str, options: argparse.Namespace) -> dict[str, Any]:
     ours = models.gguf(models.SMOLLM2, "Q8_0" if name == "q8" else "F32")
     with contextlib.ExitStack() as stack:
@@ -311,7 +286,7 @@ def main() -> None:
         results["measured"][name] = of_format(name, options)
         results["measured"][name]["steal_s"] = harness.steal_s() - stolen
         path = harness.save("serve", results, *folder)
-    print(report(results))
+    print(table.serve(results))
     harness.say(f"written to {path}")
 
 

@@ -160,6 +160,28 @@ def llama2_7b(results: dict[str, Any]) -> str:
     return harness.table((*header, f"decode without a cache, {uncached}"), rows)
 
 
+def serve(results: dict[str, Any]) -> str:
+    """Rates of many streams, beside what the same session gives without HTTP and what llama.cpp's loop gives."""
+    rows = []
+    for name, measured in results["measured"].items():
+        for label, case in measured["cases"].items():
+            beside = _ratio(case["of_llama_cpp"]) if "of_llama_cpp" in case else ""
+            cells = (_rate(case["total_tok_s"]["http"]), _ratio(case["http_of_session"]), beside)
+            rows.append([f"{name}, {label} at once", *cells, *_waits(case["streams"])])
+    return harness.table(("", "tokens/s, read and written", "of the Session", "of llama.cpp", *_WAITS), rows)
+
+
+def vs_servers(results: dict[str, Any]) -> str:
+    """One text, and several at once, from each server."""
+    rows = [
+        [f"{at_once} at once, {name}", _rate(found["total_tok_s"]), _ratio(found["times_of_theirs"]), *_waits(found)]
+        for at_once, servers in results["measured"].items()
+        for name, found in servers.items()
+    ]
+    first = next(iter(next(iter(results["measured"].values()))))
+    return harness.table(("", "tokens/s, read and written", f"{first} is as fast times", *_WAITS), rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     function.__name__: function
     for function in (
@@ -172,6 +194,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         start,
         quality,
         llama2_7b,
+        serve,
+        vs_servers,
     )
 }
 
@@ -208,6 +232,13 @@ def _beside(taken: dict[str, Any], peer: str) -> list[str]:
     goal = f"{taken['goal']:g}" if taken["goal"] else ""
     cells = [_rate(rates["pronk"]), _rate(rates[peer]), _ratio(taken["ratio"]), goal]
     return [*cells, f"{memory['pronk']:.0f} / {memory[peer]:.0f}"]
+
+
+_WAITS = ("first token, ms: p50 / p99", "between, ms: p50 / p99")
+
+
+def _waits(found: dict[str, Any]) -> list[str]:
+    return [" / ".join(f"{1e3 * found[what][p]:.0f}" for p in ("p50", "p99")) for what in ("first_s", "gap_s")]
 
 
 def _task(task: str, sizes: dict[str, int]) -> str:

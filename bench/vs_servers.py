@@ -27,6 +27,7 @@ import harness
 import load
 import models
 import serve
+import table
 from load import Asked, Client
 from tasks import FIRST_PLAIN_ID
 
@@ -75,7 +76,7 @@ def running(server: Server, threads: int) -> Iterator[Client]:
     log = models.FOLDER / "server.log"
     with log.open("w") as out, subprocess.Popen([models.PEERS_PYTHON, *filled], stdout=out, stderr=out) as process:
         try:
-            _wait(f"http://127.0.0.1:{port}/v1/models", process, server.name, log)
+            _wait(f"http://127.0.0.1:{port}/openapi.json", process, server.name, log)
             yield Client(f"http://127.0.0.1:{port}", str(model), server.extra)
         finally:
             process.kill()
@@ -138,22 +139,6 @@ def measure(
     }
 
 
-def report(measured: dict[str, Any]) -> str:
-    rows = [
-        [
-            f"{at_once} at once, {name}",
-            f"{found['total_tok_s']['median']:.0f}",
-            serve.ratio(found["times_of_theirs"]),
-            *(f"{1e3 * found['first_s'][p]:.0f}" for p in ("p50", "p99")),
-            *(f"{1e3 * found['gap_s'][p]:.0f}" for p in ("p50", "p99")),
-        ]
-        for at_once, sides in measured.items()
-        for name, found in sides.items()
-    ]
-    header = ("", "total tok/s", "pronk int8 is faster by", "first, p50 ms", "p99", "between, p50 ms", "p99")
-    return harness.table(header, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
@@ -189,7 +174,7 @@ def main() -> None:
             harness.say(f"  {at_once} at once:")
             results["measured"][str(at_once)] = measure(clients, words, at_once, 2 if options.quick else options.rounds)
     path = harness.save("vs_servers", results, *((models.FOLDER,) if options.quick else (harness.RESULTS,)))
-    print(report(results["measured"]))
+    print(table.vs_servers(results))
     harness.say(f"written to {path}")
 
 
