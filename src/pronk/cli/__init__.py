@@ -33,7 +33,7 @@ GROUPS = {
     "Inspect and measure": (
         "inspect", "look", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
     ),
-    "Train": ("pretrain", "finetune", "dpo"),
+    "Train": ("pretrain", "finetune", "dpo", "reward"),
     "Files": ("merge", "convert", "quantize", "pull", "list"),
 }  # fmt: skip
 # Verb -> its module in this package.

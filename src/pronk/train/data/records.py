@@ -97,7 +97,7 @@ def parse(raw: object, where: str, kinds: Sequence[Kind] = KINDS) -> Record:
         raise BadRecord(f"must be an object, not {short(raw)}")
     form = forms.form_of(raw, kinds)
     if form.kind not in kinds:
-        verb = "pronk dpo" if form.kind == "preference" else "pronk finetune"
+        verb = "pronk dpo (or reward)" if form.kind == "preference" else "pronk finetune"
         raise BadRecord(f"{'+'.join(form.needed)} is what {verb} learns from; here it is {forms.ways(kinds)}")
     values = forms.values_of(raw, form)
     read = {*form.needed, *form.optional}
