@@ -65,7 +65,7 @@ def test_several_adapters_of_one_model(tiny: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_function_of_training_is_on_the_page_of_python() -> None:
     page = (DOCS / "api.md").read_text("utf-8")
-    for name in ("finetune", "dpo", "pretrain", "run.Run", "result.Result"):
+    for name in ("finetune", "dpo", "reward", "pretrain", "run.Run", "result.Result"):
         assert f"::: pronk.train.runs.{name}\n" in page
 
 

@@ -55,6 +55,7 @@ class Reward(Objective):
 
     name = "reward"
     kinds = ("preference",)
+    marked = "scored"
 
     center_rewards: float = 0.0
 
