@@ -358,7 +358,7 @@ class LLM:
         where the model is no reward model, and ContextOverflow.
         """
         if self._score is None:
-            raise BadRequest(f"{self.name} is no reward model: pronk reward trains one, and llm.look shows log-probabilities")
+            raise BadRequest(f"{self.name} is no reward model: pronk reward makes one of it")
         several, listed = ([texts], False) if conversation.is_one(texts) else as_list(texts)  # type: ignore[arg-type]
         read = [self._prompts.scored(text, chat_template) for text in several]
         found = scores(self.backend, self._score, read, progress=progress)

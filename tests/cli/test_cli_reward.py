@@ -1,4 +1,4 @@
-"""`pronk reward` and `pronk score` on a tiny model: what they say and leave, how a run goes on, and what they refuse."""
+"""`pronk reward` and `pronk score` on a tiny model: what they say and leave, how a run goes on, what they refuse."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ SCORING: list[tuple[list[str], int, str]] = [
     (["{rm}", "a", "--data", "{data}"], 2, "one of the two"),
     (["{rm}", "a", "--too-long", "cut"], 2, "are for --data"),
     (["{model}", "a"], 1, "is no reward model: pronk reward makes one"),
-    (["{rm}", "x" * 300], 1, "the text has 301 tokens, and at most 256 fit"),
+    (["{rm}", "x" * 300], 1, "the text has 301 tokens and at most 256 fit"),
     (["{rm}", "--data", "none"], 1, "none"),
     (["{rm}", "--data", "{data}", "--fields", "a=prompt"], 1, "no record has the key 'a', which --fields renames"),
 ]
@@ -164,9 +164,7 @@ def test_verbs_of_models_that_predict_tokens_refuse_it(
     assert result.stderr.count("\n") == 1
 
 
-def test_merging_it_is_refused_before_anything_is_written(
-    run: Run, model: str, data: str, tmp_path: Path
-) -> None:
+def test_merging_it_is_refused_before_anything_is_written(run: Run, model: str, data: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("reward", model, "--data", data, "--out", str(out), *QUICK, "--samples", "0").exit_code == 0
     result = run("merge", model, str(out), str(tmp_path / "merged"))

@@ -1,4 +1,4 @@
-"""Training from Python: pronk.finetune, dpo, reward, pretrain take what the verbs take, yield metrics and return a result."""
+"""Training from Python: pronk.finetune and its like take what their verbs take, yield metrics, return a result."""
 
 from __future__ import annotations
 
@@ -341,7 +341,8 @@ def test_pretrain_from_python(tmp_path: Path) -> None:
 
 def test_importing_pronk_imports_neither_torch_nor_training() -> None:
     script = (
-        "import sys, pronk; pronk.finetune, pronk.dpo, pronk.reward, pronk.pretrain\nprint(*{'torch', 'numpy'} & set(sys.modules))\n"
+        "import sys, pronk; pronk.finetune, pronk.dpo, pronk.reward, pronk.pretrain\n"
+        "print(*{'torch', 'numpy'} & set(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("", "numpy")

@@ -201,6 +201,41 @@ def _ours(name: str) -> str:
     return name.replace("lora_A.default.weight", "lora_A").replace("lora_B.default.weight", "lora_B")
 
 
+# Loss, accuracy and margin of the first steps of TRL 1.16's RewardTrainer, transformers 5.23, float32.
+TRL = [
+    (0.8565472364425659, 0.5, 0.03164716064929962),
+    (0.33933478593826294, 1.0, 1.2582100629806519),
+    (0.1442040354013443, 1.0, 2.5508246421813965),
+    (0.1176670640707016, 1.0, 3.3677189350128174),
+]
+
+
+class InOrder(Batches):
+    def epoch(self, number: int) -> list[list[int]]:
+        return [[*range(8)], [*range(8, 16)]]
+
+
+def test_the_first_steps_are_trl_s(folder: Path) -> None:
+    """Of 16 pairs, 8 a step, AdamW at 1e-3, center_rewards_coefficient 0.01."""
+    own = encoder(folder)
+    asked = [
+        {"prompt": f"{a} plus {b} is", "chosen": f" {a + b}{'.' * b}", "rejected": f" {a * b} or so"}
+        | {"margin": 0.25 * b * (b % 2)}
+        for a in range(4)
+        for b in range(4)
+    ]
+    pairs = [pair for raw in asked for pair in Reward().encode(parse(raw, ""), own)]
+    model = load_module(begun(folder))
+    loop = Loop(
+        model, pairs, InOrder([len(pair) for pair in pairs], 8), make(model, "adamw", 1e-3, 0.0),
+        Schedule(1e-3, 9, 0, "constant"), objective=Reward(center_rewards=0.01), clip=0.0,
+    )  # fmt: skip
+    for expected in TRL:
+        step = loop.step()
+        found = step.loss, step.seen["rewards/accuracies"], step.seen["rewards/margins"]
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 def test_the_last_token_is_the_one(folder: Path, data: Path) -> None:
     """The inverse: were it the one before, as where a text ends with what is padded with, scores were others."""
     pair, model = pairs_of(folder, data)[3], load_module(begun(folder))
@@ -244,7 +279,12 @@ def test_transformers_and_peft_give_the_same_scores(
 
 def test_a_folder_of_transformers_own_is_read(folder: Path, tmp_path: Path) -> None:
     """Saved by save_pretrained, tied or not, of a Mistral too."""
-    from transformers import LlamaConfig, LlamaForSequenceClassification, MistralConfig, MistralForSequenceClassification
+    from transformers import (
+        LlamaConfig,
+        LlamaForSequenceClassification,
+        MistralConfig,
+        MistralForSequenceClassification,
+    )
 
     sizes = {
         "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -338,7 +378,9 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_a_score_is_the_same_on_every_path(kind: str, way: dict[str, Any], folder: Path, full: Path, thin: Path) -> None:
+def test_a_score_is_the_same_on_every_path(
+    kind: str, way: dict[str, Any], folder: Path, full: Path, thin: Path
+) -> None:
     """To the bit on the CPU engine: alone and among others, in one pass and in pieces."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(3, 259, n).tolist() for n in (5, 1, PASS_TOKENS, 700, 64, 65, 300, 1024, 2)]
@@ -415,7 +457,7 @@ def test_it_predicts_no_tokens(full: Path, engine: Any, call: Callable[[LLM], An
 
 def test_others_have_no_score(folder: Path, thin: Path) -> None:
     llm = pronk.load(folder)
-    with pytest.raises(BadRequest, match="is no reward model: pronk reward trains one"):
+    with pytest.raises(BadRequest, match="is no reward model: pronk reward makes one of it"):
         llm.score("a")
     with pytest.raises(BadRequest, match=r"changes score\.weight, of all texts; load the model with it"):
         llm.add_adapter(thin)
@@ -503,7 +545,7 @@ def test_an_adapter_s_score_that_is_none_is_refused(
 
 def test_an_adapter_must_name_its_score(folder: Path, thin: Path, tmp_path: Path) -> None:
     path = edited(thin, tmp_path / "x", {"modules_to_save": None}, "adapter_config.json")
-    with pytest.raises(BadFile, match="score.weight.*belongs to no module of this model"):
+    with pytest.raises(BadFile, match=r"score\.weight.*belongs to no module of this model"):
         pronk.load(folder, adapter=path)
     as_peft = edited(thin, tmp_path / "peft", {"modules_to_save": ["classifier", "score"]}, "adapter_config.json")
     assert pronk.load(folder, adapter=as_peft).score("a") == pronk.load(folder, adapter=thin).score("a")
@@ -515,9 +557,10 @@ def test_an_adapter_must_name_its_score(folder: Path, thin: Path, tmp_path: Path
 def test_margins(folder: Path) -> None:
     own, pair = encoder(folder), {"prompt": "a", "chosen": "b", "rejected": "c"}
     orca = {"question": "a", "chosen": "b", "rejected": "c", "margin": 2}
-    assert [Reward().encode(parse(raw, ""), own)[0].margin for raw in (pair, {**pair, "margin": 1.5}, orca)] == [0, 1.5, 2]
+    three = pair, {**pair, "margin": 1.5}, orca
+    assert [Reward().encode(parse(raw, ""), own)[0].margin for raw in three] == [0, 1.5, 2]
     for bad in (-1, "1", True, float("nan"), float("inf"), [1], 1e7):
-        with pytest.raises(BadRecord, match="margin must be a number from 0 to 1e.06, not "):
+        with pytest.raises(BadRecord, match=r"margin must be a number from 0 to 1e\+06, not "):
             parse({**pair, "margin": bad}, "")
     assert not own.unused
     DPO().encode(parse({**pair, "margin": 1.5}, ""), own)
@@ -623,7 +666,7 @@ def test_a_second_round(folder: Path, data: Path, full: Path, thin: Path, tmp_pa
     with pytest.raises(BadFile, match="it is a reward model's adapter: pronk reward goes on from it"):
         pronk.finetune(folder, sums, tmp_path / "d", from_adapter=thin, **quick).run()
     for verb, source in ((pronk.finetune, sums), (pronk.dpo, data)):
-        with pytest.raises(BadRequest, match="is a reward model, which predicts no tokens; train the model that it was"):
+        with pytest.raises(BadRequest, match="is a reward model, which predicts no tokens; train the model"):
             verb(full, source, tmp_path / "e", **quick).run()  # type: ignore[operator]
     # beside a reward model an adapter has a head of its own, too
     pronk.reward(full, data, tmp_path / "f", lora_rank=2, lr=1e-2, **quick).run()
@@ -653,7 +696,8 @@ def test_what_python_is_told(folder: Path, data: Path, tmp_path: Path) -> None:
     assert {f"held_out_{name}" for name in names} < lines[0].keys()
     assert names < lines[1].keys()
     result = run.result
-    assert result.held_out_rewards and result.held_out_rewards["accuracy"] == 1
+    assert result.held_out_rewards
+    assert result.held_out_rewards["accuracy"] == 1
     (sample,) = result.samples
     assert list(sample) == ["prompt", "chosen", "rejected"]
     llm = pronk.load(folder, adapter=tmp_path / "out")
@@ -667,3 +711,38 @@ def test_a_score_that_is_no_number(full: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(llm.backend, "hidden", lambda batch, kv: np.full((2, 64), np.nan, np.float32))
     with pytest.raises(PronkError, match="the score of text 1 is not a number"):
         llm.score(["a", "b"])
+
+
+# -- what it learns --
+
+
+def test_held_out_pairs_are_told_apart(tmp_path: Path) -> None:
+    """llama2.c's model of 260K parameters learns to like sentences better than the same words in another order, and of
+    sentences that it never saw, too. (0.5 is chance; before training a head that is drawn has some opinion.)"""
+    stories = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
+    if not stories.exists():
+        pytest.skip(f"{stories} is absent")
+    names, things = ("Lily", "Tom", "Ben", "Mia", "Sam", "Anna"), ("ball", "dog", "cake", "hat", "car", "bird")
+    draw, lines = np.random.default_rng(0), []
+    for name in names:
+        for thing in things:
+            words = f"wanted to play with the {thing} and was very happy".split()
+            at = int(draw.integers(1, len(words) - 1))
+            swapped = [*words[:at], words[at + 1], words[at], *words[at + 2 :]]  # two neighbours
+            answers = {"chosen": f" {' '.join(words)}.", "rejected": f" {' '.join(swapped)}."}
+            lines.append(json.dumps({"prompt": f"There was a child named {name}. {name}", **answers}))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    run = pronk.reward(
+        stories / "stories260K.bin", tmp_path / "pairs.jsonl", tmp_path / "rm", tokenizer=stories / "tok512.bin",
+        full=True, lr=1e-3, max_steps=12, accumulate=1, batch_size=6, eval_every=4, eval_share=0.5, samples=0,
+        device="cpu", threads=1,
+    )  # fmt: skip
+    right = [line["held_out_rewards/accuracies"] for line in run if "held_out_loss" in line]
+    assert right[0] <= 0.75
+    assert run.result.held_out_rewards
+    assert run.result.held_out_rewards["accuracy"] >= 0.9
+    assert max(right) == run.result.held_out_rewards["accuracy"] or right[-1] >= 0.9
+    llm = pronk.load(tmp_path / "rm" / "model")  # with the tokenizer that was named
+    pairs = run.data.held_out
+    scores = np.array(llm.score([answer.ids.tolist() for pair in pairs for answer in pair.answers.values()]))
+    assert float((scores[::2] > scores[1::2]).mean()) == run.result.held_out_rewards["accuracy"]

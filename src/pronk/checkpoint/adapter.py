@@ -28,7 +28,16 @@ from pronk import system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
-from pronk.checkpoint.tensors import EMBEDDING, HEAD, SCORE, Checkpoint, LazyTensor, check_finite, plain_dtype, without_head
+from pronk.checkpoint.tensors import (
+    EMBEDDING,
+    HEAD,
+    SCORE,
+    Checkpoint,
+    LazyTensor,
+    check_finite,
+    plain_dtype,
+    without_head,
+)
 from pronk.errors import BadFile, ModelNotFound, Unsupported, short
 
 __all__ = [
@@ -190,7 +199,7 @@ def read(
     score: Floats | None = None
     if _WHOLE_SCORE in tensors:
         if width is None:
-            raise BadFile(path, "it is a reward model's adapter: pronk reward goes on from it", field=f"tensor {SCORE!r}")
+            raise BadFile(path, "it is a reward model's adapter: pronk reward goes on from it", field=f"tensor {SCORE}")
         score = _part(path, tensors, _WHOLE_SCORE, (1, width))
         tensors = {name: tensor for name, tensor in tensors.items() if name != _WHOLE_SCORE}
     found = {}

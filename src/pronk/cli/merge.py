@@ -89,8 +89,8 @@ def command(
     merged = adapters.applied(source, adapters.open(expanded(adapter), source))
     if merged.config.num_labels:
         raise PronkError(
-            f"{adapter}: a reward model's adapter; what is lost is measured of models that predict tokens alone: keep it "
-            "beside BASE (pronk score BASE --adapter), or merge it with PEFT"
+            f"{adapter}: a reward model's adapter; what is lost is measured of models that predict tokens alone: keep "
+            "it beside BASE (pronk score BASE --adapter), or merge it with PEFT"
         )
     write.check_destination(source, destination, to, overwrite)
     vocabulary, files = saving.tokenizer_for(source, to)

@@ -35,9 +35,7 @@ too_long_option = click.option(
     "--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
     help="Refuse examples that are longer, cut their end off, or leave them out.",
 )  # fmt: skip
-skip_option = click.option(
-    "--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many."
-)
+skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
 fields_option = click.option(
     "--fields", metavar="KEY=NAME,...", callback=_fields, default="",
     help="Read the key KEY of your records as the key NAME: answer=output. KEY= ignores KEY.",

@@ -195,13 +195,14 @@ def _check_architecture(config: Mapping[str, Any], path: str) -> None:
 
 def _labels(config: dict[str, Any], raw: Mapping[str, Any]) -> int | None:
     """Of a classifier, 1; taken out of `config`. Raises Unsupported for more."""
-    if not (raw.get("architectures") or [""])[0] in _CLASSIFIERS:
+    if (raw.get("architectures") or [""])[0] not in _CLASSIFIERS:
         return None
     named, said = config.pop("id2label", None), config.pop("num_labels", None)
     found = said if named is None else len(named) if isinstance(named, dict) else named
     found = 2 if found is None else found  # transformers' default, which it does not write down
     if found != 1 or said not in (None, 1) or type(found) is bool:
-        raise Unsupported(f"num_labels={short(found if found != 1 else said)} is not supported; only a reward model's 1 is")
+        wrong = short(found if found != 1 else said)
+        raise Unsupported(f"num_labels={wrong} is not supported; only a reward model's 1 is")
     return 1
 
 

@@ -48,8 +48,8 @@ def check_predicts(config: ModelConfig) -> None:
     """Raises BadRequest for a reward model, which has no head."""
     if config.num_labels:
         raise BadRequest(
-            "this is a reward model, which gives a text a score and predicts no tokens: llm.score(texts), or pronk score; "
-            "to generate, load the model that it was trained from"
+            "this is a reward model, which gives a text a score and predicts no tokens: llm.score(texts), or pronk "
+            "score; to generate, load the model that it was trained from"
         )
 
 

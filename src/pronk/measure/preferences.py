@@ -45,9 +45,9 @@ def read(
 
 
 def preferences(llm: LLM, pairs: Sequence[Pair], progress: Progress | None = None) -> dict[str, Any]:
-    """Of a reward model. "accuracy" is a share of the pairs, equal scores being half right; "margin" the mean difference
-    of scores; each has its standard error, None of one pair. "loss" is Bradley and Terry's, without margins of records.
-    "each": scores of the chosen and the rejected answer of every pair."""
+    """Of a reward model. "accuracy" is a share of the pairs, equal scores being half right; "margin" the mean of the
+    scores' differences; each has its standard error, None of one pair. "loss" is Bradley and Terry's, whatever margins
+    the records have. "each": scores of the chosen and the rejected answer of every pair."""
     texts = [answer.ids.tolist() for pair in pairs for answer in (pair.chosen, pair.rejected)]
     scores = np.array(llm.score(texts, progress=progress)).reshape(-1, 2)
     margins = scores[:, 0] - scores[:, 1]

@@ -282,7 +282,7 @@ def load_model(
         made = linear(tensor, module) if linear and leaf == "weight" and isinstance(module, torch.nn.Linear) else None
         if made is not None:
             model.set_submodule(owner, made)
-        elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and tensor.name.startswith("model.layers."):
+        elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and owner.startswith("model."):
             codes = _codes(checkpoint, tensor, scheme, device)
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
         else:

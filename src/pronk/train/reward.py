@@ -1,7 +1,7 @@
 """What a run of rewards begins from: a model with a score head in the place of its lm_head.
 
-The head is drawn as in Stiennon et al. (arXiv 2009.01325): normal, with a variance of 1 / (C + 1), so that a text's score
-is about as large as its last hidden state's numbers are. A reward model that is trained on keeps its own.
+The head is drawn as in Stiennon et al. (arXiv 2009.01325): normal, with a variance of 1 / (C + 1), so that a text's
+score is about as large as its last hidden state's numbers are. A reward model that is trained on keeps its own.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ def _drawn(size: int, seed: int) -> NDArray[np.float32]:
 
 
 def padding(tokenizer: Tokenizer) -> int:
-    """A token that no text ends with. transformers scores the last token that is another; one that ends texts, with which
-    many models pad, would have it score the token before."""
+    """A token that no text ends with. transformers scores the last token that is another; one that ends texts, with
+    which many models pad, would have it score the token before."""
     for token in (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id):
         if token is not None and token not in tokenizer.eos_ids:
             return token
-    raise BadRequest("this tokenizer has no token but those that end texts to pad with; add a pad_token to its settings")
+    raise BadRequest(
+        "this tokenizer has no token to pad with but those that end texts; add a pad_token to its settings"
+    )
 
 
 def padded(files: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -1,9 +1,9 @@
-"""Reward modelling: one number for a text, higher for the answer that people like better (arXiv 2009.01325, 2307.09288).
+"""Reward modelling: one number for a text, higher for the answer that people like better (2009.01325, 2307.09288).
 
-    r(x, y) = score . h,  h the last hidden state of the last token,     loss = -log sigmoid(r(chosen) - r(rejected) - margin)
+    r(x, y) = score . h, of the last token's last hidden state,   loss = -log sigmoid(r(chosen) - r(rejected) - margin)
 
-which is Bradley and Terry's model of who wins. Both answers to a prompt are runs of one batch. The loss knows differences
-alone: `center_rewards` times (r(chosen) + r(rejected))^2 keeps the numbers themselves around zero (2312.09244).
+which is Bradley and Terry's model of who wins. Both answers to a prompt are runs of one batch. The loss knows
+differences alone: `center_rewards` (r(chosen) + r(rejected))^2 keeps the numbers themselves around zero (2312.09244).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def losses(rewards: Tensor, margins: Tensor, center: float = 0.0) -> Tensor:
 
 
 def _rewards(model: Llama, batch: Answers) -> Tensor:
-    """[P, 2], summed in float32 whatever the blocks are computed in: of a number near 100, bfloat16 knows the halves."""
+    """[P, 2], summed in float32 whatever the blocks are computed in: near 100, bfloat16 knows halves."""
     last = model.hidden(batch.batch)[: 2 * batch.weight].float()  # [2P, C]
     return (last * model.score.weight[0]).sum(-1).view(-1, 2)
 

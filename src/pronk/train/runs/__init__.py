@@ -106,7 +106,7 @@ def reward(
     eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
     resume: bool = False, log_to: Log | Sequence[Log] = (),
 ) -> Run:  # fmt: skip
-    """A run that makes a reward model of `model`: it gives a text one number, higher where people like the answer better.
+    """A run that makes a reward model of `model`: it gives a text one number, higher where people like it better.
 
     Its records are those of `dpo`, and may say by how much the chosen answer is better: {"margin"}. `LLM.score` asks
     what comes out. Options are those of `pronk reward`, as those of `finetune` are of its verb.

@@ -39,8 +39,8 @@ class Tuning(Run):
         """What the run begins from."""
         if checkpoint.config.num_labels:
             raise BadRequest(
-                f"{self.settings.model} is a reward model, which predicts no tokens; train the model that it was made from, "
-                "or go on with pronk reward"
+                f"{self.settings.model} is a reward model, which predicts no tokens; train the model that it was made "
+                "from, or go on with pronk reward"
             )
         return checkpoint
 
