@@ -359,6 +359,7 @@ class LLM:
         """
         if self._score is None:
             raise BadRequest(f"{self.name} is no reward model: pronk reward makes one of it")
+        several: list[Any]
         several, listed = ([texts], False) if conversation.is_one(texts) else as_list(texts)  # type: ignore[arg-type]
         read = [self._prompts.scored(text, chat_template) for text in several]
         found = scores(self.backend, self._score, read, progress=progress)
@@ -527,4 +528,5 @@ def _score_of(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
         return None
     weight = checkpoint.tensors[SCORE].read()
     check_finite(checkpoint.path, SCORE, weight)
-    return weight[0].astype(np.float32)
+    score: NDArray[np.float32] = weight[0].astype(np.float32)
+    return score

@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dpo": {"lora": LORA, "objective": {}, "data": "pairs.jsonl"},
     "dpo-full": {"objective": {}, "data": "pairs.jsonl"},
     "reward": {"lora": LORA, "objective": {}, "data": "margins.jsonl"},
-    "reward-full": {"objective": {}, "data": "margins.jsonl", "model": "tied", "precision": "bf16"},
+    "reward-full": {"objective": {}, "data": "margins.jsonl", "model": "tied"},
     "bf16": {"precision": "bf16"},
     "f16": {"precision": "f16", "lora": LORA},
 }

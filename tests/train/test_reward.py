@@ -341,7 +341,7 @@ def test_what_is_padded_with_ends_no_text(full: Path, thin: Path) -> None:
     assert padding(of(pad_id=7, eos_ids=(2,))) == 7
     assert padding(of(pad_id=2, unk_id=0, bos_id=1, eos_ids=(2, 3))) == 0
     assert padding(of(pad_id=2, unk_id=3, bos_id=1, eos_ids=(2, 3))) == 1
-    with pytest.raises(BadRequest, match="no token but those that end texts to pad with"):
+    with pytest.raises(BadRequest, match="no token to pad with but those that end texts"):
         padding(of(pad_id=2, eos_ids=(2,), bos_id=2))
     other = {"special_tokens_map.json": b'{"pad_token": "</s>"}', "tokenizer.json": b"{}"}
     found = padded(other, of(pad_id=7, eos_ids=(2,)))

@@ -43,7 +43,7 @@ def scores(
     if not np.isfinite(found).all():
         number = int(np.flatnonzero(~np.isfinite(found))[0])
         raise PronkError(f"the score of text {number + 1} is not a number; compute in a wider type (--quantize f32)")
-    return found.tolist()
+    return [float(score) for score in found]
 
 
 def _passes(texts: Sequence[Sequence[int]], *, alone: bool) -> Iterator[list[int]]:

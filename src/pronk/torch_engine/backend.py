@@ -175,7 +175,8 @@ class TorchBackend(Backend):
         self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
     ) -> Inspection:
         check_predicts(self.config)
-        where = self._on_device(batch, kv)
+        assert kv is None or isinstance(kv, TorchKV)
+        where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
         with self._adapters.beside(batch, self.adapter):
             return inspection.of(self.model, where, kv, layers, lens)
 

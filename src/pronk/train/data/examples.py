@@ -166,7 +166,7 @@ class Encoder:
         if _alike(both):
             raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
         fitted = self.fitted(*both)
-        return [Pair(*fitted)] if fitted else []
+        return [Pair(fitted[0], fitted[1])] if fitted else []
 
     def fitted(self, *examples: Example) -> list[Example]:
         """Those of one record, none longer than may be; no one where the record is to be skipped for its length, or a
