@@ -33,6 +33,7 @@ SHORT = {
     "compare": ["--rounds", "1", "--prefill", "8", "--decode-tokens", "2", "--windows", "1"],
     "finetune": ["--max-steps", "1", "--samples", "0"],
     "dpo": ["--max-steps", "1", "--samples", "0"],
+    "reward": ["--max-steps", "1", "--samples", "0"],
     "pretrain": ["--max-steps", "1", "--samples", "0", "--hidden-size", "32", "--layers", "1"],
     "merge": ["--accept-loss"],  # a single step's adapter is finer than any rounding
     "serve": ["--port", "0"],

@@ -56,6 +56,19 @@ def test_training_from_python(
     assert names["llm"].generate("1 plus 1 is", max_new_tokens=1)
 
 
+def test_a_reward_model_s_scores(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tiny.parent)
+    pairs = write_sums(Path("pairs.jsonl"), lambda a, b: {"chosen": f" {a + b}.", "rejected": " a number"})
+    pronk.reward(tiny, pairs, "rm", max_steps=1, samples=0, device="cpu").run()
+    rm = run("training.md", "Reward models")["rm"]
+    of_texts, of_talk = capsys.readouterr().out.splitlines()
+    assert of_texts == str(rm.score(["Is the sea salty? Yes.", "Is the sea salty? Who knows."]))
+    assert float(of_talk)
+
+
 def test_several_adapters_of_one_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.parent)
     for name in ("mine", "alpaca"):
@@ -65,7 +78,7 @@ def test_several_adapters_of_one_model(tiny: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_function_of_training_is_on_the_page_of_python() -> None:
     page = (DOCS / "api.md").read_text("utf-8")
-    for name in ("finetune", "dpo", "pretrain", "run.Run", "result.Result"):
+    for name in ("finetune", "dpo", "reward", "pretrain", "run.Run", "result.Result"):
         assert f"::: pronk.train.runs.{name}\n" in page
 
 

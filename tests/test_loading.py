@@ -103,4 +103,5 @@ def test_the_public_names_are_listed() -> None:
         "finetune",
         "load",
         "pretrain",
+        "reward",
     ]

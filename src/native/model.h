@@ -129,7 +129,8 @@ public:
     // `kv`, behind the last position of each run, until it or another one is asked for, or quiesce() gives it up.
     Logits forward(const Batch& batch, KV& kv, const std::function<bool()>& interrupted);
 
-    // The same pass, but for logits: all rows of the batch must want them, and none are made.
+    // The same pass, but for logits, which are not made: what is fed to a layer's products is of all rows, and all must want
+    // them; `head` alone is of those that do.
     bool tap(const Batch& batch, KV& kv, const Taps& taps, const std::function<bool()>& interrupted);
 
     // The same pass, of which one row wants logits, for what a probe shows of that row (probe.h); no logits are made.

@@ -205,6 +205,19 @@ public:
         });
     }
 
+    void hidden(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
+                const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const FloatsOut& out, float embedding_noise,
+                const std::optional<Ints>& adapters) {
+        BatchArrays batch = arrays(token_ids, positions, offsets, blocks, block_offsets, adapters);
+        batch.logits_rows = copied(logits_rows);
+        check_shape("out", out, static_cast<int64_t>(batch.logits_rows.size()), model.config.hidden_size);
+        Taps taps;
+        taps.head = out.data();
+        pass(batch, kv, embedding_noise, [&](const Batch& checked, const auto& interrupted) {
+            return model.tap(checked, kv.kv, taps, interrupted);
+        });
+    }
+
     void inspect(const Ints& token_ids, const Ints& positions, const Ints& offsets, const Ints& blocks,
                  const Ints& block_offsets, const Ints& logits_rows, PyKV& kv, const Ints& layers, const FloatsOut& hidden,
                  const LayersOut& scores, const std::optional<FloatsOut>& lens, float embedding_noise,
@@ -443,6 +456,10 @@ void bind_model(nb::module_& module) {
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(), arg("kv"),
              arg("qkv").noconvert(), arg("o").noconvert(), arg("gate_up").noconvert(), arg("down").noconvert(),
              arg("head").noconvert(), arg("embedding_noise") = 0.0f, arg("adapters").noconvert() = nb::none())
+        .def("hidden", &PyModel::hidden, arg("token_ids").noconvert(), arg("positions").noconvert(),
+             arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
+             arg("logits_rows").noconvert(), arg("kv"), arg("out").noconvert(), arg("embedding_noise") = 0.0f,
+             arg("adapters").noconvert() = nb::none())
         .def("inspect", &PyModel::inspect, arg("token_ids").noconvert(), arg("positions").noconvert(),
              arg("offsets").noconvert(), arg("blocks").noconvert(), arg("block_offsets").noconvert(),
              arg("logits_rows").noconvert(), arg("kv"), arg("layers").noconvert(), arg("hidden").noconvert(),

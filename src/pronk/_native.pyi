@@ -140,7 +140,24 @@ class Model:
         head: _Floats,
         embedding_noise: float = 0.0,
         adapters: _Ints | None = None,
-    ) -> None: ...
+    ) -> None:
+        """The same pass over all rows, without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
+
+    def hidden(
+        self,
+        token_ids: _Ints,
+        positions: _Ints,
+        offsets: _Ints,
+        blocks: _Ints,
+        block_offsets: _Ints,
+        logits_rows: _Ints,
+        kv: KV,
+        out: _Floats,
+        embedding_noise: float = 0.0,
+        adapters: _Ints | None = None,
+    ) -> None:
+        """The same pass, without logits: what the head would be given of the rows that want them, out [R, C]."""
+
     def inspect(
         self,
         token_ids: _Ints,
@@ -157,7 +174,7 @@ class Model:
         embedding_noise: float = 0.0,
         adapters: _Ints | None = None,
     ) -> None:
-        """The same pass over all rows, without logits: what is multiplied, [L, T, K]; head [1, T, C]."""
+        """The same pass, without logits, and what a probe shows of its one row: see Backend.inspect."""
 
 class KV:
     def __init__(self, model: Model, type: str, num_blocks: int, remembers: bool = True) -> None:

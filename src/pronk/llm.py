@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from pronk import system
 from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.adapter import Adapter
-from pronk.checkpoint.tensors import Checkpoint, Progress
-from pronk.engine.backend import Attached
+from pronk.checkpoint.tensors import SCORE, Checkpoint, Progress, check_finite
+from pronk.engine.backend import Attached, check_predicts
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
 from pronk.engine.generation import Chunk, Generation, joined
 from pronk.engine.params import SamplingParams
 from pronk.engine.prefix_cache import BLOCK_SIZE
+from pronk.engine.scores import scores
 from pronk.errors import BadRequest, ContextOverflow, NotEnoughMemory, PronkError
 from pronk.grammar.structure import Structure
 from pronk.prompts import Prompt, Prompts, Truncate, as_list, checked_ids
@@ -73,6 +74,7 @@ class LLM:
         self._dropped: deque[int] = deque()  # numbers of those that nobody holds any more
         self._changes = ""  # what the adapter that it was loaded with changes of all texts
         self._compiler: Compiler | None = None  # of grammars, once one is asked for
+        self._score = _score_of(checkpoint)  # [C], a reward model's
         self._backend: Backend | None = None
         self._sessions: dict[bool, Session] = {}
         self.backend = backend
@@ -341,6 +343,28 @@ class LLM:
             logits[at : at + len(part)] = self.backend.forward(Batch.of([Run(part, at, blocks, "all")]), kv)
         return logits
 
+    def score(
+        self,
+        texts: Prompt | Sequence[Message] | Sequence[Prompt | Sequence[Message]],
+        *,
+        chat_template: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> float | list[float]:
+        """What a reward model gives a text: one number; or a list of them, for a list of texts. Higher is better, and
+        only differences between answers to the same prompt mean anything.
+
+        A text is a prompt with its answer; it gets the token that ends texts, as in training. Messages go through
+        `chat_template`, or the model's; token ids are read as they are. `progress` is told of tokens. Raises BadRequest
+        where the model is no reward model, and ContextOverflow.
+        """
+        if self._score is None:
+            raise BadRequest(f"{self.name} is no reward model: pronk reward makes one of it")
+        several: list[Any]
+        several, listed = ([texts], False) if conversation.is_one(texts) else as_list(texts)  # type: ignore[arg-type]
+        read = [self._prompts.scored(text, chat_template) for text in several]
+        found = scores(self.backend, self._score, read, progress=progress)
+        return found if listed else found[0]
+
     def look(
         self,
         text: Prompt | Sequence[Message],
@@ -360,6 +384,7 @@ class LLM:
         """
         from pronk.look import Look, Reading, Spelling
 
+        check_predicts(self.config)
         attached = self._attached(adapter)
         given = answer.tokens if isinstance(answer, Generation) else answer
         template = chat_template or (attached.template if attached and conversation.is_one(text) else None)
@@ -377,6 +402,7 @@ class LLM:
         transformers' is: `module(ids)` -> logits [B, T, V] (pronk.torch_engine.causal_lm). Raises PronkError where
         torch is not installed.
         """
+        check_predicts(self.config)
         import_torch()
         from pronk.torch_engine.backend import load_module
         from pronk.torch_engine.causal_lm import CausalLM
@@ -465,6 +491,7 @@ class LLM:
         if cache not in (True, False):
             raise BadRequest(f"cache must be True or False, not {cache!r}")
         _ = self.backend  # which is gone when this is closed
+        check_predicts(self.config)
         self._let_go()
         return self._sessions[cache]
 
@@ -493,3 +520,13 @@ class LLM:
         ):
             chunks.setdefault((chunk.request, chunk.index), []).append(chunk)
         return [joined(chunks[key], encoded[key[0]], params) for key in sorted(chunks)]
+
+
+def _score_of(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    """A reward model's score head, [C]; None of any other. Raises BadFile for infinity and NaN."""
+    if SCORE not in checkpoint.tensors:
+        return None
+    weight = checkpoint.tensors[SCORE].read()
+    check_finite(checkpoint.path, SCORE, weight)
+    score: NDArray[np.float32] = weight[0].astype(np.float32)
+    return score

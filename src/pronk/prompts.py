@@ -80,6 +80,23 @@ class Prompts:
             raise ContextOverflow(len(ids) + len(after), self._ctx_size, "the text")
         return [*ids, *after], len(ids), spelled
 
+    def scored(self, text: Prompt | Sequence[Message], chat_template: str | Path | None) -> list[int]:
+        """What a reward model reads of a text, which ends as one that it learned from: with the token that ends texts,
+        or as the chat template ends a conversation. Token ids are taken as they are. Raises ContextOverflow."""
+        if conversation.is_one(text):
+            checked = conversation.checked(cast(Sequence[Message], text))
+            spelled = self.template(chat_template).render(checked, add_generation_prompt=False)
+            ids = self.tokenizer.encode(spelled, bos=False)
+        elif chat_template is not None:
+            raise BadRequest("a chat template is for messages; this is a text, or token ids")
+        else:
+            ids = self._begun(self._ids(cast(Prompt, text)))
+            if isinstance(text, str) and (ends := self.tokenizer.eos_ids) and ids[-1] not in ends:
+                ids = [*ids, ends[0]]
+        if len(ids) > self._ctx_size:
+            raise ContextOverflow(len(ids), self._ctx_size, "the text")
+        return ids
+
     def asked(self, prompt: Prompt, chat: bool, system: str | None, template: Path | None = None) -> Prompt:
         """As the chat template asks it, where it is to."""
         if not chat:

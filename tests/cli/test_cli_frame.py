@@ -112,7 +112,7 @@ def test_every_option_is_explained_in_whole_clauses(run: Run, verb: str) -> None
     assert not re.search(r"\]\s+\[(default|required|\d|x)", run(verb, "--help").stdout)
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat", "finetune", "dpo", "pretrain", "compare"])
+@pytest.mark.parametrize("verb", ["generate", "chat", "finetune", "dpo", "reward", "pretrain", "compare"])
 def test_many_options_stand_under_headings(run: Run, verb: str) -> None:
     shown = run(verb, "--help").stdout
     assert len(re.findall(r"^\S.*:$", shown, flags=re.M)) >= 4

@@ -24,6 +24,8 @@ NEEDED = {
     "quantize": ["none", "new.gguf", "--to", "q8"],
     "finetune": ["none", "--data", "none", "--out", "new"],
     "dpo": ["none", "--data", "none", "--out", "new"],
+    "reward": ["none", "--data", "none", "--out", "new"],
+    "score": ["none", "text"],
     "pretrain": ["none", "--out", "new"],
     "chat": [],
     "list": [],

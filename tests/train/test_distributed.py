@@ -42,6 +42,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "codes": {"lora": LORA, "quantize": "q8"},
     "dpo": {"lora": LORA, "objective": {}, "data": "pairs.jsonl"},
     "dpo-full": {"objective": {}, "data": "pairs.jsonl"},
+    "reward": {"lora": LORA, "objective": {}, "data": "margins.jsonl"},
+    "reward-full": {"objective": {}, "data": "margins.jsonl", "model": "tied"},
     "bf16": {"precision": "bf16"},
     "f16": {"precision": "f16", "lora": LORA},
 }
@@ -62,8 +64,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sums = [(a, b) for a in range(4) for b in range(5)]
     of_sums = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
     pairs = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": " I won't say."} for a, b in sums]
-    for name, records in (("sums.jsonl", of_sums), ("pairs.jsonl", pairs), ("other.jsonl", of_sums[1:] + of_sums[:1])):
-        (root / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    margins = [{**pair, "margin": 0.25 * number} for number, pair in enumerate(pairs)]
+    files = {"sums": of_sums, "pairs": pairs, "margins": margins, "other": of_sums[1:] + of_sums[:1]}
+    for name, records in files.items():
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (root / "one").mkdir()
     (root / "two").mkdir()
     return root

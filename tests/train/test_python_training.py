@@ -1,4 +1,4 @@
-"""Training from Python: pronk.finetune, dpo, pretrain take what the verbs take, yield metrics and return a result."""
+"""Training from Python: pronk.finetune and its like take what their verbs take, yield metrics, return a result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pronk.train.folder import CHECKPOINTS, METRICS
 from pronk.train.runs import names, options
 from pronk.train.runs.result import Result
 
-VERBS = ("finetune", "dpo", "pretrain")
+VERBS = ("finetune", "dpo", "reward", "pretrain")
 QUICK: dict[str, Any] = {
     "lora_rank": 4, "lr": 0.02, "max_steps": 6, "accumulate": 2, "batch_size": 2, "eval_every": 3, "samples": 1,
     "device": "cpu", "threads": 1,
@@ -127,6 +127,7 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
         (lambda: pronk.finetune("m", "d", fields={"query": "asked"}), "fields must be KEY=NAME"),
         (lambda: pronk.finetune("m", "d", full=True, quantize="q4"), "q4 is for weights that are frozen"),
         (lambda: pronk.dpo("m", "d", beta=0.0), "beta must be a number over 0, not 0.0"),
+        (lambda: pronk.reward("m", "d", center_rewards=-1), "center_rewards must be a number from 0 on, not -1"),
         (
             lambda: pronk.dpo("m", "d", label_smoothing=0.1, loss_type="hinge"),
             "label_smoothing is for the sigmoid loss",
@@ -340,7 +341,8 @@ def test_pretrain_from_python(tmp_path: Path) -> None:
 
 def test_importing_pronk_imports_neither_torch_nor_training() -> None:
     script = (
-        "import sys, pronk; pronk.finetune, pronk.dpo, pronk.pretrain\nprint(*{'torch', 'numpy'} & set(sys.modules))\n"
+        "import sys, pronk; pronk.finetune, pronk.dpo, pronk.reward, pronk.pretrain\n"
+        "print(*{'torch', 'numpy'} & set(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("", "numpy")

@@ -26,6 +26,8 @@ from pronk.errors import PronkError
 from pronk.train.data.sources import prepare
 from pronk.train.distributed import Group, joined
 from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.reward import Reward
+from pronk.train.reward import with_score
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
 
@@ -36,7 +38,10 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
     read = replace(settings, data=work["data"]) if last and "data" in work else settings
     opened = checkpoint.open(settings.model)
     assert opened.tokenizer
-    data = prepare(read, tokenizer.load(opened.tokenizer), opened.config.max_position_embeddings)
+    codec = tokenizer.load(opened.tokenizer)
+    data = prepare(read, codec, opened.config.max_position_embeddings)
+    if isinstance(settings.objective, Reward):
+        opened = with_score(opened, codec, settings.seed)
     (root / work["folder"]).mkdir(exist_ok=True)
     steps, stop = count(), work.get("stop")
     try:
@@ -51,7 +56,7 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    kinds = {"lora": LoraConfig, "objective": DPO}
+    kinds = {"lora": LoraConfig, "objective": Reward if "margin" in given["data"] else DPO}
     return Settings(**{name: kinds[name](**v) if name in kinds and v is not None else v for name, v in given.items()})
 
 

@@ -7,6 +7,7 @@ A folder with adapter_config.json and adapter_model.safetensors, whose names are
     base_model.model.model.embed_tokens.lora_embedding_A, _B            [rank, V], [K, rank]: of the table's transpose
     base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias    [N]: trained, beside LoRA or alone (q_proj.bias)
     base_model.model.lm_head.weight                                     [V, K]: a module that is saved whole
+    base_model.model.score.weight                                       [1, K]: the same, which makes a reward model
 
 Which modules these are, the tensors say; the config has each one's alpha, and is held against them where it names them.
 """
@@ -27,7 +28,16 @@ from pronk import system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
-from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, check_finite, plain_dtype
+from pronk.checkpoint.tensors import (
+    EMBEDDING,
+    HEAD,
+    SCORE,
+    Checkpoint,
+    LazyTensor,
+    check_finite,
+    plain_dtype,
+    without_head,
+)
 from pronk.errors import BadFile, ModelNotFound, Unsupported, short
 
 __all__ = [
@@ -49,6 +59,7 @@ Floats = NDArray[np.float32]
 
 _PREFIX = "base_model.model."
 _MOST_RANK = 1 << 14  # beyond the width of any matrix that an adapter would be smaller than
+_WHOLE_SCORE = _PREFIX + SCORE
 _TABLE, _ENDS = "model.embed_tokens", {"model.embed_tokens", "lm_head"}  # modules
 
 
@@ -71,7 +82,7 @@ class Adapter:
 
     path: Path
     products: Mapping[str, LowRank]  # by module: "model.layers.0.self_attn.q_proj", "model.embed_tokens", "lm_head"
-    replaced: Mapping[str, LazyTensor]  # by tensor: trained biases, modules saved whole
+    replaced: Mapping[str, LazyTensor]  # by tensor: trained biases, modules saved whole, a reward model's score
     nbytes: int  # of its numbers in 16 bits
 
 
@@ -79,7 +90,10 @@ def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
     """The adapter in a folder, for this model. Raises BadFile, Unsupported and ModelNotFound."""
     config, path = adapter_config.read(folder), folder / WEIGHTS
     shapes = checkpoint.config.tensor_shapes()
-    shapes.setdefault(HEAD, shapes[EMBEDDING])
+    if not checkpoint.config.num_labels:
+        shapes.setdefault(HEAD, shapes[EMBEDDING])
+    if config.saves_score:
+        shapes.setdefault(SCORE, (1, checkpoint.config.hidden_size))
     tensors = {}
     for name, tensor in _tensors(folder).items():
         if not name.startswith(_PREFIX):
@@ -105,7 +119,7 @@ def _products(
     path: Path, config: AdapterConfig, tensors: dict[str, LazyTensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, LowRank]:
     """Those that are there, taken out of `tensors`."""
-    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
+    matrices = {name[: -len(".weight")]: shape for name, shape in shapes.items() if len(shape) == 2 and name != SCORE}
     products = {}
     for module, (rows, columns) in matrices.items():
         table = module == _TABLE  # of which PEFT adapts the transpose
@@ -168,24 +182,33 @@ def _of_one_matrix(config: AdapterConfig, whole: dict[str, LazyTensor], embeddin
     return whole
 
 
-def key(module: str, part: str) -> str:
-    """The name of a module's "lora_A" or "lora_B"."""
-    return f"{_PREFIX}{module}.{part}.weight"
+def key(module: str, part: str = "") -> str:
+    """The name of a module's "lora_A" or "lora_B", or of one that is saved whole."""
+    return f"{_PREFIX}{module}.{part}.weight" if part else f"{_PREFIX}{module}.weight"
 
 
-def read(folder: Path, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Floats, Floats]]:
-    """For training: A [rank, K] and B [N, rank] of every module in `shapes` (its weight's [N, K]).
+def read(
+    folder: Path, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]], width: int | None = None
+) -> tuple[dict[str, tuple[Floats, Floats]], Floats | None]:
+    """For training: A [rank, K] and B [N, rank] of every module in `shapes` (its weight's [N, K]); and the score head
+    [1, C] where it is a reward model's, whose `width` is C (None: none is wanted).
 
     Raises BadFile where the adapter has other modules, or other shapes: it is another model's.
     """
     path, tensors = folder / WEIGHTS, _tensors(folder)
+    score: Floats | None = None
+    if _WHOLE_SCORE in tensors:
+        if width is None:
+            raise BadFile(path, "it is a reward model's adapter: pronk reward goes on from it", field=f"tensor {SCORE}")
+        score = _part(path, tensors, _WHOLE_SCORE, (1, width))
+        tensors = {name: tensor for name, tensor in tensors.items() if name != _WHOLE_SCORE}
     found = {}
     for module, (rows, columns) in shapes.items():
         a = _part(path, tensors, key(module, "lora_A"), (config.rank, columns))
         found[module] = a, _part(path, tensors, key(module, "lora_B"), (rows, config.rank))
     if left := tensors.keys() - {key(module, part) for module in shapes for part in ("lora_A", "lora_B")}:
         raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(min(left))}")
-    return found
+    return found, score
 
 
 def _tensors(folder: Path) -> dict[str, LazyTensor]:
@@ -217,12 +240,14 @@ def _finite(path: Path, name: str, tensor: LazyTensor) -> NDArray[Any]:
 
 def base_for(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """The model that the adapter's products belong to: what the adapter brings whole stands in its place. A head that
-    was the embedding is a matrix of its own, if the adapter has one of them trained whole."""
+    was the embedding is a matrix of its own, if the adapter has one of them trained whole; a score takes its place."""
     if not adapter.replaced:
         return checkpoint
-    tensors = {**checkpoint.tensors, **adapter.replaced}
-    tied = checkpoint.config.tie_word_embeddings and HEAD not in tensors
-    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, tie_word_embeddings=tied))
+    tensors, config = {**checkpoint.tensors, **adapter.replaced}, checkpoint.config
+    if SCORE in tensors:
+        return replace(checkpoint, tensors=without_head(tensors), config=replace(config, num_labels=1))
+    tied = config.tie_word_embeddings and HEAD not in tensors
+    return replace(checkpoint, tensors=tensors, config=replace(config, tie_word_embeddings=tied))
 
 
 def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter]:
@@ -244,7 +269,7 @@ def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     that was the embedding is a matrix of its own, if only one of them changes."""
     base = base_for(checkpoint, adapter)
     tensors, config = dict(base.tensors), base.config
-    if config.tie_word_embeddings and not _ENDS.isdisjoint(adapter.products):
+    if config.tie_word_embeddings and not config.num_labels and not _ENDS.isdisjoint(adapter.products):
         tensors[HEAD] = replace(tensors[EMBEDDING], name=HEAD)
         config = replace(config, tie_word_embeddings=False)
     for module, product in adapter.products.items():

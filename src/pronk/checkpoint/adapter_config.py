@@ -100,6 +100,11 @@ class AdapterConfig:
         rank = self.rank(module)
         return float(self.alphas.of(module, self.usual.alpha)) / (math.sqrt(rank) if self.usual.rslora else rank)
 
+    @property
+    def saves_score(self) -> bool:
+        """Whether it makes a reward model of its base."""
+        return "score" in (self.raw.get("modules_to_save") or ())
+
     def saves(self, module: str) -> bool:
         """Whether modules_to_save names it, or what it is part of, by the end of a name ("norm": "input_layernorm")."""
         names, parts = self.raw.get("modules_to_save") or (), module.split(".")
@@ -133,7 +138,7 @@ class AdapterConfig:
     def plain(self) -> LoraConfig:
         """For training, which goes on from adapters that are the same of every module. Raises Unsupported, BadFile."""
         for key in sorted(_OF_SOME):
-            if (value := self.raw.get(key)) not in _NOTHING:
+            if (value := self.raw.get(key)) not in _NOTHING and not (key == "modules_to_save" and _is_score(value)):
                 raise Unsupported(f"{self.path}: {key}={short(value)} is not supported in training")
         targets = self.raw["target_modules"]
         if not isinstance(targets, list):
@@ -204,6 +209,11 @@ def _check_kinds(path: Path, raw: Mapping[str, Any]) -> None:
 
 def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) <= _MOST_NAMES and all(isinstance(name, str) for name in value)
+
+
+def _is_score(value: object) -> bool:
+    """Whether it is what PEFT saves of a reward model, which it looks for under both names."""
+    return isinstance(value, list) and {"score"} <= {*value} <= {"score", "classifier"}
 
 
 def _names(value: str | list[str] | None) -> set[str] | None:

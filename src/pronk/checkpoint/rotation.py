@@ -54,6 +54,8 @@ def rotated(checkpoint: Checkpoint, seed: int) -> Checkpoint:
     """
     if type(seed) is not int or seed < 0:
         raise BadRequest(f"the seed of a rotation must be a whole number from 0 on, not {seed!r}")
+    if checkpoint.config.num_labels:
+        raise BadRequest(f"{checkpoint.path}: a reward model has no twin; rotate the model that it was trained from")
     config = replace(checkpoint.config, tie_word_embeddings=False)
     turn = cache(partial(orthogonal, config.hidden_size, seed))
     sources = {HEAD: checkpoint.tensors[EMBEDDING], **checkpoint.tensors}  # a head of its own stays the source

@@ -35,7 +35,7 @@ _EXPONENTS = {
 }
 _PIECE = 1 << 18  # elements that are looked at together: few enough to stay in a core's cache
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, SCORE = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 
 # Called while tensors are gone through: the name of one, stored bytes done, stored bytes in all.
 Progress = Callable[[str, int, int], None]
@@ -101,8 +101,14 @@ class Checkpoint:
         sizes = [loaded(t) for t in self.tensors.values()]
         stored = sum(t.nbytes for t in self.tensors.values())
         before = sum(sizes)
-        head = loaded(self.tensors[EMBEDDING]) if head_apart and self.config.tie_word_embeddings else 0
+        tied = self.config.tie_word_embeddings and not self.config.num_labels
+        head = loaded(self.tensors[EMBEDDING]) if head_apart and tied else 0
         return LoadPlan(len(self.files), stored, before + head, before + max(sizes, default=0))
+
+
+def without_head(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Those of a reward model, whose score stands where others have their lm_head."""
+    return {name: tensor for name, tensor in tensors.items() if name != HEAD}
 
 
 def check_finite(path: str | Path, name: str, array: NDArray[Any]) -> None:

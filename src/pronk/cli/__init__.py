@@ -31,9 +31,10 @@ from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, shor
 GROUPS = {
     "Run": ("generate", "chat", "serve"),
     "Inspect and measure": (
-        "inspect", "look", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training", "report",
+        "inspect", "look", "score", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training",
+        "report",
     ),
-    "Train": ("pretrain", "finetune", "dpo"),
+    "Train": ("pretrain", "finetune", "dpo", "reward"),
     "Files": ("merge", "convert", "quantize", "pull", "list"),
 }  # fmt: skip
 # Verb -> its module in this package.

@@ -87,6 +87,11 @@ def command(
     text, text_name = read_text(file)
     source = saving.open_source(base, tokenizer, revision)
     merged = adapters.applied(source, adapters.open(expanded(adapter), source))
+    if merged.config.num_labels:
+        raise PronkError(
+            f"{adapter}: a reward model's adapter; what is lost is measured of models that predict tokens alone: keep "
+            "it beside BASE (pronk score BASE --adapter), or merge it with PEFT"
+        )
     write.check_destination(source, destination, to, overwrite)
     vocabulary, files = saving.tokenizer_for(source, to)
     try:  # beside DST, which gets its name once the receipt is good

@@ -32,7 +32,7 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
         examples = [data.train[index] for index in indices]
         amount = f"{len(examples)} example{'s' * (len(examples) != 1)}, {sum(map(len, examples))} tokens"
         targets = sum(example.targets for example in examples)
-        lines.append(f"micro-batch {number}: {amount}, {targets} of them trained on")
+        lines.append(f"micro-batch {number}: {amount}, {targets} of them {settings.objective.marked}")
         for example in examples:
             named = len(example.answers) > 1
             for name, text in zip(example.answers, shown(example.answers.values(), tokenizer), strict=True):

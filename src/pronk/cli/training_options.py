@@ -31,19 +31,29 @@ def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+too_long_option = click.option(
+    "--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
+    help="Refuse examples that are longer, cut their end off, or leave them out.",
+)  # fmt: skip
+skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
+fields_option = click.option(
+    "--fields", metavar="KEY=NAME,...", callback=_fields, default="",
+    help="Read the key KEY of your records as the key NAME: answer=output. KEY= ignores KEY.",
+)  # fmt: skip
+template_option = click.option(
+    "--chat-template", type=options.NAME, metavar="FILE|NAME",
+    help="Use this chat template, not the model's: a Jinja file, llama2 or llama3.",
+)  # fmt: skip
 data = options.together(
     click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
                  help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; or a dataset on the hub "
                  "(owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, FILE=2 each twice."),
     click.option("--max-length", type=_N, metavar="N",
                  help="Allow examples of at most N tokens.  [default: the context length]"),
-    click.option("--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
-                 help="Refuse examples that are longer, cut their end off, or leave them out."),
-    click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many."),
-    click.option("--fields", metavar="KEY=NAME,...", callback=_fields, default="",
-                 help="Read the key KEY of your records as the key NAME: answer=output. KEY= ignores KEY."),
-    click.option("--chat-template", type=options.NAME, metavar="FILE|NAME",
-                 help="Use this chat template, not the model's: a Jinja file, llama2 or llama3."),
+    too_long_option,
+    skip_option,
+    fields_option,
+    template_option,
     options.tokenizer_option,
     heading="Data",
 )  # fmt: skip

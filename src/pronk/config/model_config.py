@@ -15,6 +15,7 @@ from pronk.config.rope_scaling import LONGEST_CONTEXT, RopeScaling, number
 from pronk.errors import BadFile, Unsupported, short
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+_CLASSIFIERS = ("LlamaForSequenceClassification", "MistralForSequenceClassification")  # of one label: reward models
 
 # Larger than any model there is; small enough that a hostile header can neither overflow nor exhaust anything.
 _LIMITS = {
@@ -74,6 +75,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    num_labels: int | None = None  # 1: a reward model, whose score.weight stands where lm_head is of others
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
@@ -93,6 +95,8 @@ class ModelConfig:
             raise ValueError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")
         if self.rope_scaling:
             rope_scalings.check(self.rope_scaling, self.head_dim)
+        if self.num_labels not in (None, 1):
+            raise ValueError(f"num_labels must be 1, or None for a model that predicts tokens, not {self.num_labels!r}")
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, path: str = "config.json") -> ModelConfig:
@@ -112,7 +116,8 @@ class ModelConfig:
         if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
             raise Unsupported(f"{path}: layer_types={short(layer_types)} are not supported; only full_attention is")
         try:
-            known = _parse(config)
+            labels = _labels(config, raw)
+            known = {**_parse(config), "num_labels": labels}
             if left := [k for k, v in config.items() if not _switched_off(k, v)]:
                 raise Unsupported(
                     f"{short(left[0])}={short(config[left[0]])} may change the mathematics and is not "
@@ -133,10 +138,18 @@ class ModelConfig:
         eos = raw.pop("eos_token_ids")
         raw["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
         raw["rope_scaling"] = self.rope_scaling and rope_scalings.to_dict(self.rope_scaling)
+        if raw.pop("num_labels"):  # which transformers counts
+            raw |= {"architectures": [_CLASSIFIERS[0]], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return raw
 
+    @property
+    def has_head(self) -> bool:
+        """Whether lm_head is a matrix of its own."""
+        return not (self.tie_word_embeddings or self.num_labels)
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor the model has, by its Hugging Face name; lm_head is absent where it is the embedding itself."""
+        """Every tensor the model has, by its Hugging Face name; lm_head is absent where it is the embedding itself, and
+        of a reward model."""
         c, f = self.hidden_size, self.intermediate_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         linears = {
@@ -158,8 +171,10 @@ class ModelConfig:
                 if self.attention_bias if name.startswith("self_attn") else self.mlp_bias:
                     shapes[f"{prefix}{name}.bias"] = shape[:1]
         shapes["model.norm.weight"] = (c,)
-        if not self.tie_word_embeddings:
+        if self.has_head:
             shapes["lm_head.weight"] = (self.vocab_size, c)
+        if self.num_labels:
+            shapes["score.weight"] = (self.num_labels, c)
         return shapes
 
 
@@ -169,13 +184,26 @@ def _check_architecture(config: Mapping[str, Any], path: str) -> None:
         raise BadFile(path, "must be a list of names", field="architectures")
     if not names and model_type in ("llama", "mistral"):
         names = [f"{model_type.title()}ForCausalLM"]
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
+    if len(names) != 1 or names[0] not in (*ARCHITECTURES, *_CLASSIFIERS):
         found = short(", ".join(names)) if names else "none"
         raise Unsupported(f"{path}: architecture {found} is not supported; {' and '.join(ARCHITECTURES)} are")
-    if names[0] == "MistralForCausalLM":
+    if names[0].startswith("Mistral"):
         for key in _REQUIRED_OF_MISTRAL:
             if key not in config:
                 raise Unsupported(f"{path}: a Mistral model without {key}, whose default is not Llama's; add the key")
+
+
+def _labels(config: dict[str, Any], raw: Mapping[str, Any]) -> int | None:
+    """Of a classifier, 1; taken out of `config`. Raises Unsupported for more."""
+    if (raw.get("architectures") or [""])[0] not in _CLASSIFIERS:
+        return None
+    named, said = config.pop("id2label", None), config.pop("num_labels", None)
+    found = said if named is None else len(named) if isinstance(named, dict) else named
+    found = 2 if found is None else found  # transformers' default, which it does not write down
+    if found != 1 or said not in (None, 1) or type(found) is bool:
+        wrong = short(found if found != 1 else said)
+        raise Unsupported(f"num_labels={wrong} is not supported; only a reward model's 1 is")
+    return 1
 
 
 def _parse(config: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pronk.cpu_engine.kv import CpuKV, enough_memory
 from pronk.cpu_engine.predictions import CpuPredictions
 from pronk.cpu_engine.rope import Rope
 from pronk.cpu_engine.slots import Slot, Wish, slots
-from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
+from pronk.engine.backend import Activations, Backend, Inspection, KVStorage, check_predicts
 from pronk.engine.batch import PASS_TOKENS, Batch, Int32
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
@@ -139,6 +139,7 @@ class CpuBackend(Backend):
         return replace(checkpoint, tensors=tensors, quantization=None)
 
     def forward(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        check_predicts(self.config)
         self._check_memory(batch, kv, 4 * len(batch.logits_rows) * self.config.vocab_size)
         try:
             logits = self.model.forward(**self._arguments(batch, kv), logits_rows=batch.logits_rows)
@@ -146,6 +147,17 @@ class CpuBackend(Backend):
             raise _failed(batch, error) from None
         self._longest = max(self._longest, len(batch.token_ids))
         return logits
+
+    def hidden(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        shape = len(batch.logits_rows), self.config.hidden_size
+        self._check_memory(batch, kv, 4 * math.prod(shape))
+        try:
+            found = np.empty(shape, np.float32)
+            self.model.hidden(**self._arguments(batch, kv), logits_rows=batch.logits_rows, out=found)
+        except (MemoryError, RuntimeError) as error:
+            raise _failed(batch, error) from None
+        self._longest = max(self._longest, len(batch.token_ids))
+        return found
 
     def predict(self, batch: Batch, kv: KVStorage | None) -> CpuPredictions:
         return CpuPredictions(self.forward(batch, kv), self.model)
@@ -174,6 +186,7 @@ class CpuBackend(Backend):
         self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
     ) -> Inspection:
         """See pronk.engine.backend.Backend. Raises PronkError where memory does not suffice."""
+        check_predicts(self.config)
         config, (row,) = self.config, batch.logits_rows.tolist()
         depth, keys = config.num_hidden_layers + 1, int(batch.positions[row]) + 1
         scores_shape = (len(layers), config.num_attention_heads, keys)

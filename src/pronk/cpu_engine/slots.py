@@ -48,7 +48,7 @@ def slots(checkpoint: Checkpoint, quantize: Wish) -> list[Slot]:
                 yield slot(role, layer, f"{prefix}self_attn.{role}.weight")
             yield slot("gate_up_proj", layer, f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
             yield slot("down_proj", layer, f"{prefix}mlp.down_proj.weight")
-        if not config.tie_word_embeddings:
+        if config.has_head:
             yield slot("lm_head", -1, "lm_head.weight")
 
     return list(every())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pronk.checkpoint.rows import rows
 from pronk.checkpoint.tensor_stream import TensorStream
-from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress
+from pronk.checkpoint.tensors import PLAIN_DTYPES, SCORE, Checkpoint, LazyTensor, Progress
 from pronk.cpu_engine.slots import Slot
 from pronk.errors import BadFile
 from pronk.formats import FORMATS
@@ -46,10 +46,12 @@ def pack(model: _native.Model, checkpoint: Checkpoint, slots: list[Slot], progre
     """Fill `model`. Raises BadFile where a number is not finite, or does not fit its format."""
     for slot in slots:
         model.allocate(slot.role, slot.layer, slot.format.name)
-    if checkpoint.config.tie_word_embeddings:
+    if not checkpoint.config.has_head:  # of a reward model nobody asks for logits
         model.tie()
     formats = {name: slot.format.name for slot in slots for name in slot.tensors}
     for tensor in TensorStream(checkpoint, progress):
+        if tensor.name == SCORE:  # is multiplied outside (engine/scores.py)
+            continue
         role, layer, kind = place(tensor.name)
         if tensor.name in formats:
             parts = rows(tensor, _PIECE, _DIRECT, unit=_PANEL)

@@ -44,6 +44,15 @@ class Attached:
     adapter: Adapter | None = field(default=None, repr=False)  # kept for who wants to merge it
 
 
+def check_predicts(config: ModelConfig) -> None:
+    """Raises BadRequest for a reward model, which has no head."""
+    if config.num_labels:
+        raise BadRequest(
+            "this is a reward model, which gives a text a score and predicts no tokens: llm.score(texts), or pronk "
+            "score; to generate, load the model that it was trained from"
+        )
+
+
 class KVStorage(Protocol):
     """Keys and values of every layer, in `num_blocks` blocks of `block_size` tokens. Which is whose: kv_blocks.py."""
 
@@ -128,8 +137,11 @@ class Backend(Protocol):
 
         With `kv`, the keys and values of the batch's tokens are written into the runs' blocks, and attention sees all
         of a sequence up to each token. What a run's last block had beyond them is lost. With None nothing is
-        remembered: every run must start at position 0.
+        remembered: every run must start at position 0. Raises BadRequest for a reward model.
         """
+
+    def hidden(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        """The same pass without the head: what that would be given of these rows, [R, C]."""
 
     def predict(self, batch: Batch, kv: KVStorage | None) -> Predictions:
         """The same pass for who wants tokens: they may be drawn where the logits lie."""

@@ -16,7 +16,7 @@ from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.readers import int8_rows
 from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES, Checkpoint, LazyTensor, Progress, check_finite
-from pronk.engine.backend import Activations, Backend, Inspection, KVStorage
+from pronk.engine.backend import Activations, Backend, Inspection, KVStorage, check_predicts
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS, packed
@@ -154,6 +154,12 @@ class TorchBackend(Backend):
         return self._logits(batch, kv).float().cpu().numpy()
 
     @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KVStorage | None) -> NDArray[np.float32]:
+        where = self._on_device(batch, kv)
+        with self._adapters.beside(batch, self.adapter):
+            return self.model.hidden(where, kv).float().cpu().numpy()  # type: ignore[arg-type]
+
+    @torch.inference_mode()
     def predict(self, batch: Batch, kv: KVStorage | None) -> TorchPredictions:
         return TorchPredictions(self._logits(batch, kv))
 
@@ -168,6 +174,7 @@ class TorchBackend(Backend):
     def inspect(
         self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
     ) -> Inspection:
+        check_predicts(self.config)
         assert kv is None or isinstance(kv, TorchKV)
         where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
         with self._adapters.beside(batch, self.adapter):
@@ -175,11 +182,15 @@ class TorchBackend(Backend):
 
     def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         """[R, V] on the device, in the type that they are computed in."""
-        assert kv is None or isinstance(kv, TorchKV)
-        where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
+        check_predicts(self.config)
+        where = self._on_device(batch, kv)
         with self._adapters.beside(batch, self.adapter):
             logits: Tensor = self.model(where, kv)
         return logits
+
+    def _on_device(self, batch: Batch, kv: KVStorage | None) -> TorchBatch:
+        assert kv is None or isinstance(kv, TorchKV)
+        return TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
 
 
 def _tensors(model: Llama) -> Iterator[Tensor]:
@@ -272,7 +283,7 @@ def load_model(
         made = linear(tensor, module) if linear and leaf == "weight" and isinstance(module, torch.nn.Linear) else None
         if made is not None:
             model.set_submodule(owner, made)
-        elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and module is not model.lm_head:
+        elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and owner.startswith("model."):
             codes = _codes(checkpoint, tensor, scheme, device)
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
         else:

@@ -126,18 +126,22 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """`ctx_size` matters to dynamic RoPE scaling only: see pronk.config.rope."""
+    """A reward model has `score` in the place of `lm_head`. `ctx_size` matters to dynamic RoPE scaling only: see
+    pronk.config.rope."""
 
     def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.every_row = False  # whether rows that nobody reads go through the last layer, too: they share its scales
         self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.num_labels:
+            self.score = Linear(config.hidden_size, config.num_labels, bias=False)
+        else:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and not self.config.num_labels:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:

@@ -35,9 +35,12 @@ def save(
         for part in ("lora_A", "lora_B"):
             weight = whole(getattr(layer, part)).detach().float().cpu().contiguous().numpy()
             tensors[key(name, part)] = weight
+    head = lora.score(model)
+    if head is not None:
+        tensors[key("score")] = whole(head).detach().float().cpu().contiguous().numpy()
     raw = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "CAUSAL_LM" if head is None else "SEQ_CLS",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": config.alpha,
@@ -47,6 +50,7 @@ def save(
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
+        **({} if head is None else {"modules_to_save": ["score"]}),
     }
     for name, content in (files or {}).items():
         if not (folder / name).exists():  # else it was written with an earlier state of this adapter
@@ -80,13 +84,17 @@ def _shape(config: LoraConfig) -> LoraConfig:
 
 
 def fill(model: nn.Module, config: LoraConfig | None, folder: Path) -> None:
-    """The layers of LoRA that are there. Raises BadFile where the adapter is another model's, and BadRequest where it
-    is another kind than `config`."""
+    """The layers of LoRA that are there, and a reward model's score, if the adapter has one. Raises BadFile where it is
+    another model's, and BadRequest where it is another kind than `config`."""
     own, _ = read_config(folder)
     if config is None or _shape(own) != _shape(config):
         raise BadRequest(f"{folder} is an adapter of {own}; a run that begins from it has the same")
-    found = read(folder, own, {name: layer.size for name, layer in lora.layers(model)})
+    head = lora.score(model)
+    sizes = {name: layer.size for name, layer in lora.layers(model)}
+    found, scored = read(folder, own, sizes, None if head is None else head.shape[1])
     with torch.no_grad():
+        if head is not None and scored is not None:
+            head.copy_(torch.from_numpy(scored))
         for name, layer in lora.layers(model):
             for parameter, array in zip((layer.lora_A, layer.lora_B), found[name], strict=True):
                 parameter.copy_(torch.from_numpy(array))

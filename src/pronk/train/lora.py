@@ -79,13 +79,16 @@ class _Beside(torch.autograd.Function):
 
 
 def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None) -> None:
-    """Freeze `model` and wrap its target modules in place. Raises BadRequest where it has LoRA already.
+    """Freeze `model` and wrap its target modules in place; a reward model's score learns beside them. Raises BadRequest
+    where it has LoRA already.
 
     `device`: of the thin matrices; None: where each weight is.
     """
     if has(model):
         raise BadRequest("this model has LoRA layers already; merge them first")
     model.requires_grad_(False)
+    if (weight := score(model)) is not None:
+        weight.requires_grad_(True)
     for name, linear in list(model.named_modules()):
         owner, _, leaf = name.rpartition(".")
         if leaf in config.target_modules:
@@ -106,6 +109,12 @@ def narrow(model: Llama, kind: torch.dtype) -> None:
         if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.requires_grad:
             module.weight = nn.Parameter(module.weight.to(kind), requires_grad=False)
     model.tie_weights()
+
+
+def score(model: nn.Module) -> nn.Parameter | None:
+    """A reward model's head [1, C], which its adapter brings along."""
+    head = getattr(model, "score", None)
+    return None if head is None else cast(nn.Parameter, head.weight)
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:

@@ -28,6 +28,7 @@ from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
+from pronk.train.data.examples import content
 from pronk.train.data.sources import Data
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
@@ -256,9 +257,8 @@ class Trainer:
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what data and weights came to: a file may have changed under its name."""
         found = hashlib.sha256()
-        for part in (self.data.train, self.data.held_out):
-            for text in (answer for example in part for answer in example.answers.values()):
-                found.update(b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes())
+        for example in (*self.data.train, *self.data.held_out):
+            found.update(content(example))
         digests = {"examples": found.hexdigest()[:16], "weights": self._origin}
         return flat(self.settings) | {DIGEST + what: digest for what, digest in digests.items()}
 

@@ -47,6 +47,8 @@ Pair = tuple[str, int, Any]  # key, type, value; a list makes it an array of tha
 
 def check(config: ModelConfig, vocabulary: Vocabulary | None) -> None:
     """Raises Unsupported, by name, for what GGUF has no place for; BadRequest for a vocabulary that is too large."""
+    if config.num_labels:
+        raise Unsupported("GGUF has no place for a reward model's score; write safetensors")
     if config.rope_scaling and config.rope_scaling.rope_type == "dynamic":
         raise Unsupported("GGUF has no place for rope_scaling (dynamic); write safetensors")
     if len(config.eos_token_ids) > len(_END_TOKENS):

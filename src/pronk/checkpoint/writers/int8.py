@@ -51,7 +51,7 @@ def quantization_config(
 ) -> dict[str, Any]:
     """What config.json says of it, whose tensors are of `types`. Raises BadRequest for a threshold that bitsandbytes
     means something else by."""
-    method = LAYOUTS[format.stored[0]].method
+    method, head = LAYOUTS[format.stored[0]].method, "score" if checkpoint.config.num_labels else "lm_head"
     if method == "bitsandbytes":
         threshold = INT8_THRESHOLD if threshold is None else float(threshold)
         if not threshold > 0:
@@ -63,7 +63,7 @@ def quantization_config(
             "load_in_8bit": True,
             "load_in_4bit": False,
             "llm_int8_threshold": 0.0 if threshold == math.inf else threshold,
-            "llm_int8_skip_modules": ["lm_head"],
+            "llm_int8_skip_modules": [head],
             "llm_int8_enable_fp32_cpu_offload": False,
             "llm_int8_has_fp16_weight": False,
         }
@@ -74,7 +74,7 @@ def quantization_config(
         "quant_method": method,
         "format": "int-quantized",
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
+        "ignore": [head],
         "kv_cache_scheme": None,
         "config_groups": {
             "group_0": {

@@ -36,6 +36,8 @@ def check(config: ModelConfig, version: int, group_size: int) -> None:
         problem = f"rope_theta {config.rope_theta:g} (it is always {ROPE_THETA:g})"
     elif config.rms_norm_eps != RMS_NORM_EPS:
         problem = f"rms_norm_eps {config.rms_norm_eps:g} (it is always {RMS_NORM_EPS:g})"
+    elif config.num_labels:
+        problem = "a reward model's score"
     elif config.attention_bias or config.mlp_bias:
         problem = "biases"
     elif others := sorted(set(config.eos_token_ids) - set(END_TOKENS)):

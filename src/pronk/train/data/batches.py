@@ -16,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.engine.batch import Batch, Run
@@ -36,22 +37,26 @@ class MicroBatch:
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device) -> MicroBatch:
-        """The last token of each example foretells nothing, and is not read.
-
-        What fills up stands behind the last example, where no other token looks.
-        """
+        """The last token of each example foretells nothing, and is not read."""
         texts = [example.ids[:-1].tolist() for example in examples]
-        tokens = sum(map(len, texts))
-        texts[-1] += [0] * (filled(tokens) - tokens)
-        batch = Batch.of([Run(text, logits="none") for text in texts])
         mask = np.concatenate([example.loss_mask[1:] for example in examples])
         weight = int(mask.sum())
-        more = filled(weight) - weight
-        rows = np.pad(np.flatnonzero(mask), (0, more), constant_values=len(batch.token_ids) - 1)
         following = np.concatenate([example.ids[1:] for example in examples])[mask]
-        targets = np.pad(following.astype(np.int64), (0, more), constant_values=IGNORED)
-        wanted = replace(batch, logits_rows=rows.astype(np.int32))
-        return cls(TorchBatch.of(wanted, device, None), torch.from_numpy(targets).to(device), tokens, weight)
+        targets = np.pad(following.astype(np.int64), (0, filled(weight) - weight), constant_values=IGNORED)
+        batch = of_texts(texts, np.flatnonzero(mask), device)
+        return cls(batch, torch.from_numpy(targets).to(device), sum(map(len, texts)), weight)
+
+
+def of_texts(texts: Sequence[list[int]], rows: NDArray[np.int64], device: torch.device) -> TorchBatch:
+    """A run each, and which rows of all go through the head: behind these come some that are to be overlooked.
+
+    What fills up stands behind the last text, where no other token looks.
+    """
+    tokens = sum(map(len, texts))
+    filler = [0] * (filled(tokens) - tokens)
+    batch = Batch.of([Run(text, logits="none") for text in (*texts[:-1], texts[-1] + filler)])
+    wanted = np.pad(rows, (0, filled(len(rows)) - len(rows)), constant_values=len(batch.token_ids) - 1)
+    return TorchBatch.of(replace(batch, logits_rows=wanted.astype(np.int32)), device, None)
 
 
 def filled(count: int) -> int:

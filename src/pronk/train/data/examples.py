@@ -59,6 +59,7 @@ class Pair:
 
     chosen: Example
     rejected: Example
+    margin: float = 0.0  # by how much the chosen one is better, where a record says so
 
     def __len__(self) -> int:
         return len(self.chosen) + len(self.rejected)
@@ -70,6 +71,15 @@ class Pair:
     @property
     def answers(self) -> dict[str, Example]:
         return {"chosen": self.chosen, "rejected": self.rejected}
+
+
+def content(example: Example | Pair) -> bytes:
+    """The same of exact copies, and of nothing else."""
+    found = b"".join(
+        b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes() for text in example.answers.values()
+    )
+    margin = example.margin if isinstance(example, Pair) else 0.0
+    return found + (np.float64(margin).tobytes() if margin else b"")
 
 
 @dataclass
@@ -156,7 +166,7 @@ class Encoder:
         if _alike(both):
             raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
         fitted = self.fitted(*both)
-        return [Pair(*fitted)] if fitted else []
+        return [Pair(fitted[0], fitted[1])] if fitted else []
 
     def fitted(self, *examples: Example) -> list[Example]:
         """Those of one record, none longer than may be; no one where the record is to be skipped for its length, or a

@@ -28,8 +28,8 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form("preference", ("chosen", "rejected"), ("prompt", "tools")),
-    Form("preference", ("question", "chosen", "rejected"), ("system",)),
+    Form("preference", ("chosen", "rejected"), ("prompt", "tools", "margin")),
+    Form("preference", ("question", "chosen", "rejected"), ("system", "margin")),
     Form("messages", ("messages",), ("tools",)),
     Form("completion", ("prompt", "completion"), ("tools",)),
     Form("instruction", ("instruction", "output"), ("input", "system")),
@@ -41,6 +41,7 @@ FORMS = (
 KINDS: tuple[Kind, ...] = tuple(dict.fromkeys(form.kind for form in FORMS))
 _KEYS = frozenset(key for form in FORMS for key in (*form.needed, *form.optional))
 _ANSWERS = ("chosen", "rejected")
+_MOST_MARGIN = 1e6
 
 
 def ways(kinds: Iterable[Kind]) -> str:
@@ -95,8 +96,8 @@ def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
 
 def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
     """Those of its kind, checked: {"messages", "first", "tools"}, {"prompt", "completion"}, {"instruction", "input",
-    "output", "system"}, {"prompt", "chosen", "rejected", "tools"} (texts or messages), {"text"}. `first` is the number
-    of the message from which on answers are learned. Raises BadRecord."""
+    "output", "system"}, {"prompt", "chosen", "rejected", "tools", "margin"} (texts or messages), {"text"}. `first` is
+    the number of the message from which on answers are learned. Raises BadRecord."""
     values = {key: raw[key] for key in (*form.needed, *form.optional) if raw.get(key) is not None}
     for key in form.needed:
         if key not in values:
@@ -109,7 +110,8 @@ def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
         parts = [messages.checked(key, values.pop(key)) for key in form.needed]
         return _talk({**values, "messages": parts[0] + parts[1], "first": len(parts[0])})
     if form.kind == "preference":
-        return _preference(_orca(values) if "question" in form.needed else values)
+        margin = {"margin": _margin(values.pop("margin"))} if "margin" in values else {}
+        return _preference(_orca(values) if "question" in form.needed else values) | margin
     for key in (key for key in values if key != "tools"):
         _check_text(key, values[key])
     if not values[form.needed[-1]].strip():
@@ -134,6 +136,13 @@ def _tools(value: object) -> list[Any]:
     if not isinstance(found, list):
         raise BadRecord(f"tools must be a list of functions, not {short(value)}")
     return found
+
+
+def _margin(value: object) -> float:
+    """By how much the chosen answer is the better one."""
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_MARGIN:  # type: ignore[operator]
+        raise BadRecord(f"margin must be a number from 0 to {_MOST_MARGIN:g}, not {short(value)}")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _talk(values: dict[str, Any]) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def parse(raw: object, where: str, kinds: Sequence[Kind] = KINDS) -> Record:
         raise BadRecord(f"must be an object, not {short(raw)}")
     form = forms.form_of(raw, kinds)
     if form.kind not in kinds:
-        verb = "pronk dpo" if form.kind == "preference" else "pronk finetune"
-        raise BadRecord(f"{'+'.join(form.needed)} is what {verb} learns from; here it is {forms.ways(kinds)}")
+        verb = "pronk dpo and reward learn" if form.kind == "preference" else "pronk finetune learns"
+        raise BadRecord(f"{'+'.join(form.needed)} is what {verb} from; here it is {forms.ways(kinds)}")
     values = forms.values_of(raw, form)
     read = {*form.needed, *form.optional}
     unread = tuple(key for key, value in raw.items() if key not in read and value is not None)

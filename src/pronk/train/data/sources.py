@@ -15,7 +15,7 @@ from pronk.errors import BadFile, BadRequest, one_line, short
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import records
 from pronk.train.data.containers import BadRecord
-from pronk.train.data.examples import Encoder, Example, Overlong
+from pronk.train.data.examples import Encoder, Example, Overlong, content
 from pronk.train.data.records import Records
 from pronk.train.objectives.objective import Objective
 from pronk.train.settings import Settings
@@ -130,11 +130,7 @@ def weighed(source: str) -> tuple[str, float]:
 
 
 def _content(example: Any) -> bytes:
-    """The same of exact copies, and of nothing else."""
-    found = hashlib.sha256()
-    for text in example.answers.values():
-        found.update(b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes())
-    return found.digest()
+    return hashlib.sha256(content(example)).digest()
 
 
 def encoded(

@@ -119,6 +119,7 @@ class DPO(Objective):
         return 20 * float(losses(torch.zeros(1, 2), (1, 1), self))  # times what indifference costs
 
     def encode(self, record: Record, encoder: Encoder) -> list[Pair]:
+        encoder.unused.update(key for key in ("margin",) if key in record.values)
         return encoder.preference(record.values)
 
     def prepare(

@@ -39,6 +39,7 @@ class Objective(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     name: ClassVar[str]  # as it is saved
     kinds: ClassVar[tuple[Kind, ...]]  # of the records that it learns from
+    marked: ClassVar[str] = "trained on"  # what tokens in the loss mask are, for --show-batch
 
     @property
     def slack(self) -> float:

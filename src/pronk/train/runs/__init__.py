@@ -1,4 +1,4 @@
-"""Training from Python: pronk.finetune, pronk.dpo and pronk.pretrain, which the verbs of these names call as well."""
+"""Training from Python: pronk.finetune, dpo, reward and pretrain, which the verbs of these names call as well."""
 
 from __future__ import annotations
 
@@ -87,6 +87,37 @@ def dpo(
     from pronk.train.runs.tuning import Tuning
 
     return Tuning(*of_records(DPO, given))
+
+
+@named
+def reward(
+    model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
+    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
+    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
+    center_rewards: float = 0.0,
+    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
+    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
+    from_adapter: Name | None = None, quantize: str | None = None,
+    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
+    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
+    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
+    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
+    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
+    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
+    resume: bool = False, log_to: Log | Sequence[Log] = (),
+) -> Run:  # fmt: skip
+    """A run that makes a reward model of `model`: it gives a text one number, higher where people like it better.
+
+    Its records are those of `dpo`, and may say by how much the chosen answer is better: {"margin"}. `LLM.score` asks
+    what comes out. Options are those of `pronk reward`, as those of `finetune` are of its verb.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.objectives.reward import Reward
+    from pronk.train.runs.options import of_records
+    from pronk.train.runs.rewarding import Rewarding
+
+    return Rewarding(*of_records(Reward, given))
 
 
 @named

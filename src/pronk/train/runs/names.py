@@ -30,6 +30,7 @@ SAME = {
     "report_to": "log_to",
     "lora_r": "lora_rank",
     "loss": "loss_type",
+    "center_rewards_coefficient": "center_rewards",
     "hidden_size": "hidden",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",

@@ -1,4 +1,4 @@
-"""Run: what the training verbs do, and pronk.finetune, dpo and pretrain in Python, from opening files to the result."""
+"""Run: what the training verbs do, and pronk.finetune, dpo, reward and pretrain, from opening files to the result."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.writers.safetensors import tokenizer_files
 from pronk.checkpoint.writers.write import needs_tokenizer_files
-from pronk.errors import NoTokenizer, Unsupported
+from pronk.errors import BadRequest, NoTokenizer, Unsupported
 from pronk.loading import open_source, tokenizer_of
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.export import huggingface_files
@@ -21,6 +21,8 @@ from pronk.train.runs.run import Prepared, Run
 
 
 class Tuning(Run):
+    worse = "held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data"
+
     @cached_property
     def prepared(self) -> Prepared:
         settings = self.settings
@@ -30,7 +32,17 @@ class Tuning(Run):
             raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
         with self.watcher.progress("reading", "records") as advance:
             data = prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
-        return Prepared(checkpoint, codec, data, settings, self._files(checkpoint, codec))
+        begun = self._begun_as(checkpoint, codec)
+        return Prepared(begun, codec, data, settings, self._files(checkpoint, codec))
+
+    def _begun_as(self, checkpoint: Checkpoint, codec: Tokenizer) -> Checkpoint:
+        """What the run begins from."""
+        if checkpoint.config.num_labels:
+            raise BadRequest(
+                f"{self.settings.model} is a reward model, which predicts no tokens; train the model that it was made "
+                "from, or go on with pronk reward"
+            )
+        return checkpoint
 
     def _files(self, checkpoint: Checkpoint, codec: Tokenizer) -> Mapping[str, bytes] | None:
         """Of the tokenizer: beside an adapter all of them; beside a model those that the checkpoint has none of."""
@@ -62,9 +74,7 @@ class Tuning(Run):
     def _told(self, found: Result) -> Result:
         losses = found.held_out_loss
         if found.finished and losses and losses["kept"] >= losses["first"]:
-            self.watcher.note(
-                "held-out loss never fell below MODEL's own: take a smaller --lr, fewer --epochs or more data"
-            )
+            self.watcher.note(self.worse)
         return found
 
     def _samples(self, before: list[str], place: Mapping[str, Any]) -> list[dict[str, str]]:
