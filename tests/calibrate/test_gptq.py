@@ -106,7 +106,9 @@ def test_the_triangle_is_the_inverses() -> None:
     upper = gptq.spread(h.astype(np.float32), 0.1).astype(np.float64)
     damped = h / (np.trace(h) / 300) + 0.1 * np.eye(300)
     assert not np.tril(upper, -1).any()
-    np.testing.assert_allclose(upper.T @ upper @ damped, np.eye(300), atol=1e-4)  # U is rounded to float32, H's condition 1e3
+    np.testing.assert_allclose(
+        upper.T @ upper @ damped, np.eye(300), atol=1e-4
+    )  # U is rounded to float32, H's condition 1e3
 
 
 def test_inputs_that_are_nothing_and_rows_that_are_nothing() -> None:

@@ -135,11 +135,12 @@ class _Walk:
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
         """What a matrix is from now on."""
         kind, tensor = self.kinds[name], self.checkpoint.tensors[name]
-        made = weights.astype(np.float16).astype(np.float32)
         if kind in RULES:
             blocks = _blocks(weights, upper, kind, name)
             self.tensors[name] = _in_blocks(tensor, kind, lambda: blocks)
             made = gguf_blocks.decode(kind, blocks)
+        else:
+            made = _half(weights, name).astype(np.float32)
         self.done += tensor.nbytes
         self.progress("calibrating", self.done, self.total)
         return made
@@ -154,11 +155,10 @@ def _weights(checkpoint: Checkpoint, name: str) -> Floats:
 
 
 def _blocks(weights: Floats, upper: Floats | None, kind: str, name: str) -> NDArray[np.uint8]:
-    with np.errstate(over="ignore", invalid="ignore"):  # likewise
-        made = gptq.rounded(weights, upper, kind)
-    if not (np.isfinite(made.d).all() and np.isfinite(made.dmin).all()):
-        raise Unsupported(f"tensor {name!r}: weights are too large for scales in float16; use bf16 or f32")
-    return packing.blocks(made)
+    try:
+        return packing.blocks(gptq.rounded(weights, upper, kind))
+    except BadRequest as error:
+        raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
 
 
 def _in_blocks(tensor: LazyTensor, kind: str, blocks: Callable[[], NDArray[np.uint8]]) -> LazyTensor:
@@ -177,12 +177,16 @@ def _with(checkpoint: Checkpoint, kinds: dict[str, str], made: dict[str, LazyTen
     return replace(checkpoint, tensors=tensors, quantization=None, int8_threshold=None)
 
 
+def _half(weights: Floats, name: str) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = weights.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise Unsupported(f"tensor {name!r}: weights are too large for float16; use bf16 or f32")
+    return half
+
+
 def _in_half(checkpoint: Checkpoint, tensor: LazyTensor) -> LazyTensor:
     def read() -> NDArray[Any]:
-        with np.errstate(over="ignore"):
-            half = _weights(checkpoint, tensor.name).astype(np.float16)
-        if not np.isfinite(half).all():
-            raise Unsupported(f"tensor {tensor.name!r}: weights are too large for float16; use bf16 or f32")
-        return half
+        return _half(_weights(checkpoint, tensor.name), tensor.name)
 
     return LazyTensor(tensor.name, tensor.shape, "F16", 2 * int(np.prod(tensor.shape)), read)

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from pronk.calibrate import grids
 from pronk.calibrate.grids import RULES, Heads, Rule, Scales
+from pronk.errors import BadRequest
 from pronk.system import processors
 
 Floats = NDArray[np.float32]
 
 _ROWS = 1024  # a piece: its columns and what a group takes stay in a core's cache
+_LARGEST = 2.0**15  # float16 has twice that
 _BASE = 64  # columns of a triangle that is inverted whole
 
 
@@ -54,10 +56,17 @@ def spread(hessian: Floats, damping: float) -> Floats:
 
 
 def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:
-    """w [N, K] in a block type of RULES, K a multiple of its block; `upper`: what `spread` gives, or None."""
-    rows = range(0, len(w), _ROWS)
+    """w [N, K] in a block type of RULES, K a multiple of its block; `upper`: what `spread` gives, or None. Raises
+    BadRequest for weights that scales in float16 might not reach."""
+    if not np.abs(w).max() < _LARGEST:
+        raise BadRequest("weights are too large for scales in float16")
+
+    def piece(at: int) -> tuple[NDArray[Any], ...]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _piece(w[at : at + _ROWS], upper, RULES[kind])
+
     with ThreadPoolExecutor(processors()) as pool:
-        parts = list(pool.map(lambda at: _piece(w[at : at + _ROWS], upper, RULES[kind]), rows))
+        parts = list(pool.map(piece, range(0, len(w), _ROWS)))
     return Rounded(kind, *(np.concatenate(of) for of in zip(*parts, strict=True)))
 
 

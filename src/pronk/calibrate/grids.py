@@ -99,7 +99,7 @@ def codes(w: Floats, found: Scales, rule: Rule, out: Floats) -> Floats:
 
 
 def fit(w: Floats, weight: Floats, rule: Rule, store: Store) -> Scales:
-    """The best of several ways to lay the grid over w [group, N], each weight's squared error times `weight` [group]."""
+    """The best of several ways to lay the grid over w [group, N]; squared errors count `weight` [group] each."""
     return _with_minimum(w, weight, rule, store) if rule.minimum else _around_nothing(w, weight, rule, store)
 
 

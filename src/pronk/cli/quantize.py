@@ -143,7 +143,11 @@ def command(
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
     receipt: dict[str, Any] = {"src": src, "dst": dst, "base": base, "calibration": None}
-    how: dict[str, Any] = {"dtype": choice["formats"] if choice else to, "int8_threshold": int8_threshold, "finite": True}
+    how: dict[str, Any] = {
+        "dtype": choice["formats"] if choice else to,
+        "int8_threshold": int8_threshold,
+        "finite": True,
+    }
     made, plain = checkpoint, None
     if to in calibration.NAMES:
         made, plain, receipt["calibration"] = _in_blocks(checkpoint, src, to, calibrate, text)
@@ -173,7 +177,8 @@ def command(
     if plain and (found := receipt["divergence"]["mean"]) > receipt["plain"]["mean"]:
         console.note(
             f"{dst} answers worse than with plain rounding (mean KL divergence {found:.3g} against "
-            f"{receipt['plain']['mean']:.3g} nats on {text_name}): calibrate on a text more like it, or leave out --calibrate"
+            f"{receipt['plain']['mean']:.3g} nats on {text_name}): calibrate on a text more like it, or "
+            "leave out --calibrate"
         )
     if container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
         _tell_of_uneven_rows(checkpoint)
@@ -194,7 +199,9 @@ def _in_blocks(
     text = options.read_file(file, whole=True) if file else calibration.own_text()
     name = "standard input" if file == "-" else file or "pronk's own text to calibrate on"
     if text.strip() == measured_on.strip():
-        raise BadRequest(f"--calibrate and --text name one text: what is measured on {name} says nothing of other texts")
+        raise BadRequest(
+            f"--calibrate and --text name one text: what is measured on {name} says nothing of other texts"
+        )
     ids = _encoded(src, checkpoint, text, name)
     if ids is None:
         raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")

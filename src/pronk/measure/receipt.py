@@ -42,8 +42,9 @@ def receipt(
     token ids: None where there is no tokenizer. `plain`: what another rounding makes of the source.
 
     Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
-    divergence; plain, that of `plain`, None without; learned, None without a base: the divergence of the untouched base, the noise_floor of the source's (a
-    mean KLD), and lost, a share (None where the text shows nothing of what was learned). Raises NotEnoughMemory.
+    divergence; plain, that of `plain`, None without; learned, None without a base: the divergence of the untouched
+    base, the noise_floor of the source's (a mean KLD), and lost, a share (None where the text shows nothing of what was
+    learned). Raises NotEnoughMemory.
     """
     reference = "f32"
     try:
