@@ -22,7 +22,7 @@ FLOORS = [
     (1, ("tokenizer.files", "tokenizer.counted_json", "tokenizer.source", "tokenizer.vocabulary")),
     (4, ("engine.scheduler", "look")),
     (2, ("checkpoint", "tokenizer", "engine")),
-    (3, ("torch_engine", "cpu_engine", "grammar")),
+    (3, ("torch_engine", "cpu_engine", "grammar", "calibrate")),
     (5, ("session",)),
     (7, ("train.runs",)),
     (6, ("prompts", "engines", "llm", "loading", "train")),

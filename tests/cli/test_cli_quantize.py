@@ -86,6 +86,61 @@ def test_inspect_says_what_it_is(run: Run, model: str, tmp_path: Path) -> None:
     assert {t["type"] for t in plan["tensors"]} == {"F32", "LLM_INT8"}
 
 
+def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The river was brown and slow. " * 40)
+    one, other = tmp_path / "own.gguf", tmp_path / "text.gguf"
+    result = run("quantize", model, str(one), "--to", "q4_0", "--json", "--calibrate")
+    assert result.exit_code == 0, result.stderr
+    receipt = json.loads(result.stdout)
+    assert receipt["quantization"] == checkpoint.open(one).quantization == "Q4_0 x 14, Q8_0 x 2"
+    assert receipt["text"] == "pronk's own text"
+    assert receipt["calibration"]["text"] == "pronk's own text to calibrate on"
+    assert receipt["calibration"]["tokens"] > 10_000
+    assert 0 < receipt["divergence"]["mean"] < 0.9 * receipt["plain"]["mean"]
+    plain = run("quantize", model, str(tmp_path / "plain.gguf"), "--to", "q4_0", "--json")
+    assert json.loads(plain.stdout)["divergence"] == receipt["plain"]  # measured as it would have been
+    assert (json.loads(plain.stdout)["plain"], json.loads(plain.stdout)["calibration"]) == (None, None)
+    said = run("quantize", model, str(other), "--to", "q4_0", "--calibrate", str(text))
+    assert said.exit_code == 0
+    third = said.stdout.splitlines()[2]
+    assert third.startswith("plain rounding: ")
+    assert third.endswith(f"Calibrated on {text} (1200 tokens), measured on pronk's own text")
+    assert one.read_bytes() != other.read_bytes()
+
+
+def test_worse_than_plain_rounding_is_said(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pronk.calibrate import calibrated
+
+    monkeypatch.setattr(calibrated, "_DAMPING", 1.0)
+    monkeypatch.setattr(
+        calibrated.gptq,
+        "spread",
+        lambda h, _: np.triu(np.full(h.shape, 0.4, np.float32)) + np.eye(len(h), dtype=np.float32),
+    )
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q4_0", "--calibrate")
+    assert result.exit_code == 0
+    assert "m.gguf answers worse than with plain rounding (mean KL divergence " in result.stderr
+
+
+def test_what_calibrating_refuses(run: Run, model: str, tmp_path: Path) -> None:
+    text, short = tmp_path / "text.txt", tmp_path / "short.txt"
+    text.write_text("The river was brown and slow. " * 40)
+    short.write_text("The river was brown.")
+    to = str(tmp_path / "m.gguf")
+    result = run("quantize", model, to, "--to", "q4", "--calibrate")
+    assert (result.exit_code, "--calibrate is for --to q2_k, q3_k, " in result.stderr) == (2, True)
+    result = run("quantize", model, to, "--to", "q4_0", "--calibrate", str(text), "--text", str(text))
+    assert (result.exit_code, "--calibrate and --text name one text" in result.stderr) == (1, True)
+    result = run("quantize", model, to, "--to", "q4_0", "--calibrate", str(short))
+    assert (result.exit_code, "takes 128 tokens at least; this one has 20" in result.stderr) == (1, True)
+    result = run("quantize", model, str(tmp_path / "folder"), "--to", "q4_0", "--calibrate")
+    assert (result.exit_code, "give DST a name that ends in .gguf" in result.stderr) == (2, True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["short.txt", "text.txt"]
+
+
 def choice(formats: dict[str, str]) -> mixed.Choice:
     parts = [{"part": "lm_head", "format": "q8", "harms": {"q8": 1e-4, "q4": 0.25}, "saved": 1}]
     return mixed.Choice(

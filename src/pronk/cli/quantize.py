@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pronk import calibrate as calibration
 from pronk import formats
 from pronk.cli import console, options, progress, saving
 from pronk.cli.failures import short_of_memory
@@ -25,7 +26,7 @@ CONTAINERS: dict[str, Format | None] = {
     name: None if FORMATS[name].codes is None else "gguf" if "gguf" in FORMATS[name].files else "safetensors"
     for name in sorted(formats.names(engine="cpu"), key=lambda name: FORMATS[name].codes is None)
     if FORMATS[name].bits < 32
-}
+} | dict.fromkeys(calibration.NAMES, "gguf")
 _SHORTEST = 16  # tokens
 _COMPARE_ELSEWHERE = "compare the two on a larger machine, with pronk divergence"
 _NO_BUDGET = "--max-kld compares with SRC in f32: choose a smaller model, or name a format, as --to q4"
@@ -39,11 +40,18 @@ Examples:
   pronk quantize ./Llama-2-7b llama2-7b-q4.gguf --to q4       a file that llama.cpp reads
   pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
   pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
+  pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate         on the text that comes with pronk
+  pronk quantize smollm2:135m small.gguf --to q3_k --calibrate my.txt  on yours
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
 precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
 on that ending. --max-kld measures what 8 and 4 bits cost in each part of the model, one after the other,
 and gives each part as few bits as the budget allows.
+
+q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and scales are chosen by what each
+matrix is fed on a text, and its errors made up for along its rows (GPTQ). The embedding and lm_head are in
+Q6_K; what does not fill blocks of 256 is in Q4_0, Q4_1, Q5_1 or Q8_0. The receipt then has what plain rounding
+would have cost, on a text that had no part in it.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
@@ -78,6 +86,14 @@ and the exit code is 3 (--accept-loss)."""
     metavar="MODEL",
     help="Measure how much is lost of what SRC learned since it was MODEL.  [default: not measured]",
 )
+@click.option(
+    "--calibrate",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Choose codes and scales by what the model makes of the text in FILE.  [default text: one that comes with "
+    "pronk; default: rounding to nearest]",
+)
 @saving.accept_loss_option
 @options.text_option
 @options.tokenizer_option
@@ -91,6 +107,7 @@ def command(
     max_kld: float | None,
     int8_threshold: float | None,
     base: str | None,
+    calibrate: str | None,
     accept_loss: bool,
     file: str | None,
     tokenizer: str | None,
@@ -107,7 +124,10 @@ def command(
 
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
-    if int8_threshold is not None and not (to and FORMATS[to].outliers):
+    blocks = to in calibration.NAMES
+    if calibrate is not None and not blocks:
+        raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)}")
+    if int8_threshold is not None and not (to and not blocks and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
     if accept_loss and base is None:
@@ -122,21 +142,29 @@ def command(
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
-    receipt: dict[str, Any] = {"src": src, "dst": dst, "base": base}
-    how = {"dtype": choice["formats"] if choice else to, "int8_threshold": int8_threshold, "finite": True}
+    receipt: dict[str, Any] = {"src": src, "dst": dst, "base": base, "calibration": None}
+    how: dict[str, Any] = {
+        "dtype": choice["formats"] if choice else to,
+        "int8_threshold": int8_threshold,
+        "finite": True,
+    }
+    made, plain = checkpoint, None
+    if to in calibration.NAMES:
+        made, plain, receipt["calibration"] = _in_blocks(checkpoint, src, to, calibrate, text)
+        how["dtype"] = {}  # as they are
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
-            with replacing(expanded(dst)) as made:
-                saving.save(checkpoint, made, container, vocabulary, files, known_as=Path(dst), **how)
-                receipt |= saving.receipt(checkpoint, "SRC", made, ids, _COMPARE_ELSEWHERE, untouched)
+            with replacing(expanded(dst)) as partial:
+                saving.save(made, partial, container, vocabulary, files, known_as=Path(dst), **how)
+                receipt |= saving.receipt(checkpoint, "SRC", partial, ids, _COMPARE_ELSEWHERE, untouched, plain)
                 saving.check_loss(dst, to or "mixed precision", receipt, text_name, accept_loss)
         else:
-            saving.save(checkpoint, dst, container, vocabulary, files, overwrite=overwrite, **how)
+            saving.save(made, dst, container, vocabulary, files, overwrite=overwrite, **how)
     except OSError as error:
         raise PronkError(f"{dst}: cannot be written: {os_problem(error)}") from None
     try:
         if not untouched:
-            receipt |= saving.receipt(checkpoint, "SRC", Path(dst), ids, _COMPARE_ELSEWHERE)
+            receipt |= saving.receipt(checkpoint, "SRC", Path(dst), ids, _COMPARE_ELSEWHERE, plain=plain)
     except PronkError as error:
         raise PronkError(f"{dst} is written and complete, but cannot be measured: {error}") from error
     except KeyboardInterrupt:
@@ -146,10 +174,39 @@ def command(
     size = receipt["bytes"]
     if checkpoint.quantization and size["after"] >= size["before"]:
         console.note(f"{dst} is no smaller than {src}, which is quantized already ({checkpoint.quantization})")
-    if container == "gguf" and not (to and FORMATS[to].codes is None):
+    if plain and (found := receipt["divergence"]["mean"]) > receipt["plain"]["mean"]:
+        console.note(
+            f"{dst} answers worse than with plain rounding (mean KL divergence {found:.3g} against "
+            f"{receipt['plain']['mean']:.3g} nats on {text_name}): calibrate on a text more like it, or "
+            "leave out --calibrate"
+        )
+    if container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
+
+
+def _in_blocks(
+    checkpoint: Checkpoint, src: str, to: str, file: str | None, measured_on: str
+) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
+    """SRC in block types; with a text to calibrate on beside it what plain rounding makes, and what the text was."""
+    from pronk.calibrate.calibrated import calibrated, rounded, types
+
+    kinds = types(checkpoint, to)
+    plain = rounded(checkpoint, kinds)
+    if file is None:
+        return plain, None, None
+    text = options.read_file(file, whole=True) if file else calibration.own_text()
+    name = "standard input" if file == "-" else file or "pronk's own text to calibrate on"
+    if text.strip() == measured_on.strip():
+        raise BadRequest(
+            f"--calibrate and --text name one text: what is measured on {name} says nothing of other texts"
+        )
+    ids = _encoded(src, checkpoint, text, name)
+    if ids is None:
+        raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
+    with progress.shown("calibrating") as advance:
+        return calibrated(checkpoint, kinds, ids, advance), plain, {"text": name, "tokens": len(ids)}
 
 
 def _container(dst: str, to: str | None) -> Format:
@@ -210,6 +267,11 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
         + ("" if error is None else f" ± {error:.2g}")
         + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",
     ]
+    if plain := receipt["plain"]:
+        lines.append(
+            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated on {receipt['calibration']['text']} "
+            f"({receipt['calibration']['tokens']} tokens), measured on {receipt['text']}"
+        )
     lines[-1] += saving.of_what_was_learned(receipt)
     return "\n".join([*_why(receipt["choice"]), *lines]) if receipt["choice"] else "\n".join(lines)
 

@@ -65,9 +65,10 @@ def receipt(
     text: str | Sequence[int] | None,
     way_out: str,
     base: Checkpoint | None = None,
+    plain: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """pronk.measure.receipt of what was `made` of `source`, which --help calls `called`, and which learned from `base`.
-    `way_out`: where memory is short."""
+    `way_out`: where memory is short. `plain`: what plain rounding makes of it."""
     import pronk
     from pronk.measure.receipt import receipt
 
@@ -79,6 +80,10 @@ def receipt(
         with progress.shown("reading DST") as advance:
             return pronk.load(made, engine="cpu", progress=advance)
 
+    def rounded() -> LLM:
+        with progress.shown("rounding plainly, to compare") as advance:
+            return pronk.load(plain, engine="cpu", progress=advance)
+
     with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(way_out):
         return receipt(
             source,
@@ -87,6 +92,7 @@ def receipt(
             text,
             advance,
             (lambda format: read(base, "BASE", format)) if base else None,
+            rounded if plain else None,
         )
 
 

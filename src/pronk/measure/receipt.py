@@ -36,13 +36,15 @@ def receipt(
     text: str | Sequence[int] | None,
     progress: Progress | None = None,
     base: Callable[[str], LLM] | None = None,
+    plain: Callable[[], LLM] | None = None,
 ) -> dict[str, Any]:
     """`load`: the source with its weights in a format; `base`: what it was before it learned, likewise. `text`, or its
-    token ids: None where there is no tokenizer.
+    token ids: None where there is no tokenizer. `plain`: what another rounding makes of the source.
 
     Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
-    divergence; learned, None without a base: the divergence of the untouched base, the noise_floor of the source's (a
-    mean KLD), and lost, a share (None where the text shows nothing of what was learned). Raises NotEnoughMemory.
+    divergence; plain, that of `plain`, None without; learned, None without a base: the divergence of the untouched
+    base, the noise_floor of the source's (a mean KLD), and lost, a share (None where the text shows nothing of what was
+    learned). Raises NotEnoughMemory.
     """
     reference = "f32"
     try:
@@ -57,12 +59,15 @@ def receipt(
     after = written()
     found = yardstick.divergence(after, progress)
     made = after.checkpoint
+    del after
+    beside = yardstick.divergence(plain(), progress) if plain else None
     return {
         "reference": reference,
         "format": made.format,
         "quantization": made.quantization,
         "bytes": {"before": _nbytes(source), "after": _nbytes(made)},
         "divergence": {name: found[name] for name in _KEPT},
+        "plain": beside and {name: beside[name] for name in _KEPT},
         "learned": untouched and _learned(found, untouched, floor or 0.0),
     }
 

@@ -1,0 +1,13 @@
+"""Calibrated quantization: fewer bits, chosen so that what a model answers on a text changes least."""
+
+from __future__ import annotations
+
+# GGUF's block types as they are asked for, the fewest bits first.
+NAMES = {name.lower(): name for name in ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K")}
+
+
+def own_text() -> str:
+    """The text that comes with pronk to calibrate on: prose in several languages, tables and code, written for this."""
+    from importlib.resources import files
+
+    return files("pronk.calibrate").joinpath("text.txt").read_text(encoding="utf-8")

@@ -1,0 +1,192 @@
+"""A checkpoint whose matrices are in GGUF's block types: calibrated on a text, or plainly rounded.
+
+Calibrating goes through the model a layer at a time, and through a layer in the order in which it is computed. Each
+matrix is rounded in view of what it is fed (gptq.py), and that is what the matrices before it, rounded as well, make of
+the text. So errors do not only meet errors: what comes later makes up for what came before.
+
+Which type a matrix gets: the one that was asked for, if its rows fill that type's blocks; else that which fits blocks
+of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
+cost more there than anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.calibrate import NAMES, gptq, packing
+from pronk.calibrate.grids import RULES
+from pronk.calibrate.layers import Attention, gated, norm
+from pronk.checkpoint.containers import gguf_blocks
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, Progress, check_finite
+from pronk.config import ModelConfig
+from pronk.errors import BadRequest, Unsupported
+
+Floats = NDArray[np.float32]
+
+OUTER = "Q6_K"
+_OF_32 = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q4_1", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+CTX = 512  # tokens that are read together, at most
+_SHORTEST = 128  # tokens of a text, at least
+_DAMPING = 0.02  # of the mean squared input: what tokens that were not seen may bring
+_TIED = 0.5  # likewise, of a head that is the embedding as well: there each of its rows stands for itself
+
+
+def types(checkpoint: Checkpoint, kind: str) -> dict[str, str]:
+    """The block type of each matrix, or F16. `kind`: of NAMES. Raises BadRequest."""
+    if kind not in NAMES:
+        raise BadRequest(f"{kind!r} is no block type; choose from {', '.join(NAMES)}")
+    found = {}
+    for name, shape in checkpoint.config.tensor_shapes().items():
+        if len(shape) == 2:
+            asked = NAMES[kind]
+            wanted = max(asked, OUTER, key=_bits) if name in (EMBEDDING, HEAD) else asked
+            found[name] = _fitting(wanted, shape[1])
+    return found
+
+
+def _fitting(kind: str, columns: int) -> str:
+    fitting = (name for name in (kind, _OF_32.get(kind, kind)) if columns % RULES[name].block == 0)
+    return next(fitting, "F16")
+
+
+def _bits(kind: str) -> float:
+    return gguf_blocks.BLOCK_TYPES[kind].nbytes / gguf_blocks.BLOCK_TYPES[kind].elements
+
+
+def rounded(checkpoint: Checkpoint, kinds: dict[str, str]) -> Checkpoint:
+    """Plainly: every matrix by itself, when it is read."""
+
+    def lazy(tensor: LazyTensor, kind: str) -> LazyTensor:
+        def blocks() -> NDArray[np.uint8]:
+            return _blocks(_weights(checkpoint, tensor.name), None, kind, tensor.name)
+
+        return _in_blocks(tensor, kind, blocks)
+
+    made = {name: lazy(checkpoint.tensors[name], kind) for name, kind in kinds.items() if kind in RULES}
+    return _with(checkpoint, kinds, made)
+
+
+def calibrated(
+    checkpoint: Checkpoint, kinds: dict[str, str], ids: Sequence[int], progress: Progress | None = None
+) -> Checkpoint:
+    """`ids`: tokens of a text, read in windows of at most CTX. Memory is what was made, a layer, and what its products
+    are fed. Raises BadRequest for a text that is too short."""
+    if len(ids) < _SHORTEST:
+        raise BadRequest(f"a text to calibrate on takes {_SHORTEST} tokens at least; this one has {len(ids)}")
+    return _Walk(checkpoint, kinds, ids, progress or (lambda *_: None)).made()
+
+
+class _Walk:
+    """Through the layers, with the residual stream of the text [T, C]."""
+
+    def __init__(self, checkpoint: Checkpoint, kinds: dict[str, str], ids: Sequence[int], progress: Progress) -> None:
+        self.checkpoint, self.kinds, self.progress = checkpoint, kinds, progress
+        self.config: ModelConfig = checkpoint.config
+        ctx = min(CTX, self.config.max_position_embeddings)
+        lengths = [len(ids[at : at + ctx]) for at in range(0, len(ids), ctx)]
+        self.attention = Attention(self.config, lengths)
+        self.tensors: dict[str, LazyTensor] = {}
+        self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in kinds)
+        embedding = _weights(checkpoint, EMBEDDING)
+        self.stream: Floats = embedding[np.asarray(ids)]
+        if not self.config.tie_word_embeddings:
+            self._rounded(EMBEDDING, embedding, None)
+
+    def made(self) -> Checkpoint:
+        for layer in range(self.config.num_hidden_layers):
+            self._layer(f"model.layers.{layer}.")
+        head = EMBEDDING if self.config.tie_word_embeddings else HEAD
+        fed = self._norm("model.norm.weight")
+        upper = gptq.spread(fed.T @ fed, _TIED if head == EMBEDDING else _DAMPING)
+        self._rounded(head, _weights(self.checkpoint, head), upper)
+        return _with(self.checkpoint, self.kinds, self.tensors)
+
+    def _layer(self, prefix: str) -> None:
+        fed = self._norm(prefix + "input_layernorm.weight")
+        q, k, v = self._products(fed, *(f"{prefix}self_attn.{name}_proj" for name in "qkv"))
+        (out,) = self._products(self.attention(q, k, v), prefix + "self_attn.o_proj")
+        self.stream += out
+        fed = self._norm(prefix + "post_attention_layernorm.weight")
+        gate, up = self._products(fed, *(f"{prefix}mlp.{name}_proj" for name in ("gate", "up")))
+        (down,) = self._products(gated(gate, up), prefix + "mlp.down_proj")
+        self.stream += down
+
+    def _norm(self, name: str) -> Floats:
+        return norm(self.stream, _weights(self.checkpoint, name), self.config.rms_norm_eps)
+
+    def _products(self, fed: Floats, *modules: str) -> list[Floats]:
+        """What matrices give that are fed the same [T, K], once they are rounded."""
+        upper = gptq.spread(fed.T @ fed, _DAMPING)
+        out = []
+        for module in modules:
+            name = module + ".weight"
+            made = self._rounded(name, _weights(self.checkpoint, name), upper)
+            product = fed @ made.T
+            if module + ".bias" in self.checkpoint.tensors:
+                product += _weights(self.checkpoint, module + ".bias")
+            out.append(product)
+        return out
+
+    def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
+        """What a matrix is from now on."""
+        kind, tensor = self.kinds[name], self.checkpoint.tensors[name]
+        if kind in RULES:
+            blocks = _blocks(weights, upper, kind, name)
+            self.tensors[name] = _in_blocks(tensor, kind, lambda: blocks)
+            made = gguf_blocks.decode(kind, blocks)
+        else:
+            made = _half(weights, name).astype(np.float32)
+        self.done += tensor.nbytes
+        self.progress("calibrating", self.done, self.total)
+        return made
+
+
+def _weights(checkpoint: Checkpoint, name: str) -> Floats:
+    read = checkpoint.tensors[name].read()
+    with np.errstate(over="ignore"):  # found below
+        weights: Floats = read.astype(np.float32)
+    check_finite(checkpoint.path, name, weights)
+    return weights
+
+
+def _blocks(weights: Floats, upper: Floats | None, kind: str, name: str) -> NDArray[np.uint8]:
+    try:
+        return packing.blocks(gptq.rounded(weights, upper, kind))
+    except BadRequest as error:
+        raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
+
+
+def _in_blocks(tensor: LazyTensor, kind: str, blocks: Callable[[], NDArray[np.uint8]]) -> LazyTensor:
+    rows, columns = tensor.shape
+    of = gguf_blocks.BLOCK_TYPES[kind]
+    nbytes = rows * columns // of.elements * of.nbytes
+    return LazyTensor(tensor.name, tensor.shape, kind, nbytes, lambda: gguf_blocks.decode(kind, blocks()), blocks)
+
+
+def _with(checkpoint: Checkpoint, kinds: dict[str, str], made: dict[str, LazyTensor]) -> Checkpoint:
+    """The checkpoint with these in place of its own, and in f16 what fits no blocks."""
+    tensors = {**checkpoint.tensors, **made}
+    for name, kind in kinds.items():
+        if kind not in RULES:
+            tensors[name] = _in_half(checkpoint, checkpoint.tensors[name])
+    return replace(checkpoint, tensors=tensors, quantization=None, int8_threshold=None)
+
+
+def _half(weights: Floats, name: str) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = weights.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise Unsupported(f"tensor {name!r}: weights are too large for float16; use bf16 or f32")
+    return half
+
+
+def _in_half(checkpoint: Checkpoint, tensor: LazyTensor) -> LazyTensor:
+    def read() -> NDArray[Any]:
+        return _half(_weights(checkpoint, tensor.name), tensor.name)
+
+    return LazyTensor(tensor.name, tensor.shape, "F16", 2 * int(np.prod(tensor.shape)), read)
