@@ -71,16 +71,20 @@ static constexpr const ActivationTraits& traits(ActivationFormat format) { retur
 // -- what rows are packed from: little-endian, as files have them --------------------------------------------------------
 
 // Blocks are GGUF's. int8 and its like: a float scale, and then an int8 for each weight.
-enum class Source : int { f32, f16, bf16, q4_0, q4_1, q4_k, q8_0, int8, llm_int8, turned_int8 };
+enum class Source : int {
+    f32, f16, bf16, q4_0, q4_1, q4_k, q8_0, int8, llm_int8, turned_int8, q6_k, q5_k, q3_k, q2_k, q5_0, q5_1, iq4_nl, iq4_xs
+};
 
 // Columns [at, at + count) of a row as floats; `at` is a multiple of kChunk, `count` at most kChunk and whole blocks. Sums
 // and products are those of checkpoint/containers/gguf_blocks.py.
 using Read = void(const uint8_t* row, int at, int count, float* out);
 Read read_f32, read_f16, read_bf16, read_q4_0, read_q4_1, read_q4_k, read_q8_0, read_int8;
+Read read_q6_k, read_q5_k, read_q3_k, read_q2_k, read_q5_0, read_q5_1, read_iq4_nl, read_iq4_xs;
 
 // Codes into panels as they are, for a format that holds them. False where a scale is not finite, or does not fit.
 using PackCodes = bool(const Matrix& matrix, const Tile& tile);
-PackCodes pack_codes_q4_0, pack_codes_q4_1, pack_codes_q4_k, pack_codes_q8_0, pack_codes_int8;
+PackCodes pack_codes_q4_0, pack_codes_q4_1, pack_codes_q4_k, pack_codes_q8_0, pack_codes_int8, pack_codes_q6_k,
+    pack_codes_q5_k, pack_codes_q3_k, pack_codes_q2_k, pack_codes_q5_0, pack_codes_q5_1, pack_codes_iq4_nl, pack_codes_iq4_xs;
 
 struct SourceTraits {
     Source id;
@@ -103,6 +107,14 @@ inline constexpr SourceTraits kSources[] = {
     {Source::int8, "INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float)},
     {Source::llm_int8, "LLM_INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float)},
     {Source::turned_int8, "TURNED_INT8", 1, 1, read_int8, pack_codes_int8, sizeof(float), true},
+    {Source::q6_k, "Q6_K", 256, 210, read_q6_k, pack_codes_q6_k},
+    {Source::q5_k, "Q5_K", 256, 176, read_q5_k, pack_codes_q5_k},
+    {Source::q3_k, "Q3_K", 256, 110, read_q3_k, pack_codes_q3_k},
+    {Source::q2_k, "Q2_K", 256, 84, read_q2_k, pack_codes_q2_k},
+    {Source::q5_0, "Q5_0", 32, 22, read_q5_0, pack_codes_q5_0},
+    {Source::q5_1, "Q5_1", 32, 24, read_q5_1, pack_codes_q5_1},
+    {Source::iq4_nl, "IQ4_NL", 32, 18, read_iq4_nl, pack_codes_iq4_nl},
+    {Source::iq4_xs, "IQ4_XS", 256, 136, read_iq4_xs, pack_codes_iq4_xs},
 };
 static_assert(is_in_order(kSources));
 static constexpr const SourceTraits& traits(Source source) { return kSources[static_cast<int>(source)]; }
@@ -119,9 +131,14 @@ static constexpr const SourceTraits& traits(Source source) { return kSources[sta
 //   q4       K/32 groups: [4][64][4] uint8, half scale[64], half minimum[64]; w = scale * nibble + minimum.
 //            Byte (j, row, i) holds k = 4j + i in its low half and k = 16 + 4j + i in its high half.
 //   q4_0     as q4, without minima: w = scale * (nibble - 8)
-enum class Format : int { f32, f16, bf16, int8, int8_plain, llm_int8, q8, q4, q4_0 };
+//
+// And what only files are made of, in planes, which keep GGUF's own codes and scales: see planes.h.
+enum class Format : int {
+    f32, f16, bf16, int8, int8_plain, llm_int8, q8, q4, q4_0, q6_k, q5_k, q4_k, q3_k, q2_k, q5_0, q5_1, iq4_nl, iq4_xs
+};
 
-enum class Scales { none, row, group };
+// Of a row a float; of a group a half; of a part of a group a whole number, times a half a block of 256.
+enum class Scales { none, row, group, part };
 
 // Floats of a chunk of columns into panels. False where a scale is not finite.
 using Pack = bool(const Tile& tile, const Chunk& chunk);
@@ -129,7 +146,7 @@ Pack pack_f32, pack_f16, pack_bf16, pack_int8, pack_q8, pack_q4, pack_q4_0;
 
 // The numbers of row `row` of a panel, [K].
 using Unpack = void(const Matrix& matrix, const uint8_t* panel, size_t row, float* out);
-Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_q8, unpack_q4;
+Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_q8, unpack_q4, unpack_planes;
 
 constexpr uint32_t set_of(std::initializer_list<Source> sources) {
     uint32_t bits = 0;
@@ -140,14 +157,17 @@ constexpr uint32_t set_of(std::initializer_list<Source> sources) {
 struct FormatTraits {
     Format id;
     const char* name;
-    ActivationFormat activations;  // what it is multiplied with
-    int columns, bytes;            // of a group: K is padded to whole ones, of each of which a row has so many bytes
-    Pack* pack;
-    Unpack* unpack;
+    ActivationFormat activations = ActivationFormat::f32;  // what it is multiplied with
+    int columns = 1, bytes = 0;            // of a group: K is padded to whole ones, of each of which a row has so many bytes
+    Pack* pack = nullptr;          // null: floats are never rounded to it, it holds codes of files alone
+    Unpack* unpack = nullptr;
     Scales scales = Scales::none;  // of rows: a float behind all groups; of groups: a half behind the group's codes
     int bits = 8;                  // of a code
     int offset = 0;                // what codes are raised by, to be unsigned
-    bool minima = false;           // a half a group, behind its scale
+    bool minima = false;           // one beside each scale
+    int part = kGroup;             // columns that share a scale; of planes, which are codes of fewer than 8 bits
+    bool planes = false;
+    bool table = false;            // codes stand for the numbers of kIQ4
     uint32_t codes_of = 0;         // the sources whose codes it holds as they are
     float limit = std::numeric_limits<float>::infinity();  // the least number too large for it; scales have their own
     int longest_row = 1 << 22;     // offsets within a panel are ints
@@ -158,6 +178,24 @@ struct FormatTraits {
         return static_cast<size_t>(padded(cols)) / columns * bytes + (scales == Scales::row ? sizeof(float) : 0);
     }
 };
+
+// Bytes that a row has of a group's whole numbers; those of 2 bits come with minima of 4 bits, and share bytes with them.
+constexpr bool shares_bytes(const FormatTraits& format) { return format.bits == 2; }
+constexpr int whole_bytes(const FormatTraits& format) {
+    if (format.scales != Scales::part) return 0;
+    return kGroup / format.part * (format.minima && !shares_bytes(format) ? 2 : 1);
+}
+
+// A record of planes: what follows from the rest of it.
+constexpr FormatTraits planes(FormatTraits format, Source source) {
+    format.activations = ActivationFormat::q8;
+    format.scales = format.columns == kGroup ? Scales::group : Scales::part;
+    format.planes = true;
+    format.bytes = format.columns / kGroup * (kGroup * format.bits / 8 + whole_bytes(format)) + (format.minima ? 4 : 2);
+    format.unpack = unpack_planes;
+    format.codes_of = set_of({source});
+    return format;
+}
 
 constexpr uint32_t kInt8Sources = set_of({Source::int8, Source::llm_int8});
 constexpr int kLongestInt8Row = 1 << 16;  // 127 * 255 * 65536 is the most that int32 holds
@@ -186,6 +224,15 @@ inline constexpr FormatTraits kFormats[] = {
     {.id = Format::q4_0, .name = "q4_0", .activations = ActivationFormat::q8, .columns = kGroup, .bytes = kGroup / 2 + 2,
      .pack = pack_q4_0, .unpack = unpack_q4, .scales = Scales::group, .bits = 4, .offset = 8,
      .codes_of = set_of({Source::q4_0})},
+    planes({.id = Format::q6_k, .name = "q6_k", .columns = 256, .bits = 6, .offset = 32, .part = 16}, Source::q6_k),
+    planes({.id = Format::q5_k, .name = "q5_k", .columns = 256, .bits = 5, .minima = true}, Source::q5_k),
+    planes({.id = Format::q4_k, .name = "q4_k", .columns = 256, .bits = 4, .minima = true}, Source::q4_k),
+    planes({.id = Format::q3_k, .name = "q3_k", .columns = 256, .bits = 3, .offset = 4, .part = 16}, Source::q3_k),
+    planes({.id = Format::q2_k, .name = "q2_k", .columns = 256, .bits = 2, .minima = true, .part = 16}, Source::q2_k),
+    planes({.id = Format::q5_0, .name = "q5_0", .columns = kGroup, .bits = 5, .offset = 16}, Source::q5_0),
+    planes({.id = Format::q5_1, .name = "q5_1", .columns = kGroup, .bits = 5, .minima = true}, Source::q5_1),
+    planes({.id = Format::iq4_nl, .name = "iq4_nl", .columns = kGroup, .bits = 4, .table = true}, Source::iq4_nl),
+    planes({.id = Format::iq4_xs, .name = "iq4_xs", .columns = 256, .bits = 4, .table = true}, Source::iq4_xs),
 };
 static_assert(is_in_order(kFormats));
 static constexpr const FormatTraits& traits(Format format) { return kFormats[static_cast<int>(format)]; }

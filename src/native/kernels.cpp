@@ -26,9 +26,10 @@ float not_a_row(int8_t* out, int padded, int32_t* sum) {
 }
 
 // `size` floats to int8, `padded` of them (a multiple of 32); gives their scale, and their sum. `taken` says what of a
-// vector is, and `largest` are the bits of the largest magnitude of that.
+// vector is, and `largest` are the bits of the largest magnitude of that. `sums`, if any, are those of each 16.
 template <class Taken>
-float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, int32_t* sum, const Taken& taken) {
+float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, int32_t* sum, const Taken& taken,
+            int32_t* sums = nullptr) {
     const float amax = number(&largest), scale = amax / 127, inverse = amax > 0 ? 127 / amax : 0;
     I total = S::set_int(0);
     const F factor = S::set(std::isfinite(inverse) ? inverse : 0);
@@ -36,17 +37,21 @@ float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, 
         const I q = i < size ? S::round(S::mul(taken(load_part(x + i, size - i)), factor)) : S::set_int(0);
         total = S::add_int(total, q);
         S::store_int8(out + i, q);
+        if (sums) sums[i / 16] = S::sums(q);
     }
     *sum = S::sum_int(total);
     return std::isfinite(inverse) ? scale : 0;
 }
 
-float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) {
+float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum, int32_t* sums = nullptr) {
     I largest = S::set_int(0);
     for (int i = 0; i < size; i += 16) largest = S::max_int(largest, S::magnitude(load_part(x + i, size - i)));
     const int32_t bits = S::maximum_int(largest);
-    if (bits >= 0x7f800000) return not_a_row(out, padded, sum);
-    return codes(x, size, padded, bits, out, sum, [](F v) { return v; });
+    if (bits >= 0x7f800000) {
+        for (int i = 0; sums && i < padded / 16; ++i) sums[i] = 0;
+        return not_a_row(out, padded, sum);
+    }
+    return codes(x, size, padded, bits, out, sum, [](F v) { return v; }, sums);
 }
 
 #include "outliers.inl"
@@ -69,7 +74,7 @@ void convert(const float* x, int size, const Rows& rows, int t) {
             for (int g = 0; g < rows.groups; ++g) {
                 const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
                 const size_t index = (size_t)t * rows.groups + g;
-                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index);
+                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index, rows.sums + 2 * index);
             }
     }
 }

@@ -1,5 +1,6 @@
 // Products of every format: register tiles, and what becomes of what they give. See kernels.inl.
 #include "kernels.inl"
+#include "planes.h"
 
 namespace pronk::PRONK_TARGET {
 
@@ -128,6 +129,8 @@ struct GroupedTiles {
             for (int r = 0; r < R; ++r) S::store(out + t * kPanelRows + r * 16, acc[t][r]);
     }
 };
+
+#include "planes.inl"
 
 // -- LLM.int8() --------------------------------------------------------------------------------------------------------
 
@@ -301,6 +304,24 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
 }
 
 template <Format kFormat>
+    requires(traits(kFormat).planes)
+void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    alignas(64) float y[kTokensAtOnce * kPanelRows];
+    while (begin < end) {
+        const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
+        const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
+        begin += vectors / (kVectors / 2);
+        for (int t = 0; t < tokens; t += kTokensAtOnce) {
+            const int count = tokens - t < kTokensAtOnce ? tokens - t : kTokensAtOnce;
+            planes_of_panel<kFormat>(w, w.panel(panel), first, vectors, x.at(t), count, y);
+            if (out.adapted.adapters) add_adapters(out.adapted, t, count, panel, first, vectors, y);
+            epilogue(w, y, t, count, panel, first, vectors, out);
+        }
+    }
+}
+
+template <Format kFormat>
+    requires(!traits(kFormat).planes)
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
     using Tiles = typename TilesOf<kFormat>::type;
     constexpr int most = tile_tokens(Tiles::accumulators);

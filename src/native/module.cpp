@@ -93,6 +93,8 @@ bool pack(const Matrix& matrix, Part part, const RawRows& raw, const std::string
     const SourceTraits* type = find_named(kSources, source.c_str());
     if (!type) refuse("rows of ", source, " cannot be packed");
     const int64_t count = raw.shape(0), stride = raw.shape(1), rows = rows_of(matrix, part);
+    const FormatTraits& format = traits(matrix.format);
+    if (!format.pack && !format.holds_codes_of(type->id)) refuse("rows of ", source, " cannot be packed in ", format.name);
     if (matrix.cols % type->elements) refuse(matrix.cols, " columns are not whole blocks of ", source);
     if (stride != type->before + static_cast<int64_t>(matrix.cols) / type->elements * type->bytes)
         refuse("a row of ", matrix.cols, " columns of ", source, " does not have ", stride, " bytes");

@@ -176,6 +176,7 @@ bool row_scales(const Matrix& matrix, const Tile& tile, Source source, float (&s
 bool pack_tile(const Matrix& matrix, const Tile& tile, Source source) {
     const FormatTraits& format = traits(matrix.format);
     if (format.holds_codes_of(source)) return traits(source).pack_codes(matrix, tile);
+    if (!format.pack) return false;
     float scales[kTileRows] = {};
     if (format.scales == Scales::row && !row_scales(matrix, tile, source, scales)) return false;
     Chunk chunk;
@@ -215,9 +216,10 @@ bool pack_rows(const Matrix& matrix, const uint8_t* src, size_t src_stride, Sour
 }
 
 void pack_zero_rows(const Matrix& matrix, int64_t begin, int64_t end) {
-    const std::vector<float> zeros(matrix.cols);
-    const auto* src = reinterpret_cast<const uint8_t*>(zeros.data());
-    pack_rows(matrix, src, 0, Source::f32, begin, end, Placement{});
+    const FormatTraits& format = traits(matrix.format);
+    const Source source = format.pack ? Source::f32 : static_cast<Source>(std::countr_zero(format.codes_of));
+    const std::vector<uint8_t> zeros(matrix.cols * sizeof(float));  // which are zeros as blocks, too
+    pack_rows(matrix, zeros.data(), 0, source, begin, end, Placement{});
 }
 
 }  // namespace pronk

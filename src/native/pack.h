@@ -51,6 +51,8 @@ inline float absolute_maximum(const float* x, int count) {
     return std::bit_cast<float>(most);
 }
 
+PackCodes pack_planes_q4_k;  // as the file has it; not with its scales rounded
+
 // A group of codes, each row's 32 bytes, with its scale.
 inline void write_q8(const Tile& tile, int group, const uint8_t* codes, size_t code_bytes, const uint16_t* scales,
                      size_t scale_bytes) {

@@ -25,7 +25,7 @@ Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule
     r.padded = (cols + kGroup - 1) / kGroup * kGroup;
     r.stride = aligned(static_cast<size_t>(r.padded) * traits(format).bytes);
     r.groups = traits(format).grouped ? r.padded / kGroup : 1;
-    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.turned = turned.data;
+    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.sums = traits(format).grouped ? half_sums.data : nullptr, r.turned = turned.data;
     r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
     r.outlier_begin = begins.data, r.outlier_count = counts.data;
     r.found_x = found.data, r.found_k = found_places.data, r.outliers_used = &used;
@@ -39,6 +39,7 @@ void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
     if (!traits(format).scaled) return;
     scales.reserve(static_cast<size_t>(r.groups) * tokens);
     sums.reserve(static_cast<size_t>(r.groups) * tokens);
+    if (traits(format).grouped) half_sums.reserve(static_cast<size_t>(2 * r.groups) * tokens);
     if (traits(format).turned) turned.reserve(r.padded);
     if (!traits(format).outliers) return;
     const int64_t most = static_cast<int64_t>(cols) * tokens;

@@ -33,7 +33,7 @@ struct Buffer {
 struct RowsBuffer {
     Buffer<uint8_t> bytes;
     Buffer<float> scales, turned, outliers, outlier_sums, found;
-    Buffer<int32_t> sums, places, found_places, begins, counts;
+    Buffer<int32_t> sums, half_sums, places, found_places, begins, counts;
     std::atomic<int32_t> used{0};
 
     // Without any outliers in them.

@@ -132,6 +132,53 @@ struct Simd {
     // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
     PRONK_INLINE I dot4(I acc, Bytes w, I x) { return {dot(acc.a, w.a, x.a), dot(acc.b, w.b, x.b)}; }
 
+    PRONK_INLINE void store_bytes(void* p, Bytes x) { store_int((int32_t*)p, x); }
+    PRONK_INLINE Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+    // What is left of each byte under the mask after kShift bits to the right.
+    template <int kShift, int kMask>
+    PRONK_INLINE Bytes field(Bytes x) {
+        const __m256i mask = _mm256_set1_epi8((char)kMask);
+        if constexpr (kShift > 0) x = {_mm256_srli_epi16(x.a, kShift), _mm256_srli_epi16(x.b, kShift)};
+        if constexpr (kShift < 0) x = {_mm256_slli_epi16(x.a, -kShift), _mm256_slli_epi16(x.b, -kShift)};
+        return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+    }
+    PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16
+        const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+        return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+    }
+    PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
+        const __m128i x = _mm_and_si128(_mm_srl_epi16(_mm_loadu_si128((const __m128i*)p), _mm_cvtsi32_si128(shift)), _mm_set1_epi8(15));
+        return to_float({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
+    }
+#ifdef __AVXVNNI__
+    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
+    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
+    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
+    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
+    PRONK_INLINE I widened(I x) { return x; }
+#else
+    // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
+    PRONK_INLINE int32_t sums(I x) {
+        const __m256i s = _mm256_add_epi32(x.a, x.b);
+        const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1)), pairs = _mm_hadd_epi32(q, q);
+        return _mm_cvtsi128_si32(_mm_packs_epi32(pairs, pairs));
+    }
+    PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE I begin(int32_t sums, int factor) {
+        const __m256i s = _mm256_mullo_epi16(_mm256_set1_epi32(sums), _mm256_set1_epi16((int16_t)factor));
+        return {s, s};
+    }
+    PRONK_INLINE I add_short(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) {
+        return add_short(acc, {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)});
+    }
+    PRONK_INLINE I widened(I x) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        return {_mm256_madd_epi16(x.a, ones), _mm256_madd_epi16(x.b, ones)};
+    }
+#endif
+
     PRONK_INLINE Pairs load_pairs(const void* p) { return load_bytes(p); }
     PRONK_INLINE __m256 dot_pairs(__m256 acc, __m256i w, __m256i x) {
         const __m256i high = _mm256_set1_epi32((int)0xffff0000);

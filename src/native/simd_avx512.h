@@ -84,6 +84,44 @@ struct Simd {
 #endif
     }
 
+    PRONK_INLINE void store_bytes(void* p, Bytes x) { _mm512_storeu_si512(p, x); }
+    PRONK_INLINE Bytes either(Bytes x, Bytes y) { return _mm512_or_si512(x, y); }
+    // What is left of each byte under the mask after kShift bits to the right.
+    template <int kShift, int kMask>
+    PRONK_INLINE Bytes field(Bytes x) {
+        if constexpr (kShift > 0) x = _mm512_srli_epi16(x, kShift);
+        if constexpr (kShift < 0) x = _mm512_slli_epi16(x, -kShift);
+        return _mm512_and_si512(x, _mm512_set1_epi8((char)kMask));
+    }
+    PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), x);
+    }
+    PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
+        const I x = _mm512_srl_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm_cvtsi32_si128(shift));
+        return _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+    }
+#ifdef __AVX512VNNI__
+    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
+    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
+    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
+    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
+    PRONK_INLINE I widened(I x) { return x; }
+#else
+    // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
+    PRONK_INLINE int32_t sums(I x) {
+        const int32_t first = _mm512_mask_reduce_add_epi32(0x3333, x), last = _mm512_mask_reduce_add_epi32(0xcccc, x);
+        return (first & 0xffff) | last << 16;
+    }
+    PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE I begin(int32_t sums, int factor) {
+        return _mm512_mullo_epi16(_mm512_set1_epi32(sums), _mm512_set1_epi16((int16_t)factor));
+    }
+    PRONK_INLINE I add_short(I x, I y) { return _mm512_add_epi16(x, y); }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return add_short(acc, _mm512_maddubs_epi16(w, x)); }
+    PRONK_INLINE I widened(I x) { return _mm512_madd_epi16(x, _mm512_set1_epi16(1)); }
+#endif
+
     PRONK_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
     // acc[row] += w[row][0] x[0] + w[row][1] x[1]
     PRONK_INLINE F dot2(F acc, Pairs w, I x) {

@@ -138,6 +138,68 @@ struct Simd {
         return each_int([&](int i) { return dot(acc.v[i], w.v[i], vreinterpretq_s8_s32(x.v[i])); });
     }
 
+    PRONK_INLINE void store_bytes(void* p, Bytes x) {
+        for (int i = 0; i < 4; ++i) vst1q_u8((uint8_t*)p + 16 * i, x.v[i]);
+    }
+    PRONK_INLINE Bytes either(Bytes x, Bytes y) {
+        for (int i = 0; i < 4; ++i) x.v[i] = vorrq_u8(x.v[i], y.v[i]);
+        return x;
+    }
+    // What is left of each byte under the mask after kShift bits to the right.
+    template <int kShift, int kMask>
+    PRONK_INLINE Bytes field(Bytes x) {
+        for (uint8x16_t& b : x.v) {
+            if constexpr (kShift > 0) b = vshrq_n_u8(b, kShift);
+            if constexpr (kShift < 0) b = vshlq_n_u8(b, -kShift);
+            b = vandq_u8(b, vdupq_n_u8(kMask));
+        }
+        return x;
+    }
+    PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16
+        for (uint8x16_t& b : x.v) b = vqtbl1q_u8(vld1q_u8(table), b);
+        return x;
+    }
+    PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
+        const uint8x16_t x = vandq_u8(vshlq_u8(vld1q_u8((const uint8_t*)p), vdupq_n_s8((int8_t)-shift)), vdupq_n_u8(15));
+        return load_int8((const uint8_t*)&x);
+    }
+#if defined(__ARM_FEATURE_DOTPROD)
+    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
+    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
+    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
+    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) {  // small codes are signed bytes as well
+        return each_int([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), vreinterpretq_s8_s32(x.v[i])); });
+    }
+    PRONK_INLINE I widened(I x) { return x; }
+#else
+    // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
+    PRONK_INLINE int32_t sums(I x) {
+        const int32x4_t s = vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])), pairs = vpaddq_s32(s, s);
+        return (vgetq_lane_s32(pairs, 0) & 0xffff) | (int32_t)((uint32_t)vgetq_lane_s32(pairs, 1) << 16);
+    }
+    PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE I begin(int32_t sums, int factor) {
+        const int16x8_t s = vmulq_n_s16(vreinterpretq_s16_s32(vdupq_n_s32(sums)), (int16_t)factor);
+        return each_int([&](int) { return vreinterpretq_s32_s16(s); });
+    }
+    PRONK_INLINE int32x4_t add_halves(int32x4_t x, int16x8_t y) {
+        return vreinterpretq_s32_s16(vaddq_s16(vreinterpretq_s16_s32(x), y));
+    }
+    PRONK_INLINE I add_short(I x, I y) {
+        return each_int([&](int i) { return add_halves(x.v[i], vreinterpretq_s16_s32(y.v[i])); });
+    }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) {  // small codes are signed bytes as well
+        return each_int([&](int i) {
+            const int8x16_t codes = vreinterpretq_s8_u8(w.v[i]), by = vreinterpretq_s8_s32(x.v[i]);
+            return add_halves(acc.v[i], vpaddq_s16(vmull_s8(vget_low_s8(codes), vget_low_s8(by)), vmull_high_s8(codes, by)));
+        });
+    }
+    PRONK_INLINE I widened(I x) {
+        return each_int([&](int i) { return vpaddlq_s16(vreinterpretq_s16_s32(x.v[i])); });
+    }
+#endif
+
     PRONK_INLINE Pairs load_pairs(const void* p) {
         const uint16_t* q = (const uint16_t*)p;
         return {{vld1q_u16(q), vld1q_u16(q + 8), vld1q_u16(q + 16), vld1q_u16(q + 24)}};

@@ -142,6 +142,31 @@ struct Simd {
         });
     }
 
+    PRONK_INLINE void store_bytes(void* p, Bytes x) { std::memcpy(p, x.v, sizeof x.v); }
+    PRONK_INLINE Bytes either(Bytes x, Bytes y) {
+        for (int i = 0; i < 64; ++i) x.v[i] |= y.v[i];
+        return x;
+    }
+    // What is left of each byte under the mask after kShift bits to the right.
+    template <int kShift, int kMask>
+    PRONK_INLINE Bytes field(Bytes x) {
+        for (uint8_t& b : x.v) b = (uint8_t)((kShift < 0 ? b << (kShift < 0 ? -kShift : 0) : b >> (kShift < 0 ? 0 : kShift)) & kMask);
+        return x;
+    }
+    PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16
+        for (uint8_t& b : x.v) b = table[b];
+        return x;
+    }
+    PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
+        return each([=](int i) { return (float)(((const uint8_t*)p)[i] >> shift & 15); });
+    }
+    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
+    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
+    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
+    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+    PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
+    PRONK_INLINE I widened(I x) { return x; }
+
     PRONK_INLINE Pairs load_pairs(const void* p) {
         Pairs y;
         std::memcpy(y.v, p, sizeof y.v);

@@ -9,7 +9,7 @@
 #include "kernels.h"
 #include "rows.h"
 #include "test.h"
-#include "test_random.h"
+#include "test_given.h"
 #include "turn.h"
 
 using namespace pronk;
@@ -71,8 +71,9 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     Arena arena;
     Matrix w = matrix_of(format, rows, cols);
     w.data = arena.allocate(w.nbytes());
-    const std::vector<float> weights = normals((size_t)rows * cols, 0.05f), x = normals((size_t)tokens * cols, 1);
-    CHECK(pack_rows(w, (const uint8_t*)weights.data(), cols * sizeof(float), Source::f32, 0, rows, {}));
+    const Given weights = given_rows(format, rows, cols);
+    const std::vector<float> x = normals((size_t)tokens * cols, 1);
+    CHECK(pack_rows(w, weights.bytes.data(), weights.stride, weights.source, 0, rows, {}));
     pack_zero_rows(w, rows, (int64_t)w.panels * kPanelRows);
     std::vector<float> bias(w.panels * kPanelRows);
     for (int n = 0; n < rows; ++n) bias[n] = normal();
@@ -203,12 +204,13 @@ void test_swiglu(const Kernels& kernel) {
 
 // Rows in two parts give the sum of what the parts give, however many there are.
 void test_pairs(const Kernels& kernel, Format format) {
-    const int n = 70, k = 45, tokens = 2 * between(1, 8);
+    const int n = 70, k = traits(format).pack ? 45 : 256, tokens = 2 * between(1, 8);
     Arena arena;
     Matrix w = matrix_of(format, n, k);
     w.data = arena.allocate(w.nbytes());
-    const std::vector<float> weights = normals(n * k, 0.1f), x = normals(tokens * k, 1);
-    CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * 4, Source::f32, 0, n, {}));
+    const Given weights = given_rows(format, n, k);
+    const std::vector<float> x = normals(tokens * k, 1);
+    CHECK(pack_rows(w, weights.bytes.data(), weights.stride, weights.source, 0, n, {}));
     pack_zero_rows(w, n, 2 * kPanelRows);
     const Activations a(kernel, traits(format).activations, x, tokens, k);
     std::vector<float> each(tokens * n), sums(tokens / 2 * n);
@@ -262,8 +264,10 @@ int main() {
     for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) {
         std::printf("%s\n", kernel->name);
         for (const FormatTraits& format : kFormats)
-            for (int round = 0; round < 25; ++round)
-                test_product(*kernel, format.id, between(1, 14), between(1, 200), between(1, 200));
+            for (int round = 0; round < 25; ++round) {
+                const int cols = format.pack ? between(1, 200) : format.columns * between(1, 256 / format.columns + 1);
+                test_product(*kernel, format.id, between(1, round % 5 ? 14 : 60), between(1, 200), cols);
+            }
         for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);
         test_extremes(*kernel);

@@ -37,10 +37,10 @@ def chosen(checkpoint: Checkpoint, quantize: Wish) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("stored", "format"),
     [
-        ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16"), ("Q4_0", "q4_0"), ("Q4_1", "q4"), ("Q4_K", "q4"),
+        ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16"), ("Q4_0", "q4_0"), ("Q4_1", "q4"), ("Q4_K", "q4_k"),
         ("TURNED_INT8", "int8"), ("INT8", "int8_plain"), ("LLM_INT8", "llm-int8"),
-        ("Q8_0", "q8"), ("I8", "q8"), ("Q5_0", "q8"), ("Q5_1", "q8"), ("Q5_K", "q8"), ("Q6_K", "q8"), ("Q2_K", "q8"),
-        ("Q3_K", "q8"),
+        ("Q8_0", "q8"), ("I8", "q8"), ("Q5_0", "q5_0"), ("Q5_1", "q5_1"), ("Q5_K", "q5_k"), ("Q6_K", "q6_k"),
+        ("Q2_K", "q2_k"), ("Q3_K", "q3_k"), ("IQ4_NL", "iq4_nl"), ("IQ4_XS", "iq4_xs"),
     ],
 )  # fmt: skip
 def test_auto_keeps_what_the_file_has(stored: str, format: str) -> None:
@@ -52,6 +52,7 @@ def test_auto_keeps_what_the_file_has(stored: str, format: str) -> None:
     [
         ("Q4_0", "Q4_1", "q4"), ("Q4_0", "Q8_0", "q8"), ("Q8_0", "BF16", "bf16"), ("F16", "BF16", "f32"),
         ("F16", "F32", "f32"), ("Q4_K", "Q6_K", "q8"), ("Q4_0", "Q4_0", "q4_0"),
+        ("Q6_K", "Q6_K", "q6_k"), ("Q6_K", "BF16", "bf16"), ("Q2_K", "Q4_1", "q8"),
     ],
 )  # fmt: skip
 def test_gate_and_up_take_the_wider_of_their_formats(gate: str, up: str, format: str) -> None:

@@ -211,7 +211,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         (lambda: model.allocate("down_proj", 0, "q8"), "there already"),
         (lambda: model.pack("gate_proj", 0, raw[:, :127].copy(), "F32"), "32 columns of F32 does not have 127 bytes"),
         (lambda: model.pack("gate_proj", 0, raw, "F16"), "does not have 128 bytes"),
-        (lambda: model.pack("gate_proj", 0, raw, "Q6_K"), "rows of Q6_K cannot be packed"),
+        (lambda: model.pack("gate_proj", 0, raw, "IQ3_S"), "rows of IQ3_S cannot be packed"),
         (lambda: model.pack("gate_proj", 0, raw, "F32", 1), "rows 1 to 49 are not within a matrix of 48"),
         (lambda: model.pack("gate_proj", 0, raw, "F32", -1), "rows -1"),
         (lambda: model.pack("gate_proj", 0, raw, "F32", 2**62), "not within a matrix"),

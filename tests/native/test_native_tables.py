@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 from test_native_kernels import FORMATS as KNOWN
 from test_pack import DIRECT
+from test_planes import TYPES
 
 from pronk import _native
 from pronk.cpu_engine import slots, weights
 from pronk.engine.prefix_cache import BLOCK_SIZE
-from pronk.formats import FORMATS, KV_TYPES
+from pronk.formats import FORMATS, KV_TYPES, kept
 
+KEPT = {kept(stored).name: stored for stored in TYPES}
 TABLE = {format.name: format for format in _native.formats()}
 
 
 def test_formats_are_those_that_the_engine_computes_with() -> None:
-    assert set(TABLE) == {name for name, format in FORMATS.items() if "cpu" in format.engines} == set(KNOWN)
+    assert set(TABLE) == {name for name, format in FORMATS.items() if "cpu" in format.engines} == {*KNOWN, *KEPT}
 
 
 def test_python_reads_no_type_that_rows_cannot_be_packed_from() -> None:
@@ -28,7 +30,9 @@ def test_what_a_format_holds_is_packed_as_it_is() -> None:
         format = FORMATS[name]
         for source in (*format.stored, *format.nearly) if format.codes else ():
             assert (source, name) in held
-    assert {pair for pair in held if not pair[0].endswith("INT8")} == {*DIRECT, ("Q4_K", "q4")}
+    assert {pair for pair in held if not pair[0].endswith("INT8")} == {
+        *DIRECT, ("Q4_K", "q4"), *((stored, name) for name, stored in KEPT.items())
+    }  # fmt: skip
 
 
 def test_a_row_is_as_long_as_sums_allow() -> None:

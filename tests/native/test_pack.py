@@ -19,7 +19,8 @@ PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 FORMATS = (*PLAIN, "int8", "int8_plain", "q8", "q4", "q4_0")
 # Blocks that a format holds as they are.
 DIRECT = (("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_0", "q4_0"), ("Q4_1", "q4"))
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
+# Of those that run as files have them the products, and what comes back, are test_planes.py's.
+BLOCKS = tuple(BLOCK_TYPES)
 
 
 def packed(format: str, rows: np.ndarray, source: str, cols: int, threads: int = 1) -> np.ndarray | None:
@@ -48,10 +49,10 @@ def random_blocks(name: str, rows: int, blocks: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     kind = BLOCK_TYPES[name]
     stored = rng.integers(0, 256, (rows * blocks, kind.nbytes), dtype=np.uint8)
-    for offset, width in kind.words:
+    for offset in (offset for offset, width in kind.words if width == 2 and offset not in kind.whole):
         sizes = 10.0 ** rng.uniform(-8, 2, (len(stored), 1))
         scales = (rng.standard_normal((len(stored), 1)) * sizes).astype(np.float16)
-        stored[:, offset : offset + width] = scales.view(np.uint8)
+        stored[:, offset : offset + 2] = scales.view(np.uint8)
     return stored.reshape(rows, -1)
 
 
@@ -127,7 +128,7 @@ def test_q4_k_is_off_by_the_rounding_of_its_scales(rows: int, blocks: int) -> No
     ("source", "format"), sorted({(s, f) for s in BLOCKS for f in FORMATS} - {*DIRECT, ("Q4_K", "q4")})
 )
 def test_blocks_that_do_not_fit_go_through_floats(source: str, format: str) -> None:
-    blocks = 2 if source == "Q4_K" else 9
+    blocks = 2 if BLOCK_TYPES[source].elements == 256 else 9
     stored = random_blocks(source, 35, blocks, seed=3)
     rows = decode(source, stored)
     want = q4_0_of(rows) if format == "q4_0" else expected(format, rows)
@@ -189,6 +190,8 @@ def test_what_is_not_finite_is_refused(format: str, value: float, at: tuple[int,
 @pytest.mark.parametrize("scale", [0x7C00, 0xFC00, 0x7E00])
 def test_a_scale_that_is_not_finite_is_refused(format: str, source: str, scale: int) -> None:
     for offset, width in BLOCK_TYPES[source].words:
+        if width != 2 or offset in BLOCK_TYPES[source].whole:
+            continue
         stored = random_blocks(source, 3, 2, seed=7)
         stored[2, offset : offset + width] = np.array([scale], np.uint16).view(np.uint8)
         assert packed(format, stored, source, 2 * BLOCK_TYPES[source].elements) is None

@@ -25,6 +25,7 @@ class Coding(NamedTuple):
     group: int | None  # weights of a row with a scale of their own, in float16; None: all of a row, or more, in float32
     minimum: bool = False
     origin: int = 0
+    block: tuple[int, int] | None = None  # weights of a row, and their bytes, where scales are not one float16 a group
 
 
 class Format(NamedTuple):
@@ -41,6 +42,7 @@ class Format(NamedTuple):
     kind_of: str | None = None  # the format that this is another kind of, for what is stored so: not asked for by name
     turned: bool = False  # whether rows of weights and of activations are, before they are rounded: see formats.turn
     outliers: bool = False  # whether large activations are computed apart, as LLM.int8() does
+    made: bool = True  # whether anything is rounded to it; or it only keeps what files have in its very blocks
 
     def holds(self, stored: str, *, nearly: bool = False) -> bool:
         """Whether what is stored so is kept as it is: packed, written and trained beside without being rounded anew."""
@@ -52,6 +54,9 @@ class Format(NamedTuple):
             return rows * columns * self.bits // 8
         if self.codes.group is None:
             return rows * (columns * self.bits // 8 + 4)
+        if self.codes.block:
+            weights, nbytes = self.codes.block
+            return rows * -(-columns // weights) * nbytes
         return rows * -(-columns // self.codes.group) * (self.codes.group * self.bits // 8 + 2 + 2 * self.codes.minimum)
 
     @property
@@ -68,6 +73,15 @@ class Format(NamedTuple):
 _BOTH = ("cpu", "torch")
 _TURNED, _ROW, _Q8 = Coding("turned int8", None), Coding("int8", None), Coding("q8", GROUP)
 _Q4, _Q4_0 = Coding("q4", GROUP, minimum=True), Coding("q4_0", GROUP, origin=8)
+
+
+def _kept(stored: str, bits: int, group: int, nbytes: int = 0, *, minimum: bool = False) -> Format:
+    """A block type of GGUF that runs as it is. `nbytes`: of 256 weights in memory, where scales are whole numbers times
+    one float16 for all of them."""
+    origin = 0 if minimum else 1 << (bits - 1)
+    coding = Coding(stored.lower(), group, minimum, origin, (256, nbytes) if nbytes else None)
+    return Format(stored.lower(), bits, coding, (stored,), "int8 a group", ("cpu",), made=False)
+
 
 # `outer`: four bits cost more in embeddings and lm_head than anywhere else; LLM.int8() leaves both in 16 bits; and of
 # what is left once int8's rows are turned, an eighth comes of a scale a row in these two.
@@ -93,13 +107,21 @@ FORMATS = {
             "q4", 4, _Q4, ("Q4_1", "Q4_0"), "int8 a group", ("cpu",), ("gguf",), ("Q4_K",), trains=True, outer="q8"
         ),
         Format("q4_0", 4, _Q4_0, ("Q4_0",), "int8 a group", ("cpu",), kind_of="q4"),
+        _kept("Q6_K", 6, 16, 210),
+        _kept("Q5_K", 5, GROUP, 180, minimum=True),
+        _kept("Q4_K", 4, GROUP, 148, minimum=True),
+        _kept("Q3_K", 3, 16, 114),
+        _kept("Q2_K", 2, 16, 84, minimum=True),
+        _kept("Q5_0", 5, GROUP),
+        _kept("Q5_1", 5, GROUP, minimum=True),
+        _kept("IQ4_NL", 4, GROUP),
+        _kept("IQ4_XS", 4, GROUP, 138),
         Format("absmax", 8, Coding("absmax", None), (), "int8 a pass", ("torch",)),
         Format("absmax-row", 8, Coding("absmax", None), (), "int8 a token", ("torch",)),
         Format("zeropoint", 8, Coding("zeropoint", None), (), "int8 a pass", ("torch",)),
     )
 }  # fmt: skip
-# What a stored type that no format keeps is packed in. It holds nearly all of Q5 and Q6; and Q2 and Q3 have a scale for
-# each 16 weights, so that four bits with one for 32 would lose what they hold.
+# What a stored type that no format keeps is packed in, and what holds two types that nothing else is rounded to.
 FALLBACK = FORMATS["q8"]
 
 
@@ -117,7 +139,7 @@ def names(*, engine: str | None = None, file: str | None = None) -> tuple[str, .
     return tuple(
         name
         for name, format in FORMATS.items()
-        if not format.kind_of and engine in (None, *format.engines) and file in (None, *format.files)
+        if format.made and not format.kind_of and engine in (None, *format.engines) and file in (None, *format.files)
     )
 
 
@@ -148,6 +170,8 @@ def packed(asked: str, stored: str, *, outer: bool = False) -> Format:
 
 def wider(a: Format, b: Format) -> Format:
     """What holds both; of two types of as many bits neither holds the other."""
+    if a.name != b.name:
+        a, b = (format if format.made else FALLBACK for format in (a, b))
     if a.name == b.name or (b.name == a.kind_of and set(a.stored) <= set(b.stored)):
         return b
     if a.name == b.kind_of and set(b.stored) <= set(a.stored):

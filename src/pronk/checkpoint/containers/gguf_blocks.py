@@ -29,6 +29,7 @@ class BlockType:
     nbytes: int  # a block
     words: tuple[tuple[int, int], ...]  # (offset, width) of every number in a block that is wider than a byte
     decode: Callable[[Bytes, Floats], None]  # blocks [N, nbytes], out [N, elements]
+    whole: tuple[int, ...] = ()  # offsets of those of two bytes that are whole numbers; all others are float16
 
 
 def decode(dtype: str, blocks: Bytes) -> Floats:
@@ -93,7 +94,8 @@ def finite(dtype: str, blocks: Bytes) -> bool:
     """Whether no scale, and no minimum, is infinite or NaN."""
     kind = BLOCK_TYPES[dtype]
     flat = blocks.reshape(-1, kind.nbytes)
-    return all(np.isfinite(_halves(flat, offset)).all() for offset, width in kind.words if width == 2)
+    halves = (offset for offset, width in kind.words if width == 2 and offset not in kind.whole)
+    return all(np.isfinite(_halves(flat, offset)).all() for offset in halves)
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:
@@ -225,6 +227,23 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
     _scale(out, _halves(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32))
 
 
+# What the codes of IQ4_NL and IQ4_XS stand for.
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def _iq4_nl(blocks: Bytes, out: Floats) -> None:
+    out[:] = _IQ4[_nibbles(blocks[:, 2:18], 16)]
+    out *= _halves(blocks, 0)
+
+
+def _iq4_xs(blocks: Bytes, out: Floats) -> None:
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3  # [N, 8]
+    low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=-1).reshape(-1, 8)
+    scales = (low | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
+    out[:] = _IQ4[_nibbles(blocks[:, 8:136], 16)]
+    _scale(out, _halves(blocks, 0) * scales.astype(np.float32))
+
+
 BLOCK_TYPES = {
     "Q4_0": BlockType(32, 18, ((0, 2),), _q4_0),
     "Q4_1": BlockType(32, 20, ((0, 2), (2, 2)), _q4_1),
@@ -236,4 +255,6 @@ BLOCK_TYPES = {
     "Q4_K": BlockType(256, 144, ((0, 2), (2, 2)), _q4_k),
     "Q5_K": BlockType(256, 176, ((0, 2), (2, 2)), _q5_k),
     "Q6_K": BlockType(256, 210, ((208, 2),), _q6_k),
+    "IQ4_NL": BlockType(32, 18, ((0, 2),), _iq4_nl),
+    "IQ4_XS": BlockType(256, 136, ((0, 2), (2, 2)), _iq4_xs, (2,)),
 }

@@ -54,7 +54,7 @@ TENSOR_TYPES = dict(
 # general.file_type, which llama.cpp numbers otherwise.
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15,
-    "Q5_K": 17, "Q6_K": 18, "BF16": 32,
+    "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
 }  # fmt: skip
 
 _LONGEST_TEXT = 16 << 20

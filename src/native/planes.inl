@@ -1,0 +1,241 @@
+// Products of codes of 2 to 6 bits (planes.h), which are unpacked to bytes. Part of kernels_matmul.cpp.
+//
+// One token multiplies what it unpacks where it is, in registers, for it reads weights once. For more, a few groups of a panel are
+// unpacked into the first-level cache, and multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles
+// know nothing of formats but how many columns share a scale. What is summed in which order is the same.
+//
+// Codes are unsigned, and around half of their range: of each product's x that half is taken back at first (Simd::begin). So
+// sums of 16 products of 6 bits, and of 32 of 5, fit in 16 bits for each pair of them.
+
+constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 48;
+
+struct Unpacked {  // of all rows of a panel
+    alignas(64) uint8_t codes[kGroupsAtOnce][kSteps][kLineBytes];
+    alignas(64) float scales[kGroupsAtOnce][2][kPanelRows], minima[kGroupsAtOnce][2][kPanelRows];
+};
+
+constexpr uint8_t kRaisedIQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr int kRaised = 128;
+
+// A format as tiles see it.
+template <Format kFormat>
+struct Planes {
+    static constexpr const FormatTraits& format = traits(kFormat);
+    static constexpr PlaneLayout layout{format};
+    static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
+    static constexpr bool wide = format.table, minima = format.minima, whole = format.scales == Scales::part;
+    static constexpr int middle = wide ? kRaised : 1 << (format.bits - 1);
+    static_assert(minima || wide || format.offset == middle);
+    static_assert(wide || middle * 127 * 2 * (kSteps / parts) <= 32767);
+
+    // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
+    template <int kStep>
+    PRONK_INLINE S::Bytes codes(const uint8_t* p) {
+        S::Bytes found;
+        const auto take = [&]<int kPlane>(std::integral_constant<int, kPlane>) __attribute__((always_inline)) {
+            if constexpr (has_plane(format.bits, kPlane)) {
+                constexpr int under = bits_under(format.bits, kPlane), fields = 8 / kPlane;
+                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes);
+                const S::Bytes part = S::template field<kStep % fields * kPlane - under, ((1 << kPlane) - 1) << under>(line);
+                if constexpr (under) found = S::either(found, part);
+                else found = part;
+            }
+        };
+        take(std::integral_constant<int, 4>()), take(std::integral_constant<int, 2>()), take(std::integral_constant<int, 1>());
+        if constexpr (wide) return S::look_up(kRaisedIQ4, found);
+        return found;
+    }
+
+    // Of part h of group g of a block, for 16 rows from `row` on.
+    PRONK_INLINE F scale(const uint8_t* block, int g, int h, int row) {
+        const F half = S::load_f16(block + layout.halves + row * 2);
+        if constexpr (!whole) return half;
+        const uint8_t* p = block + g * layout.group + layout.scale(h) + row;
+        return S::mul(half, shares_bytes(format) ? S::load_nibbles(p, 0) : S::load_int8(p));
+    }
+
+    // What a sum of x is multiplied with, that of codes being around their middle.
+    PRONK_INLINE F minimum(const uint8_t* block, int g, int h, int row, F scale) {
+        F minimum = S::load_f16(block + layout.minimum_half() + row * 2);
+        if constexpr (whole) {
+            const uint8_t* p = block + g * layout.group + layout.minimum(format, h) + row;
+            minimum = S::mul(minimum, shares_bytes(format) ? S::load_nibbles(p, 4) : S::load_int8(p));
+        }
+        return S::add(S::mul(scale, S::set(middle)), minimum);
+    }
+
+    PRONK_INLINE void prefetch(const uint8_t* block, int g) {
+        for (int line = 0; line < layout.block / groups; line += 64)
+            __builtin_prefetch(block + g * layout.block / groups + kPrefetch + line);
+    }
+
+    // Groups [from, to) of a panel.
+    static void unpack(const uint8_t* panel, int from, int to, int first, int vectors, Unpacked& out) {
+        for (int at = 0; from + at < to; ++at) {
+            const int g = (from + at) % groups;
+            const uint8_t* block = panel + (from + at) / groups * layout.block;
+            const uint8_t* group = block + g * layout.group;
+            prefetch(block, g);
+            for (int row = first * 16; row < (first + vectors) * 16; row += 16) {
+                const uint8_t* p = group + row * 4;
+                uint8_t* to_codes = out.codes[at][0] + row * 4;
+                [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
+                    (S::store_bytes(to_codes + kStep * kLineBytes, codes<kStep>(p)), ...);
+                }(std::make_integer_sequence<int, kSteps>());
+                for (int h = 0; h < parts; ++h) {
+                    const F of = scale(block, g, h, row);
+                    S::store(out.scales[at][h] + row, of);
+                    if constexpr (minima) S::store(out.minima[at][h] + row, minimum(block, g, h, row, of));
+                }
+            }
+        }
+    }
+};
+
+// Of a panel as it is packed, one group, from row `row` on.
+template <Format kFormat>
+struct InPanel {
+    using Of = Planes<kFormat>;
+    const uint8_t* block;
+    int group, row;  // of the block
+
+    template <int kStep>
+    __attribute__((always_inline)) S::Bytes codes(int r) const {
+        return Of::template codes<kStep>(block + group * Of::layout.group + (row + r * 16) * 4);
+    }
+    __attribute__((always_inline)) F scale(int h, int r) const { return Of::scale(block, group, h, row + r * 16); }
+    __attribute__((always_inline)) F minimum(int h, int r, F scale) const { return Of::minimum(block, group, h, row + r * 16, scale); }
+};
+
+struct InCache {
+    const Unpacked& of;
+    int group, row;
+
+    template <int kStep>
+    __attribute__((always_inline)) S::Bytes codes(int r) const { return S::load_bytes(of.codes[group][kStep] + (row + r * 16) * 4); }
+    __attribute__((always_inline)) F scale(int h, int r) const { return S::load(of.scales[group][h] + row + r * 16); }
+    __attribute__((always_inline)) F minimum(int h, int r, F) const { return S::load(of.minima[group][h] + row + r * 16); }
+};
+
+// acc += one group of weights times group g of x.
+template <int kParts, bool kMinima, bool kWide, int T, int R, class Weights>
+PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, int g, F (&acc)[T][R]) {
+    constexpr int steps = kSteps / kParts;
+    const uint8_t* xs = x.data + g * kGroup;
+    const auto part = [&]<int kPart>(std::integral_constant<int, kPart>) __attribute__((always_inline)) {
+        I sum[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t) {
+            const int at = t * x.groups + g;
+            const auto start = [&] {
+                if constexpr (kWide) return S::set_int(-middle * x.sum[at]);
+                else if constexpr (kParts == 2) return S::begin(x.sums[2 * at + kPart], -middle);
+                else return S::add_short(S::begin(x.sums[2 * at], -middle), S::begin(x.sums[2 * at + 1], -middle));
+            }();
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) sum[t][r] = start;
+        }
+        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>) __attribute__((always_inline)) {
+            S::Bytes w[R];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * kStep));
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    if constexpr (kWide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
+                    else sum[t][r] = S::dot_short(sum[t][r], w[r], broadcast);
+                }
+            }
+        };
+        [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
+            (step(std::integral_constant<int, kPart * steps + kStep>()), ...);
+        }(std::make_integer_sequence<int, steps>());
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const F scale = weights.scale(kPart, r);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                F whole;
+                if constexpr (kWide) whole = S::to_float(sum[t][r]);
+                else whole = S::to_float(S::widened(sum[t][r]));
+                acc[t][r] = S::fma(whole, S::mul(scale, S::set(x.scale[t * x.groups + g])), acc[t][r]);
+            }
+            if constexpr (kMinima) {
+                const F minimum = weights.minimum(kPart, r, scale);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t) {
+                    const int at = t * x.groups + g;
+                    const int sum_of_x = kParts == 2 ? S::total(x.sums[2 * at + kPart]) : x.sum[at];
+                    acc[t][r] = S::fma(minimum, S::set(x.scale[at] * (float)sum_of_x), acc[t][r]);
+                }
+            }
+        }
+    };
+    part(std::integral_constant<int, 0>());
+    if constexpr (kParts == 2) part(std::integral_constant<int, 1>());
+}
+
+// One token, y [64]. Group by group through all rows, so that memory is read front to back.
+template <Format kFormat>
+void one_token(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, float* y) {
+    using Of = Planes<kFormat>;
+    constexpr int R = tile_vectors(1, 2) < kVectors / 2 ? tile_vectors(1, 2) : kVectors / 2;
+    for (int v = first; v < first + vectors; ++v) S::store(y + v * 16, S::zero());
+    InPanel<kFormat> weights{panel, 0, 0};
+    for (int g = 0; g < groups; ++g) {
+        Of::prefetch(weights.block, weights.group);
+        for (int v = first; v < first + vectors; v += R) {
+            F acc[1][R];
+            weights.row = v * 16;
+            for (int r = 0; r < R; ++r) acc[0][r] = S::load(y + (v + r) * 16);
+            add_group<Of::parts, Of::minima, Of::wide>(weights, Of::middle, x, g, acc);
+            for (int r = 0; r < R; ++r) S::store(y + (v + r) * 16, acc[0][r]);
+        }
+        if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
+    }
+}
+
+// Groups [from, to) of T tokens are added to y [T][64]; or begin it.
+template <int kParts, bool kMinima, bool kWide, int T, int R>
+void add_groups(const Unpacked& unpacked, int from, int to, int first, int middle, const Rows& x, float* y) {
+    F acc[T][R];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[t][r] = from ? S::load(y + t * kPanelRows + (first + r) * 16) : S::zero();
+    for (int g = from; g < to; ++g) add_group<kParts, kMinima, kWide>(InCache{unpacked, g - from, first * 16}, middle, x, g, acc);
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
+}
+
+template <int kParts, bool kMinima, bool kWide>
+void add_groups_of_all(const Unpacked& unpacked, int from, int to, int first, int vectors, int middle, const Rows& x, int tokens, float* y) {
+    constexpr int most = tile_tokens(2);
+    const auto add = [&]<int T>(std::integral_constant<int, T>, int t) {
+        constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
+        for (int v = first; v < first + vectors; v += R)
+            add_groups<kParts, kMinima, kWide, T, R>(unpacked, from, to, v, middle, x.at(t), y + t * kPanelRows);
+    };
+    int t = 0;
+    for (; t + most <= tokens; t += most) add(std::integral_constant<int, most>(), t);
+    for (; t + 2 <= tokens; t += 2) add(std::integral_constant<int, 2>(), t);
+    if (t < tokens) add(std::integral_constant<int, 1>(), t);
+}
+
+// y [tokens][64] of some rows of a panel.
+template <Format kFormat>
+void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+    using Of = Planes<kFormat>;
+    const int groups = w.cols / kGroup;
+    if (tokens == 1) return one_token<kFormat>(panel, groups, first, vectors, x, y);
+    Unpacked unpacked;
+    for (int from = 0; from < groups; from += kGroupsAtOnce) {
+        const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
+        Of::unpack(panel, from, to, first, vectors, unpacked);
+        add_groups_of_all<Of::parts, Of::minima, Of::wide>(unpacked, from, to, first, vectors, Of::middle, x, tokens, y);
+    }
+}
