@@ -153,6 +153,10 @@ def test_records_that_are_not_compared_are_counted(run: Run, full: str, tmp_path
         ("perplexity", ["{rm}", "--ctx", "64"]),
         ("divergence", ["{model}", "{rm}", "--ctx", "64"]),
         ("verify", ["{rm}"]),
+        ("outliers", ["{rm}", "--ctx", "64", "--engine", "torch", "--device", "cpu"]),
+        ("compare", ["{rm}", "--out", "new"]),
+        ("compare-training", ["{rm}", "--out", "new"]),
+        ("serve", ["-m", "{rm}", "--port", "0"]),
     ],
 )
 def test_verbs_of_models_that_predict_tokens_refuse_it(

@@ -16,6 +16,7 @@ from pronk import engines, loading, system
 from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats import FORMATS
 from pronk.measure import memory, tasks, texts
@@ -37,6 +38,7 @@ def settle(request: Request) -> Comparison:
     """Raises BadRequest, and PronkError where the model is too large for memory, before anything is measured."""
     model = request.model or hub.DEFAULT_MODEL
     opened = checkpoints.open(hub.resolve(model, revision=request.loading.get("revision")))
+    check_predicts(opened.config)
     against = request.against or sixteen_bits(opened)
     engine = _engine(request, against)
     compares = not request.techniques or request.to is not None or bool(request.tasks)

@@ -13,6 +13,7 @@ from typing import Any
 from pronk import checkpoint
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.loading import tokenizer_of
 from pronk.measure.windows import evaluation_text
@@ -90,6 +91,7 @@ def settled(request: Request) -> Grid:
     given = {name: value for name, value in asdict(request).items() if value is not None}
     asked = Request(**{**asdict(DEFAULTS), **given})
     opened = checkpoint.open(hub.resolve(str(asked.model)))
+    check_predicts(opened.config)
     codec = tokenizer_of(opened)
     if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one nothing can be read to train on")

@@ -16,6 +16,7 @@ import pronk
 from pronk import checkpoint as checkpoints
 from pronk import engines, system
 from pronk.checkpoint.hub import resolve as hub
+from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.serve.failures import ApiError
 from pronk.session import Session
@@ -211,6 +212,7 @@ class Models:
         """Bytes of the weights, and of one token's keys and values; and how many tokens a text may have."""
         options = {name: model.loading.get(name) for name in ("quantize", *engines.OPTIONS)}
         opened = checkpoints.open(hub.resolve(model.source, revision=model.loading.get("revision"), progress=False))
+        check_predicts(opened.config)
         engine = engines.named(engines.choose(model.loading.get("engine"), options))
         plan = engine.plan(opened, engines.options_for(engine, options))
         ctx_size = model.loading.get("ctx_size") or opened.config.max_position_embeddings

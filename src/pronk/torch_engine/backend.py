@@ -165,6 +165,7 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def activations(self, batch: Batch, kv: KVStorage | None) -> Activations:
+        check_predicts(self.config)
         every = replace(batch, logits_rows=np.arange(len(batch.token_ids), dtype=np.int32))  # the last layer's, too
         with overheard(self.model) as seen:
             self._logits(every, kv)
