@@ -157,3 +157,9 @@ def test_quality(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("quality.md")
     floor, other = map(float, capsys.readouterr().out.split())
     assert 0 <= other < 100 * max(floor, 1e-9)
+
+
+def test_calibrating(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny.parent)
+    run("how-it-works/calibration.md")
+    assert pronk.checkpoint.open("small.gguf").quantization == "Q4_0 x 14, Q8_0 x 2"
