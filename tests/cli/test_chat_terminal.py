@@ -180,8 +180,8 @@ def test_tab_completes_commands_settings_and_files(chat: Start, tmp_path: Path) 
     screen = chat()
     screen.type("/re\t")
     screen.wait_for_any("(?s)/re(set|try).*/re(set|try)")
-    screen.type("\x03")
-    wait_for_prompt(screen)
+    time.sleep(0.2)
+    say(screen, "set\r", "conversation forgotten")
 
     def tabbed(before: str, after: str, answered: str) -> None:
         screen.type(f"{before}\t")
