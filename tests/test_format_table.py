@@ -30,6 +30,7 @@ ALLOWED = {
     "formats/": "the table, and what the codes of each format are",
     "checkpoint/containers/gguf_blocks.py": "what the bytes of each block type are",
     "checkpoint/containers/gguf_file.py": "GGUF's numbers of its types",
+    "calibrate/": "what each block type can hold, and how its bytes are filled",
     "torch_engine/quantized.py": "what the codes of each int8 scheme are, in torch",
     "torch_engine/backend.py": "torch's own types by their names",
     "train/": "what is computed in (precision) is no format of weights",

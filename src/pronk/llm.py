@@ -359,8 +359,8 @@ class LLM:
         """
         if self._score is None:
             raise BadRequest(f"{self.name} is no reward model: pronk reward makes one of it")
-        given, listed = ([texts], False) if conversation.is_one(texts) else as_list(texts)  # type: ignore[arg-type]
-        several: list[Any] = list(given)
+        given: Any = texts
+        several, listed = ([given], False) if conversation.is_one(given) else as_list(given)
         read = [self._prompts.scored(text, chat_template) for text in several]
         found = scores(self.backend, self._score, read, progress=progress)
         return found if listed else found[0]

@@ -166,7 +166,7 @@ def test_ctrl_c_while_a_worker_starts_is_not_lost(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(workers._SPAWN.Process, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Worker("toy", Toy)
-    assert started[0].exitcode == -signal.SIGKILL
+    assert not started[0].is_alive()
 
 
 def test_a_worker_does_not_hear_ctrl_c() -> None:

@@ -142,7 +142,7 @@ def test_passes_of_different_lengths_leave_holes() -> None:
 MEASURED: dict[str, dict[str, Any]] = {
     "full": {"lora": None, "settings": {"accumulate": 1}},
     "LoRA, recomputed": {"lora": {"rank": 16}, "settings": {"recompute": 1, "quantize": "f32"}},
-    "LoRA over q4, bf16": {"lora": {"rank": 16}, "settings": {"precision": "bf16", "quantize": "q4"}},
+    "LoRA over q4, bf16": {"lora": {"rank": 16}, "settings": {"precision": "bf16", "quantize": "q4", "accumulate": 1}},
     "full, 8 bits, accumulated": {"lora": None, "settings": {"accumulate": 2, "optimizer": "adamw8bit"}},
 }
 

@@ -156,8 +156,8 @@ class _Best:
     def weigh(self, found: Scales, error: Floats) -> None:
         better = error < self.least
         np.copyto(self.least, error, where=better)
-        for kept, new in zip(self.found, found, strict=True):
-            np.copyto(kept, new, where=better)
+        for field in range(len(found)):
+            np.copyto(self.found[field], found[field], where=better)
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from pronk.calibrate.gptq import Rounded
 from pronk.calibrate.grids import RULES
 
-Bytes = NDArray[np.uint8]
+Bytes = NDArray[Any]  # uint8, and so is all that is shifted and masked of it
 
 
 def blocks(made: Rounded) -> Bytes:

@@ -66,7 +66,7 @@ one ends at once."""
                  help="Compute at most N texts at once; the rest wait."),
     click.option("--max-waiting", type=click.IntRange(0, 100_000), default=256, show_default=True, metavar="N",
                  help="Let at most N texts wait; one more is refused (429)."),
-    click.option("--max-wait", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True,
+    click.option("--max-wait", type=options.Number(0, min_open=True), default=300.0, show_default=True,
                  metavar="SECONDS", help="Refuse (429) a request that has waited SECONDS and was not begun."),
     click.option("--max-memory", type=click.IntRange(1), metavar="BYTES",
                  help="Hold models and their caches in BYTES at most.  [default: most of what is free]"),
