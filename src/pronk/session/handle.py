@@ -41,7 +41,7 @@ class Handle:
 
     @property
     def waits(self) -> bool:
-        """Whether it has no place among the running ones, and has never said anything."""
+        """Whether no pass has read any of it."""
         return not (self.read or self.streams)
 
     @property
