@@ -151,12 +151,8 @@ struct Simd {
         return to_float({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
     }
 #ifdef __AVXVNNI__
-    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
-    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
-    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
-    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+#include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
-    PRONK_INLINE I widened(I x) { return x; }
 #else
     // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
     PRONK_INLINE int32_t sums(I x) {

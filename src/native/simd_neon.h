@@ -164,14 +164,10 @@ struct Simd {
         return load_int8((const uint8_t*)&x);
     }
 #if defined(__ARM_FEATURE_DOTPROD)
-    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
-    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
-    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
-    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+#include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) {  // small codes are signed bytes as well
         return each_int([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), vreinterpretq_s8_s32(x.v[i])); });
     }
-    PRONK_INLINE I widened(I x) { return x; }
 #else
     // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
     PRONK_INLINE int32_t sums(I x) {

@@ -160,12 +160,8 @@ struct Simd {
     PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
         return each([=](int i) { return (float)(((const uint8_t*)p)[i] >> shift & 15); });
     }
-    PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
-    PRONK_INLINE int32_t total(int32_t sums) { return sums; }
-    PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
-    PRONK_INLINE I add_short(I x, I y) { return add_int(x, y); }
+#include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
-    PRONK_INLINE I widened(I x) { return x; }
 
     PRONK_INLINE Pairs load_pairs(const void* p) {
         Pairs y;
