@@ -128,11 +128,8 @@ static constexpr const SourceTraits& traits(Source source) { return kSources[sta
 //   int8     [K/4][64][4] uint8 (w + 128), then float scale[64]
 //   int8_plain, llm_int8  as int8; what they are multiplied with differs, and their rows are not turned
 //   q8       K/32 groups: [8][64][4] uint8 (w + 128), half scale[64]
-//   q4       K/32 groups: [4][64][4] uint8, half scale[64], half minimum[64]; w = scale * nibble + minimum.
-//            Byte (j, row, i) holds k = 4j + i in its low half and k = 16 + 4j + i in its high half.
-//   q4_0     as q4, without minima: w = scale * (nibble - 8)
-//
-// And what only files are made of, in planes, which keep GGUF's own codes and scales: see planes.h.
+//   and codes of 2 to 6 bits in planes: planes.h. Of these q4 (w = scale * code + minimum) and q4_0 (scale * (code - 8)) are
+//   made of floats too; all others keep GGUF's own codes and scales.
 enum class Format : int {
     f32, f16, bf16, int8, int8_plain, llm_int8, q8, q4, q4_0, q6_k, q5_k, q4_k, q3_k, q2_k, q5_0, q5_1, iq4_nl, iq4_xs
 };
@@ -146,7 +143,7 @@ Pack pack_f32, pack_f16, pack_bf16, pack_int8, pack_q8, pack_q4, pack_q4_0;
 
 // The numbers of row `row` of a panel, [K].
 using Unpack = void(const Matrix& matrix, const uint8_t* panel, size_t row, float* out);
-Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_q8, unpack_q4, unpack_planes;
+Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_q8, unpack_planes;
 
 constexpr uint32_t set_of(std::initializer_list<Source> sources) {
     uint32_t bits = 0;
@@ -187,13 +184,13 @@ constexpr int whole_bytes(const FormatTraits& format) {
 }
 
 // A record of planes: what follows from the rest of it.
-constexpr FormatTraits planes(FormatTraits format, Source source) {
+constexpr FormatTraits planes(FormatTraits format, uint32_t codes_of) {
     format.activations = ActivationFormat::q8;
     format.scales = format.columns == kGroup ? Scales::group : Scales::part;
     format.planes = true;
     format.bytes = format.columns / kGroup * (kGroup * format.bits / 8 + whole_bytes(format)) + (format.minima ? 4 : 2);
     format.unpack = unpack_planes;
-    format.codes_of = set_of({source});
+    format.codes_of = codes_of;
     return format;
 }
 
@@ -218,21 +215,19 @@ inline constexpr FormatTraits kFormats[] = {
      .longest_row = kLongestInt8Row},
     {.id = Format::q8, .name = "q8", .activations = ActivationFormat::q8, .columns = kGroup, .bytes = kGroup + 2,
      .pack = pack_q8, .unpack = unpack_q8, .scales = Scales::group, .offset = 128, .codes_of = set_of({Source::q8_0})},
-    {.id = Format::q4, .name = "q4", .activations = ActivationFormat::q8, .columns = kGroup, .bytes = kGroup / 2 + 4,
-     .pack = pack_q4, .unpack = unpack_q4, .scales = Scales::group, .bits = 4, .minima = true,
-     .codes_of = set_of({Source::q4_0, Source::q4_1, Source::q4_k})},
-    {.id = Format::q4_0, .name = "q4_0", .activations = ActivationFormat::q8, .columns = kGroup, .bytes = kGroup / 2 + 2,
-     .pack = pack_q4_0, .unpack = unpack_q4, .scales = Scales::group, .bits = 4, .offset = 8,
-     .codes_of = set_of({Source::q4_0})},
-    planes({.id = Format::q6_k, .name = "q6_k", .columns = 256, .bits = 6, .offset = 32, .part = 16}, Source::q6_k),
-    planes({.id = Format::q5_k, .name = "q5_k", .columns = 256, .bits = 5, .minima = true}, Source::q5_k),
-    planes({.id = Format::q4_k, .name = "q4_k", .columns = 256, .bits = 4, .minima = true}, Source::q4_k),
-    planes({.id = Format::q3_k, .name = "q3_k", .columns = 256, .bits = 3, .offset = 4, .part = 16}, Source::q3_k),
-    planes({.id = Format::q2_k, .name = "q2_k", .columns = 256, .bits = 2, .minima = true, .part = 16}, Source::q2_k),
-    planes({.id = Format::q5_0, .name = "q5_0", .columns = kGroup, .bits = 5, .offset = 16}, Source::q5_0),
-    planes({.id = Format::q5_1, .name = "q5_1", .columns = kGroup, .bits = 5, .minima = true}, Source::q5_1),
-    planes({.id = Format::iq4_nl, .name = "iq4_nl", .columns = kGroup, .bits = 4, .table = true}, Source::iq4_nl),
-    planes({.id = Format::iq4_xs, .name = "iq4_xs", .columns = 256, .bits = 4, .table = true}, Source::iq4_xs),
+    planes({.id = Format::q4, .name = "q4", .columns = kGroup, .pack = pack_q4, .bits = 4, .minima = true},
+           set_of({Source::q4_0, Source::q4_1, Source::q4_k})),
+    planes({.id = Format::q4_0, .name = "q4_0", .columns = kGroup, .pack = pack_q4_0, .bits = 4, .offset = 8},
+           set_of({Source::q4_0})),
+    planes({.id = Format::q6_k, .name = "q6_k", .columns = 256, .bits = 6, .offset = 32, .part = 16}, set_of({Source::q6_k})),
+    planes({.id = Format::q5_k, .name = "q5_k", .columns = 256, .bits = 5, .minima = true}, set_of({Source::q5_k})),
+    planes({.id = Format::q4_k, .name = "q4_k", .columns = 256, .bits = 4, .minima = true}, set_of({Source::q4_k})),
+    planes({.id = Format::q3_k, .name = "q3_k", .columns = 256, .bits = 3, .offset = 4, .part = 16}, set_of({Source::q3_k})),
+    planes({.id = Format::q2_k, .name = "q2_k", .columns = 256, .bits = 2, .minima = true, .part = 16}, set_of({Source::q2_k})),
+    planes({.id = Format::q5_0, .name = "q5_0", .columns = kGroup, .bits = 5, .offset = 16}, set_of({Source::q5_0})),
+    planes({.id = Format::q5_1, .name = "q5_1", .columns = kGroup, .bits = 5, .minima = true}, set_of({Source::q5_1})),
+    planes({.id = Format::iq4_nl, .name = "iq4_nl", .columns = kGroup, .bits = 4, .table = true}, set_of({Source::iq4_nl})),
+    planes({.id = Format::iq4_xs, .name = "iq4_xs", .columns = 256, .bits = 4, .table = true}, set_of({Source::iq4_xs})),
 };
 static_assert(is_in_order(kFormats));
 static constexpr const FormatTraits& traits(Format format) { return kFormats[static_cast<int>(format)]; }

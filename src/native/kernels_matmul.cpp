@@ -42,7 +42,7 @@ struct PlainTiles {
     }
 };
 
-// -- formats with a scale for each 32 weights: exact integer sums within a group, floats across groups ----------------
+// -- q8, a scale for each 32 weights: exact integer sums within a group, floats across groups --------------------------
 
 template <Format kFormat>
 struct GroupedTiles {
@@ -51,9 +51,8 @@ struct GroupedTiles {
     template <int T, int R>
     static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
         constexpr const FormatTraits& format = traits(kFormat);
-        static_assert(format.scales == Scales::group && format.columns == kGroup && (format.bits == 8 || format.bits == 4));
-        constexpr bool four_bits = format.bits == 4;
-        constexpr int weight_bytes = kGroup * format.bits / 8 * kPanelRows, group_bytes = format.bytes * kPanelRows;
+        static_assert(format.scales == Scales::group && format.columns == kGroup && format.bits == 8 && !format.minima);
+        constexpr int weight_bytes = kGroup * kPanelRows, group_bytes = format.bytes * kPanelRows;
         F acc[T][R];
 #pragma GCC unroll 6
         for (int t = 0; t < T; ++t)
@@ -66,7 +65,7 @@ struct GroupedTiles {
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-                for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(format.offset ? -format.offset * x.sum[t * groups + g] : 0);
+                for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(-format.offset * x.sum[t * groups + g]);
             const uint8_t* xs = x.data + g * kGroup;
             const auto step = [&](int j) __attribute__((always_inline)) {  // four bytes of each row
                 S::Bytes bytes[R];
@@ -75,35 +74,21 @@ struct GroupedTiles {
                 }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) bytes[r] = S::load_bytes(p + j * 256 + r * 64);
-                if constexpr (four_bits) {
-                    S::Bytes low[R];
-#pragma GCC unroll 4
-                    for (int r = 0; r < R; ++r) low[r] = S::low_nibbles(bytes[r]);
-#pragma GCC unroll 6
-                    for (int t = 0; t < T; ++t) {
-                        const I broadcast = S::set_int(word(xs + t * x.stride + 4 * j));
-#pragma GCC unroll 4
-                        for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], low[r], broadcast);
-                    }
-#pragma GCC unroll 4
-                    for (int r = 0; r < R; ++r) bytes[r] = S::high_nibbles(bytes[r]);
-                }
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t) {
-                    const I broadcast = S::set_int(word(xs + t * x.stride + (four_bits ? 16 : 0) + 4 * j));
+                    const I broadcast = S::set_int(word(xs + t * x.stride + 4 * j));
 #pragma GCC unroll 4
                     for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], bytes[r], broadcast);
                 }
             };
-            constexpr int steps = four_bits ? 4 : 8;
             if constexpr (T <= 2) {
                 // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of
                 // them with long strides are not foreseen. What few tokens read comes from memory.
 #pragma GCC unroll 1
-                for (int j = 0; j < steps; ++j) step(j);
+                for (int j = 0; j < kSteps; ++j) step(j);
             } else {
 #pragma GCC unroll 8
-                for (int j = 0; j < steps; ++j) step(j);
+                for (int j = 0; j < kSteps; ++j) step(j);
             }
             const uint8_t* scales = p - first * 64 + weight_bytes + first * 32;
             if constexpr (T <= 2) __builtin_prefetch(scales + kPrefetch), __builtin_prefetch(scales + kPrefetch + 64);
@@ -113,14 +98,6 @@ struct GroupedTiles {
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t)
                     acc[t][r] = S::fma(S::to_float(sum[t][r]), S::mul(scale, S::set(x.scale[t * groups + g])), acc[t][r]);
-                if constexpr (format.minima) {
-                    const F minimum = S::load_f16(scales + 2 * kPanelRows + r * 32);
-#pragma GCC unroll 6
-                    for (int t = 0; t < T; ++t) {
-                        const F x_sum = S::set(x.scale[t * groups + g] * (float)x.sum[t * groups + g]);
-                        acc[t][r] = S::fma(minimum, x_sum, acc[t][r]);
-                    }
-                }
             }
         }
 #pragma GCC unroll 6

@@ -61,12 +61,21 @@ inline void write_q8(const Tile& tile, int group, const uint8_t* codes, size_t c
     scatter<uint16_t>(tile, offset + kPanelRows * kGroup, scales, scale_bytes, 1);
 }
 
-// A group of codes, each row's 16 bytes, with its scale, and its minimum where the format has any.
+// A group of codes, each row's 16 bytes of which the low halves come first, into their plane (planes.h), with its scale, and
+// its minimum where the format has any.
 inline void write_four_bits(const FormatTraits& format, const Tile& tile, int group,
                             const uint8_t (&codes)[kTileRows][kGroup / 2], const uint16_t* scales, const uint16_t* minima) {
     constexpr size_t code_bytes = kGroup / 2 * kPanelRows;
     const size_t offset = static_cast<size_t>(group) * format.bytes * kPanelRows;
-    scatter<uint32_t>(tile, offset, codes, sizeof codes[0], kGroup / 8);
+    constexpr uint32_t low = 0x0f0f0f0f;
+    uint32_t lines[kTileRows][4];
+    for (int r = 0; r < tile.rows; ++r)
+        for (int line = 0; line < 2; ++line) {
+            const auto even = read<uint32_t>(codes[r] + 8 * line), odd = read<uint32_t>(codes[r] + 8 * line + 4);
+            lines[r][line] = (even & low) | (odd & low) << 4;
+            lines[r][line + 2] = (even >> 4 & low) | (odd & ~low);
+        }
+    scatter<uint32_t>(tile, offset, lines, sizeof lines[0], 4);
     scatter<uint16_t>(tile, offset + code_bytes, scales, sizeof *scales, 1);
     if (format.minima) scatter<uint16_t>(tile, offset + code_bytes + kPanelRows * 2, minima, sizeof *minima, 1);
 }

@@ -62,7 +62,7 @@ bool pack_codes_q4_1(const Matrix& matrix, const Tile& tile) {
 }
 
 bool pack_codes_q4_k(const Matrix& matrix, const Tile& tile) {
-    if (traits(matrix.format).planes) return pack_planes_q4_k(matrix, tile);
+    if (traits(matrix.format).scales == Scales::part) return pack_planes_q4_k(matrix, tile);
     return pack_four_bits(matrix, tile, [](const uint8_t* row, int group, uint8_t* codes, uint16_t& minimum) {
         const Q4K block{row + group / 8 * size_t{144}};
         const int part = group % 8, shift = part % 2 * 4;

@@ -210,7 +210,7 @@ void unpack_planes(const Matrix& matrix, const uint8_t* panel, size_t row, float
     for (int at = 0; at < matrix.cols; at += format.columns, panel += layout.block) {
         const auto scale = read<uint16_t>(panel + layout.halves + row * 2);
         const auto minimum = format.minima ? read<uint16_t>(panel + layout.minimum_half() + row * 2) : uint16_t{0};
-        for (int k = 0; k < format.columns; ++k) {
+        for (int k = 0; k < std::min(format.columns, matrix.cols - at); ++k) {
             const uint8_t* group = panel + k / kGroup * layout.group;
             const int s = k % kGroup / 4, h = k % kGroup / format.part;
             int code = 0, whole = 0, whole_minimum = 0;

@@ -1,4 +1,4 @@
-// Codes of 2 to 6 bits, as files have them: where they lie in a panel, and what a file's block is made of.
+// Codes of 2 to 6 bits: where they lie in a panel, and what a file's block is made of.
 //
 // A block of a panel (256 columns, or 32 where each group has a half of its own) is its groups of 32 columns one after
 // the other, and then a half for each row, [64]: a scale; and a second, where there are minima.

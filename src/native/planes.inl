@@ -230,7 +230,7 @@ void add_groups_of_all(const Unpacked& unpacked, int from, int to, int first, in
 template <Format kFormat>
 void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
-    const int groups = w.cols / kGroup;
+    const int groups = (w.cols + kGroup - 1) / kGroup;
     if (tokens == 1) return one_token<kFormat>(panel, groups, first, vectors, x, y);
     Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {

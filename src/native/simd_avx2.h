@@ -110,13 +110,6 @@ struct Simd {
         const I bytes = {_mm256_and_si256(_mm256_srl_epi32(w.a, shift), mask), _mm256_and_si256(_mm256_srl_epi32(w.b, shift), mask)};
         return fma(to_float(bytes), set(x * (float)(1u << 8 * i)), c);
     }
-    PRONK_INLINE Bytes low_nibbles(Bytes x) {
-        const __m256i mask = _mm256_set1_epi8(15);
-        return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
-    }
-    PRONK_INLINE Bytes high_nibbles(Bytes x) {
-        return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
-    }
     PRONK_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
 #ifdef __AVXVNNI__
         asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));

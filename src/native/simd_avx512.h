@@ -67,8 +67,6 @@ struct Simd {
         const I bytes = _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int32_t)masks[i]));
         return fma(_mm512_cvtepu32_ps(bytes), set(x), c);
     }
-    PRONK_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-    PRONK_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
     // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
     PRONK_INLINE I dot4(I acc, Bytes w, I x) {
 #ifdef __AVX512VNNI__

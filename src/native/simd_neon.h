@@ -109,14 +109,6 @@ struct Simd {
             return vfmaq_f32(c.v[v], vcvtq_f32_u32(bytes), vdupq_n_f32(x));
         });
     }
-    PRONK_INLINE Bytes low_nibbles(Bytes x) {
-        for (uint8x16_t& b : x.v) b = vandq_u8(b, vdupq_n_u8(15));
-        return x;
-    }
-    PRONK_INLINE Bytes high_nibbles(Bytes x) {
-        for (uint8x16_t& b : x.v) b = vshrq_n_u8(b, 4);
-        return x;
-    }
     PRONK_INLINE int32x4_t dot(int32x4_t acc, uint8x16_t w, int8x16_t x) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
         return vusdotq_s32(acc, w, x);

@@ -125,14 +125,6 @@ struct Simd {
         std::memcpy(words, p, sizeof words);
         return each([&](int row) { return (float)(words[row] & 255u << 8 * i) * x + c.v[row]; });
     }
-    PRONK_INLINE Bytes low_nibbles(Bytes x) {
-        for (uint8_t& b : x.v) b &= 15;
-        return x;
-    }
-    PRONK_INLINE Bytes high_nibbles(Bytes x) {
-        for (uint8_t& b : x.v) b >>= 4;
-        return x;
-    }
     PRONK_INLINE I dot4(I acc, Bytes w, I x) {
         int8_t b[4];
         std::memcpy(b, x.v, 4);  // the word is the same in all rows

@@ -40,18 +40,6 @@ void unpack_q8(const Matrix& matrix, const uint8_t* panel, size_t row, float* ou
     }
 }
 
-void unpack_q4(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
-    const FormatTraits& format = traits(matrix.format);
-    for (int at = 0; at < matrix.cols; at += kGroup, panel += format.bytes * kPanelRows) {
-        const uint8_t* halves = panel + kGroup / 2 * kPanelRows + row * 2;  // scales, and behind them minima
-        const float scale = half(halves), minimum = format.minima ? half(halves + kPanelRows * 2) : -format.offset * scale;
-        for (int k = 0; k < std::min(kGroup, matrix.cols - at); ++k) {
-            const int codes = byte(panel, row, k % 16);
-            out[at + k] = scale * (k < 16 ? codes & 15 : codes >> 4) + minimum;
-        }
-    }
-}
-
 void unpack_row(const Matrix& matrix, int64_t row, float* out) {
     traits(matrix.format).unpack(matrix, matrix.panel(static_cast<int>(row / kPanelRows)), row % kPanelRows, out);
 }
