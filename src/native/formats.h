@@ -127,9 +127,8 @@ static constexpr const SourceTraits& traits(Source source) { return kSources[sta
 //   bf16     [K/2][64][2] bfloat16
 //   int8     [K/4][64][4] uint8 (w + 128), then float scale[64]
 //   int8_plain, llm_int8  as int8; what they are multiplied with differs, and their rows are not turned
-//   q8       K/32 groups: [8][64][4] uint8 (w + 128), half scale[64]
-//   and codes of 2 to 6 bits in planes: planes.h. Of these q4 (w = scale * code + minimum) and q4_0 (scale * (code - 8)) are
-//   made of floats too; all others keep GGUF's own codes and scales.
+//   and codes of 2 to 8 bits in planes: planes.h. Of these q8 (w = scale * (code - 128)), q4 (scale * code + minimum) and q4_0
+//   (scale * (code - 8)) are made of floats too; all others keep GGUF's own codes and scales.
 enum class Format : int {
     f32, f16, bf16, int8, int8_plain, llm_int8, q8, q4, q4_0, q6_k, q5_k, q4_k, q3_k, q2_k, q5_0, q5_1, iq4_nl, iq4_xs
 };
@@ -143,7 +142,7 @@ Pack pack_f32, pack_f16, pack_bf16, pack_int8, pack_q8, pack_q4, pack_q4_0;
 
 // The numbers of row `row` of a panel, [K].
 using Unpack = void(const Matrix& matrix, const uint8_t* panel, size_t row, float* out);
-Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_q8, unpack_planes;
+Unpack unpack_f32, unpack_f16, unpack_bf16, unpack_int8, unpack_planes;
 
 constexpr uint32_t set_of(std::initializer_list<Source> sources) {
     uint32_t bits = 0;
@@ -162,7 +161,7 @@ struct FormatTraits {
     int bits = 8;                  // of a code
     int offset = 0;                // what codes are raised by, to be unsigned
     bool minima = false;           // one beside each scale
-    int part = kGroup;             // columns that share a scale; of planes, which are codes of fewer than 8 bits
+    int part = kGroup;             // columns that share a scale; of planes
     bool planes = false;
     bool table = false;            // codes stand for the numbers of kIQ4
     uint32_t codes_of = 0;         // the sources whose codes it holds as they are
@@ -213,8 +212,7 @@ inline constexpr FormatTraits kFormats[] = {
     {.id = Format::llm_int8, .name = "llm-int8", .activations = ActivationFormat::llm_int8, .columns = kGroup, .bytes = kGroup,
      .pack = pack_int8, .unpack = unpack_int8, .scales = Scales::row, .offset = 128, .codes_of = kInt8Sources,
      .longest_row = kLongestInt8Row},
-    {.id = Format::q8, .name = "q8", .activations = ActivationFormat::q8, .columns = kGroup, .bytes = kGroup + 2,
-     .pack = pack_q8, .unpack = unpack_q8, .scales = Scales::group, .offset = 128, .codes_of = set_of({Source::q8_0})},
+    planes({.id = Format::q8, .name = "q8", .columns = kGroup, .pack = pack_q8, .offset = 128}, set_of({Source::q8_0})),
     planes({.id = Format::q4, .name = "q4", .columns = kGroup, .pack = pack_q4, .bits = 4, .minima = true},
            set_of({Source::q4_0, Source::q4_1, Source::q4_k})),
     planes({.id = Format::q4_0, .name = "q4_0", .columns = kGroup, .pack = pack_q4_0, .bits = 4, .offset = 8},

@@ -77,10 +77,11 @@ inline F exp(F x) {  // within 2 units in the last place; exactly 0 where that w
 // -- register tiles: a few tokens times 16 to 64 rows of a panel ------------------------------------------------------
 //
 // An Op is how one step of k reads weights, and what it does with them: `vector` bytes hold 16 rows of a step, `step`
-// columns are in it; activations take four bytes a step in every format.
+// columns are in it; activations take four bytes a step in every format. `streamed`: from memory, where tokens are few.
 
 struct OpF32 {
     static constexpr int vector = 64, step = 1;
+    static constexpr bool streamed = true;
     using Acc = F;
     using W = F;
     using X = F;
@@ -96,6 +97,7 @@ struct OpF16 : OpF32 {
 
 struct OpBF16 {
     static constexpr int vector = 64, step = 2;
+    static constexpr bool streamed = true;
     using Acc = F;
     using W = S::Pairs;
     using X = I;
@@ -106,6 +108,7 @@ struct OpBF16 {
 
 struct OpInt8 {
     static constexpr int vector = 64, step = 4;
+    static constexpr bool streamed = true;
     using Acc = I;
     using W = S::Bytes;
     using X = I;
@@ -114,10 +117,10 @@ struct OpInt8 {
     PRONK_INLINE Acc dot(Acc acc, W w, X x) { return S::dot4(acc, w, x); }
 };
 
-// How many vectors of rows a register tile for T tokens can have: accumulators, one vector each, and a broadcast.
+// How many vectors of rows a register tile for T tokens can have: accumulators, weights for all tokens, and a broadcast.
 constexpr int tile_vectors(int tokens, int accumulators) {
     for (int r = kVectors; r > 1; r /= 2)
-        if ((r * tokens * accumulators + r) * S::registers_per_vector + 1 <= S::registers) return r;
+        if ((r * tokens * accumulators + (tokens > 1 ? r : 1)) * S::registers_per_vector + 1 <= S::registers) return r;
     return 1;
 }
 
@@ -125,6 +128,23 @@ constexpr int tile_tokens(int accumulators) {
     int t = kTileTokens;
     while (t > 1 && (t * accumulators + 1) * S::registers_per_vector + 1 > S::registers) --t;
     return t;
+}
+
+constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 48;  // what of a panel is unpacked, and how many share it
+
+// Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
+template <int kMost, class Add>
+PRONK_INLINE void in_tiles(int tokens, const Add& add) {
+    int t = 0;
+    if constexpr (kMost > 4) {
+        for (; t + kMost <= tokens && t + 8 != tokens; t += kMost) add(std::integral_constant<int, kMost>(), t);
+    }
+    constexpr int some = kMost < 4 ? kMost : 4;
+    for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);
+    if constexpr (some > 2) {
+        for (; t + 2 <= tokens; t += 2) add(std::integral_constant<int, 2>(), t);
+    }
+    for (; t < tokens; ++t) add(std::integral_constant<int, 1>(), t);
 }
 
 constexpr int kAttentionRows = tile_tokens(1);  // query rows at once
@@ -137,7 +157,7 @@ template <class Op, int R, int T>
 PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {
     for (int s = 0; s < steps; ++s, w += kVectors * Op::vector, x += 4) {
         typename Op::W weights[R];
-        if constexpr (T <= 2) {
+        if constexpr (T <= 2 && Op::streamed) {
             for (int line = 0; line < R * Op::vector; line += 64) __builtin_prefetch(w + kPrefetch + line);
         }
 #pragma GCC unroll 4

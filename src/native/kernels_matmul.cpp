@@ -10,8 +10,6 @@ namespace {
 
 template <Format kFormat, class Op>
 struct PlainTiles {
-    static constexpr int accumulators = 1;
-
     template <int T, int R>
     static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
         constexpr const FormatTraits& format = traits(kFormat);
@@ -42,71 +40,9 @@ struct PlainTiles {
     }
 };
 
-// -- q8, a scale for each 32 weights: exact integer sums within a group, floats across groups --------------------------
+// -- formats in planes, and what is widened -----------------------------------------------------------------------------
 
-template <Format kFormat>
-struct GroupedTiles {
-    static constexpr int accumulators = 2;
-
-    template <int T, int R>
-    static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
-        constexpr const FormatTraits& format = traits(kFormat);
-        static_assert(format.scales == Scales::group && format.columns == kGroup && format.bits == 8 && !format.minima);
-        constexpr int weight_bytes = kGroup * kPanelRows, group_bytes = format.bytes * kPanelRows;
-        F acc[T][R];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
-        const uint8_t* p = panel + first * 64;
-        const int groups = (w.cols + kGroup - 1) / kGroup;
-        for (int g = 0; g < groups; ++g, p += group_bytes) {
-            I sum[T][R];
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-                for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(-format.offset * x.sum[t * groups + g]);
-            const uint8_t* xs = x.data + g * kGroup;
-            const auto step = [&](int j) __attribute__((always_inline)) {  // four bytes of each row
-                S::Bytes bytes[R];
-                if constexpr (T <= 2) {
-                    for (int line = 0; line < R * 64; line += 64) __builtin_prefetch(p + kPrefetch + j * 256 + line);
-                }
-#pragma GCC unroll 4
-                for (int r = 0; r < R; ++r) bytes[r] = S::load_bytes(p + j * 256 + r * 64);
-#pragma GCC unroll 6
-                for (int t = 0; t < T; ++t) {
-                    const I broadcast = S::set_int(word(xs + t * x.stride + 4 * j));
-#pragma GCC unroll 4
-                    for (int r = 0; r < R; ++r) sum[t][r] = S::dot4(sum[t][r], bytes[r], broadcast);
-                }
-            };
-            if constexpr (T <= 2) {
-                // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of
-                // them with long strides are not foreseen. What few tokens read comes from memory.
-#pragma GCC unroll 1
-                for (int j = 0; j < kSteps; ++j) step(j);
-            } else {
-#pragma GCC unroll 8
-                for (int j = 0; j < kSteps; ++j) step(j);
-            }
-            const uint8_t* scales = p - first * 64 + weight_bytes + first * 32;
-            if constexpr (T <= 2) __builtin_prefetch(scales + kPrefetch), __builtin_prefetch(scales + kPrefetch + 64);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) {
-                const F scale = S::load_f16(scales + r * 32);
-#pragma GCC unroll 6
-                for (int t = 0; t < T; ++t)
-                    acc[t][r] = S::fma(S::to_float(sum[t][r]), S::mul(scale, S::set(x.scale[t * groups + g])), acc[t][r]);
-            }
-        }
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) S::store(out + t * kPanelRows + r * 16, acc[t][r]);
-    }
-};
-
+#include "wide.inl"
 #include "planes.inl"
 
 // -- LLM.int8() --------------------------------------------------------------------------------------------------------
@@ -252,25 +188,19 @@ void epilogue(const Matrix& w, const float* y, int begin, int tokens, int panel,
     }
 }
 
-// Which register tiles multiply by a format.
+// Which register tiles multiply by a format that is not in planes.
 template <Format kFormat>
-struct TilesOf : std::type_identity<GroupedTiles<kFormat>> {};
+struct TilesOf : std::type_identity<PlainTiles<kFormat, OpInt8>> {};
 template <>
 struct TilesOf<Format::f32> : std::type_identity<PlainTiles<Format::f32, OpF32>> {};
 template <>
 struct TilesOf<Format::f16> : std::type_identity<PlainTiles<Format::f16, OpF16>> {};
 template <>
 struct TilesOf<Format::bf16> : std::type_identity<PlainTiles<Format::bf16, OpBF16>> {};
-template <>
-struct TilesOf<Format::int8> : std::type_identity<PlainTiles<Format::int8, OpInt8>> {};
-template <>
-struct TilesOf<Format::int8_plain> : TilesOf<Format::int8> {};
-template <>
-struct TilesOf<Format::llm_int8> : TilesOf<Format::int8> {};
 
 template <class Tiles, int T>
 void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, float* out) {
-    constexpr int R = tile_vectors(T, Tiles::accumulators);
+    constexpr int R = tile_vectors(T, 1);
     if constexpr (T == 1 && R > 1) {
         if (vectors == 1) return Tiles::template tile<T, 1>(w, panel, first, x, out + first * 16);
     }
@@ -280,51 +210,53 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
     for (int v = first; v < first + vectors; v += R) Tiles::template tile<T, R>(w, panel, v, x, out + v * 16);
 }
 
+// y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
-    requires(traits(kFormat).planes)
-void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
-    alignas(64) float y[kTokensAtOnce * kPanelRows];
-    while (begin < end) {
-        const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
-        const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
-        begin += vectors / (kVectors / 2);
-        for (int t = 0; t < tokens; t += kTokensAtOnce) {
-            const int count = tokens - t < kTokensAtOnce ? tokens - t : kTokensAtOnce;
-            planes_of_panel<kFormat>(w, w.panel(panel), first, vectors, x.at(t), count, y);
-            if (out.adapted.adapters) add_adapters(out.adapted, t, count, panel, first, vectors, y);
-            epilogue(w, y, t, count, panel, first, vectors, out);
+constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
+
+template <Format kFormat>
+void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+    const uint8_t* data = w.panel(panel);
+    if constexpr (traits(kFormat).planes) {
+        planes_of_panel<kFormat>(w, data, first, vectors, x, tokens, y);
+    } else {
+        using Tiles = typename TilesOf<kFormat>::type;
+        if constexpr (Widens<kFormat>) {
+            using Wide = typename WideOf<kFormat>::type;
+            if (tokens >= Wide::least) return wide_of_panel<Wide>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);
         }
+        constexpr int most = tile_tokens(1);
+        for (int t = 0; t < tokens; t += most)
+            [&]<int... kLess>(std::integer_sequence<int, kLess...>) __attribute__((always_inline)) {
+                const int count = tokens - t < most ? tokens - t : most;
+                const auto as = [&]<int T>(std::integral_constant<int, T>) {
+                    vectors_of_panel<Tiles, T>(w, data, first, vectors, x.at(t), y + t * kPanelRows);
+                    return true;
+                };
+                (void)((count == kLess + 1 && as(std::integral_constant<int, kLess + 1>())) || ...);
+            }(std::make_integer_sequence<int, most>());
     }
 }
 
 template <Format kFormat>
-    requires(!traits(kFormat).planes)
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
-    using Tiles = typename TilesOf<kFormat>::type;
-    constexpr int most = tile_tokens(Tiles::accumulators);
-    alignas(64) float y[most * kPanelRows];
+    alignas(64) float y[kAtOnce<kFormat> * kPanelRows];
     while (begin < end) {
         const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
-        const int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
-        // Of an adapter's first factor, of as few rows as its rank, nothing is read but these.
-        const bool alone = out.epilogue == Epilogue::store && w.rows - panel * kPanelRows - first * 16 <= 16;
+        int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
         begin += vectors / (kVectors / 2);
-        const uint8_t* data = w.panel(panel);
-        for (int t = 0; t < tokens; t += most) {
-            const int count = tokens - t < most ? tokens - t : most;
+        for (int t = 0; t < tokens; t += kAtOnce<kFormat>) {
+            const int count = tokens - t < kAtOnce<kFormat> ? tokens - t : kAtOnce<kFormat>;
             const Rows rows = x.at(t);
             const int n = out.epilogue == Epilogue::swiglu ? panel * kPanelRows / 2 : panel * kPanelRows + first * 16;
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
                 for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
-            switch (count) {
-                case 1: vectors_of_panel<Tiles, 1>(w, data, first, alone ? 1 : vectors, rows, y); break;
-                case 2: if constexpr (most >= 2) vectors_of_panel<Tiles, 2>(w, data, first, vectors, rows, y); break;
-                case 3: if constexpr (most >= 3) vectors_of_panel<Tiles, 3>(w, data, first, vectors, rows, y); break;
-                case 4: if constexpr (most >= 4) vectors_of_panel<Tiles, 4>(w, data, first, vectors, rows, y); break;
-                case 5: if constexpr (most >= 5) vectors_of_panel<Tiles, 5>(w, data, first, vectors, rows, y); break;
-                default: if constexpr (most >= 6) vectors_of_panel<Tiles, 6>(w, data, first, vectors, rows, y);
-            }
+            // Of an adapter's first factor, of as few rows as its rank, nothing is read but these.
+            const bool alone = !traits(kFormat).planes && count == 1 && out.epilogue == Epilogue::store &&
+                               w.rows - panel * kPanelRows - first * 16 <= 16;
+            times_panel<kFormat>(w, panel, first, alone ? 1 : vectors, rows, count, y);
             if constexpr (traits(traits(kFormat).activations).outliers) {
+                const uint8_t* data = w.panel(panel);
                 const float* scale = (const float*)(data + (size_t)rows.padded * kPanelRows);
                 if (vectors == kVectors) add_outliers<kVectors>(data, scale, first, rows, count, y);
                 else add_outliers<kVectors / 2>(data, scale, first, rows, count, y);

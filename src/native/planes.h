@@ -1,10 +1,10 @@
-// Codes of 2 to 6 bits: where they lie in a panel, and what a file's block is made of.
+// Codes of 2 to 8 bits: where they lie in a panel, and what a file's block is made of.
 //
 // A block of a panel (256 columns, or 32 where each group has a half of its own) is its groups of 32 columns one after
 // the other, and then a half for each row, [64]: a scale; and a second, where there are minima.
 //
 // A group is its planes, the whole numbers that are its parts' scales [32 / part][64], and those of their minima. A code of 6
-// bits has 4 of them in one plane and 2 in another: 5 are 4 + 1, 3 are 2 + 1. A plane of b bits is b lines of [64][4] bytes;
+// bits has 4 of them in one plane and 2 in another: 5 are 4 + 1, 3 are 2 + 1; 8 are one plane. A plane of b bits is b lines of [64][4] bytes;
 // byte (line, row, i) holds columns 4 s + i of the steps s = line * 8 / b + f, f ascending from its lowest bits. So the codes of four
 // columns are one field of one line in each plane, and what unpacks them masks and shifts whole lines.
 #pragma once
@@ -16,7 +16,7 @@ namespace pronk {
 constexpr int kSteps = kGroup / 4;  // of a group: four columns
 
 // Planes from the lowest bits up.
-constexpr int kPlaneBits[] = {4, 2, 1};
+constexpr int kPlaneBits[] = {8, 4, 2, 1};
 
 // Whether codes of `bits` have a plane of `plane` bits, and what lies under it.
 constexpr bool has_plane(int bits, int plane) { return bits & plane; }

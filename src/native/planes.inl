@@ -1,4 +1,4 @@
-// Products of codes of 2 to 6 bits (planes.h), which are unpacked to bytes. Part of kernels_matmul.cpp.
+// Products of codes in planes (planes.h), which are bytes or are unpacked to such. Part of kernels_matmul.cpp.
 //
 // One token multiplies what it unpacks where it is, in registers, for it reads weights once. For more, a few groups of a panel are
 // unpacked into the first-level cache, and multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles
@@ -6,8 +6,6 @@
 //
 // Codes are unsigned, and around half of their range: of each product's x that half is taken back at first (Simd::begin). So
 // sums of 16 products of 6 bits, and of 32 of 5, fit in 16 bits for each pair of them.
-
-constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 48;
 
 struct Unpacked {  // of all rows of a panel
     alignas(64) uint8_t codes[kGroupsAtOnce][kSteps][kLineBytes];
@@ -23,9 +21,10 @@ struct Planes {
     static constexpr const FormatTraits& format = traits(kFormat);
     static constexpr PlaneLayout layout{format};
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
-    static constexpr bool wide = format.table, minima = format.minima, whole = format.scales == Scales::part;
-    static constexpr int middle = wide ? kRaised : 1 << (format.bits - 1);
-    static_assert(minima || wide || format.offset == middle);
+    static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
+    static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
+    static constexpr int middle = format.table ? kRaised : 1 << (format.bits - 1);
+    static_assert(minima || format.table || format.offset == middle);
     static_assert(wide || middle * 127 * 2 * (kSteps / parts) <= 32767);
 
     // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
@@ -41,8 +40,9 @@ struct Planes {
                 else found = part;
             }
         };
-        take(std::integral_constant<int, 4>()), take(std::integral_constant<int, 2>()), take(std::integral_constant<int, 1>());
-        if constexpr (wide) return S::look_up(kRaisedIQ4, found);
+        take(std::integral_constant<int, 8>()), take(std::integral_constant<int, 4>());
+        take(std::integral_constant<int, 2>()), take(std::integral_constant<int, 1>());
+        if constexpr (format.table) return S::look_up(kRaisedIQ4, found);
         return found;
     }
 
@@ -178,10 +178,9 @@ PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, i
 }
 
 // One token, y [64]. Group by group through all rows, so that memory is read front to back.
-template <Format kFormat>
+template <Format kFormat, int R>
 void one_token(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, float* y) {
     using Of = Planes<kFormat>;
-    constexpr int R = tile_vectors(1, 2) < kVectors / 2 ? tile_vectors(1, 2) : kVectors / 2;
     for (int v = first; v < first + vectors; ++v) S::store(y + v * 16, S::zero());
     InPanel<kFormat> weights{panel, 0, 0};
     for (int g = 0; g < groups; ++g) {
@@ -197,33 +196,54 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
     }
 }
 
-// Groups [from, to) of T tokens are added to y [T][64]; or begin it.
-template <int kParts, bool kMinima, bool kWide, int T, int R>
-void add_groups(const Unpacked& unpacked, int from, int to, int first, int middle, const Rows& x, float* y) {
+// The same of bytes as they are. Not unrolled: processors foresee what a load will read by the stride of that one
+// instruction, and many of them with long strides are not foreseen.
+template <Format kFormat, int R>
+void one_token_of_bytes(const uint8_t* panel, int groups, int first, const Rows& x, float* y) {
+    using Of = Planes<kFormat>;
+    for (int r = 0; r < R; ++r) S::store(y + (first + r) * 16, S::zero());
+    for (int g = 0; g < groups; ++g, panel += Of::layout.block) {
+        I sum[1][R];
+        for (int r = 0; r < R; ++r) sum[0][r] = S::set_int(-Of::middle * x.sum[g]);
+#pragma GCC unroll 1
+        for (int step = 0; step < kSteps; ++step)
+            accumulate<OpInt8, R, 1>(panel + step * kLineBytes + first * OpInt8::vector, x.data + g * kGroup + 4 * step, 0, 1, sum);
+        __builtin_prefetch(panel + Of::layout.halves + kPrefetch), __builtin_prefetch(panel + Of::layout.halves + kPrefetch + 64);
+        for (int r = 0; r < R; ++r) {
+            const F scale = S::mul(Of::scale(panel, 0, 0, (first + r) * 16), S::set(x.scale[g]));
+            float* to = y + (first + r) * 16;
+            S::store(to, S::fma(S::to_float(sum[0][r]), scale, S::load(to)));
+        }
+    }
+}
+
+// Groups [from, to) of T tokens are added to y [T][64].
+template <int kParts, bool kMinima, bool kWide, int T, int R, class WeightsOf, class Ahead>
+void add_groups(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int middle, const Rows& x, float* y) {
     F acc[T][R];
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = from ? S::load(y + t * kPanelRows + (first + r) * 16) : S::zero();
-    for (int g = from; g < to; ++g) add_group<kParts, kMinima, kWide>(InCache{unpacked, g - from, first * 16}, middle, x, g, acc);
+        for (int r = 0; r < R; ++r) acc[t][r] = S::load(y + t * kPanelRows + (first + r) * 16);
+    for (int g = from; g < to; ++g) {
+        ahead(g);
+        add_group<kParts, kMinima, kWide>(weights_of(g, first * 16), middle, x, g, acc);
+    }
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
 }
 
-template <int kParts, bool kMinima, bool kWide>
-void add_groups_of_all(const Unpacked& unpacked, int from, int to, int first, int vectors, int middle, const Rows& x, int tokens, float* y) {
-    constexpr int most = tile_tokens(2);
-    const auto add = [&]<int T>(std::integral_constant<int, T>, int t) {
+template <int kParts, bool kMinima, bool kWide, class WeightsOf, class Ahead>
+void add_groups_of_all(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int vectors, int middle, const Rows& x, int tokens, float* y) {
+    in_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
-        for (int v = first; v < first + vectors; v += R)
-            add_groups<kParts, kMinima, kWide, T, R>(unpacked, from, to, v, middle, x.at(t), y + t * kPanelRows);
-    };
-    int t = 0;
-    for (; t + most <= tokens; t += most) add(std::integral_constant<int, most>(), t);
-    for (; t + 2 <= tokens; t += 2) add(std::integral_constant<int, 2>(), t);
-    if (t < tokens) add(std::integral_constant<int, 1>(), t);
+        for (int v = first; v < first + vectors; v += R) {
+            const auto once = [&](int g) { if (t == 0 && v == first) ahead(g); };
+            add_groups<kParts, kMinima, kWide, T, R>(weights_of, once, from, to, v, middle, x.at(t), y + t * kPanelRows);
+        }
+    });
 }
 
 // y [tokens][64] of some rows of a panel.
@@ -231,11 +251,32 @@ template <Format kFormat>
 void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
     const int groups = (w.cols + kGroup - 1) / kGroup;
-    if (tokens == 1) return one_token<kFormat>(panel, groups, first, vectors, x, y);
-    Unpacked unpacked;
+    if (tokens == 1) {
+        constexpr int R = tile_vectors(1, 2);
+        if constexpr (!Of::as_is) return one_token<kFormat, (R < kVectors / 2 ? R : kVectors / 2)>(panel, groups, first, vectors, x, y);
+        if (vectors == kVectors) return one_token_of_bytes<kFormat, kVectors>(panel, groups, 0, x, y);
+        constexpr int half = R < kVectors / 2 ? R : kVectors / 2;
+        for (int v = first; v < first + vectors; v += half) one_token_of_bytes<kFormat, half>(panel, groups, v, x, y);
+        return;
+    }
+    for (int t = 0; t < tokens; ++t)
+        for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
+    [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {
         const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
-        Of::unpack(panel, from, to, first, vectors, unpacked);
-        add_groups_of_all<Of::parts, Of::minima, Of::wide>(unpacked, from, to, first, vectors, Of::middle, x, tokens, y);
+        const auto all = [&](const auto& codes, const auto& scale, const auto& weights, const auto& ahead) {
+            if constexpr (Of::wide && S::widens_bytes) add_words<S, Of::as_is>(codes, scale, from, to, first, vectors, Of::middle, x, tokens, y);
+            else add_groups_of_all<Of::parts, Of::minima, Of::wide>(weights, ahead, from, to, first, vectors, Of::middle, x, tokens, y);
+        };
+        if constexpr (Of::as_is) {
+            const auto block = [=](int g) { return panel + g * Of::layout.block; };
+            all(block, [=](int g, int row) { return Of::scale(block(g), 0, 0, row); },
+                [=](int g, int row) { return InPanel<kFormat>{block(g), 0, row}; }, [=](int g) { Of::prefetch(block(g), 0); });
+        } else {
+            Of::unpack(panel, from, to, first, vectors, unpacked);
+            all([&](int g) { return unpacked.codes[g - from][0]; },
+                [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); },
+                [&](int g, int row) { return InCache{unpacked, g - from, row}; }, [](int) {});
+        }
     }
 }

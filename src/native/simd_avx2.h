@@ -110,6 +110,11 @@ struct Simd {
         const I bytes = {_mm256_and_si256(_mm256_srl_epi32(w.a, shift), mask), _mm256_and_si256(_mm256_srl_epi32(w.b, shift), mask)};
         return fma(to_float(bytes), set(x * (float)(1u << 8 * i)), c);
     }
+    // Or else GCC 12 keeps a second copy of sums in loops, and has no registers left for either.
+    PRONK_INLINE __m256i in_place(__m256i sum) {
+        asm("" : "+x"(sum));
+        return sum;
+    }
     PRONK_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
 #ifdef __AVXVNNI__
         asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
@@ -119,11 +124,34 @@ struct Simd {
         const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
         const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), x_odd = _mm256_srai_epi16(x, 8);
         acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, x_even));
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, x_odd));
+        return in_place(_mm256_add_epi32(acc, _mm256_madd_epi16(odd, x_odd)));
 #endif
     }
     // acc[row] += sum of w[row][i] x[i], w unsigned, x signed (four int8 in a word)
     PRONK_INLINE I dot4(I acc, Bytes w, I x) { return {dot(acc.a, w.a, x.a), dot(acc.b, w.b, x.b)}; }
+
+    // As words, bytes are multiplied in two instructions for 16, four of which are for what dot() makes words of each time.
+    static constexpr bool widens_pairs = true;
+#ifdef __AVXVNNI__
+    static constexpr bool widens_bytes = false;
+#else
+    static constexpr bool widens_bytes = true;
+#endif
+    PRONK_INLINE I even_words(Bytes x) {
+        const __m256i low = _mm256_set1_epi16(255);
+        return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};
+    }
+    PRONK_INLINE I odd_words(Bytes x) { return {_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8)}; }
+    PRONK_INLINE void widen_bytes(const void* p, int16_t* even, int16_t* odd) {  // 32 signed ones
+        const __m256i x = _mm256_loadu_si256((const __m256i*)p);
+        _mm256_storeu_si256((__m256i*)even, _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+        _mm256_storeu_si256((__m256i*)odd, _mm256_srai_epi16(x, 8));
+    }
+    // acc[row] += w[row][0] x[0] + w[row][1] x[1], of words
+    PRONK_INLINE I dot_words(I acc, I w, I x) {
+        acc = add_int(acc, {_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)});
+        return {in_place(acc.a), in_place(acc.b)};
+    }
 
     PRONK_INLINE void store_bytes(void* p, Bytes x) { store_int((int32_t*)p, x); }
     PRONK_INLINE Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
@@ -160,7 +188,8 @@ struct Simd {
     }
     PRONK_INLINE I add_short(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) {
-        return add_short(acc, {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)});
+        acc = add_short(acc, {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)});
+        return {in_place(acc.a), in_place(acc.b)};
     }
     PRONK_INLINE I widened(I x) {
         const __m256i ones = _mm256_set1_epi16(1);
@@ -169,6 +198,17 @@ struct Simd {
 #endif
 
     PRONK_INLINE Pairs load_pairs(const void* p) { return load_bytes(p); }
+    PRONK_INLINE F first_floats(Pairs x) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
+    }
+    PRONK_INLINE F second_floats(Pairs x) {
+        const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+        return {_mm256_castsi256_ps(_mm256_and_si256(x.a, high)), _mm256_castsi256_ps(_mm256_and_si256(x.b, high))};
+    }
+    PRONK_INLINE void widen_pairs(const uint16_t* p, float* first, float* second) {  // 32 bfloat16
+        const Pairs x = load_pairs(p);
+        store(first, first_floats(x)), store(second, second_floats(x));
+    }
     PRONK_INLINE __m256 dot_pairs(__m256 acc, __m256i w, __m256i x) {
         const __m256i high = _mm256_set1_epi32((int)0xffff0000);
         acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), acc);

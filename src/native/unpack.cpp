@@ -33,13 +33,6 @@ void unpack_int8(const Matrix& matrix, const uint8_t* panel, size_t row, float* 
     if (is_turned(matrix.format)) turn(out, matrix.cols, turned_together(matrix.cols));
 }
 
-void unpack_q8(const Matrix& matrix, const uint8_t* panel, size_t row, float* out) {
-    for (int at = 0; at < matrix.cols; at += kGroup, panel += traits(Format::q8).bytes * kPanelRows) {
-        const float scale = half(panel + kPanelRows * kGroup + row * 2);
-        for (int k = 0; k < std::min(kGroup, matrix.cols - at); ++k) out[at + k] = scale * (byte(panel, row, k) - 128);
-    }
-}
-
 void unpack_row(const Matrix& matrix, int64_t row, float* out) {
     traits(matrix.format).unpack(matrix, matrix.panel(static_cast<int>(row / kPanelRows)), row % kPanelRows, out);
 }
