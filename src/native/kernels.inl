@@ -130,7 +130,7 @@ constexpr int tile_tokens(int accumulators) {
     return t;
 }
 
-constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 48;  // what of a panel is unpacked, and how many share it
+constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpacked, and how many share it
 
 // Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
 template <int kMost, class Add>
