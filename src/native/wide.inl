@@ -75,7 +75,7 @@ template <Format kFormat>
     requires(traits(kFormat).scales == Scales::row && S::widens_bytes)
 struct WideOf<kFormat> : std::type_identity<WideBytes<S, 64>> {};
 template <Format kFormat>
-    requires(kFormat == Format::bf16 && S::widens_pairs)
+    requires(traits(kFormat).columns == 2 && S::widens_pairs)
 struct WideOf<kFormat> : std::type_identity<WidePairs<S, 64>> {};
 template <Format kFormat>
 concept Widens = requires { typename WideOf<kFormat>::type; };
