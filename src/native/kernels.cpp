@@ -93,7 +93,7 @@ void rope(float* x, int heads, int head_dim, const float* cos, const float* sin)
 
 const Kernels* kernels() {
     static constexpr Kernels table{PRONK_NAME, kAttentionRows, matmul, rmsnorm, convert, rope, store_kv, attention, argmax,
-                                   divide, exponentials, find};
+                                   divide, exponentials, find, round_rows};
     return &table;
 }
 

@@ -7,6 +7,7 @@
 
 #include "kv_types.h"
 #include "matrix.h"
+#include "rounding.h"
 
 namespace pronk {
 
@@ -143,6 +144,9 @@ struct Kernels {
 
     // Where x is at least so much, ascending; gives how many there are. Nothing is NaN.
     int (*find)(const float* x, int count, float least, int32_t* places);
+
+    // Weights to a block type, each error made up for by the columns behind it. No weight is infinite, or NaN.
+    void (*round_rows)(const Rounding& task);
 };
 
 size_t attention_scratch(int head_dim);  // floats

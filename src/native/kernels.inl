@@ -16,7 +16,7 @@
 
 namespace pronk::PRONK_TARGET {
 
-// Defined in kernels_matmul.cpp, kernels_attention.cpp and kernels_sampling.cpp.
+// Defined in kernels_matmul.cpp, kernels_attention.cpp, kernels_sampling.cpp and kernels_rounding.cpp.
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;
 std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;
 std::remove_pointer_t<decltype(Kernels::attention)> attention;
@@ -24,6 +24,7 @@ std::remove_pointer_t<decltype(Kernels::argmax)> argmax;
 std::remove_pointer_t<decltype(Kernels::divide)> divide;
 std::remove_pointer_t<decltype(Kernels::exponentials)> exponentials;
 std::remove_pointer_t<decltype(Kernels::find)> find;
+std::remove_pointer_t<decltype(Kernels::round_rows)> round_rows;
 
 namespace {
 

@@ -165,4 +165,5 @@ NB_MODULE(_native, module) {
     module.def("kv_types", [] { return names_of(kKVTypes); });
     bind_model(module);
     bind_kernels(module);
+    bind_rounding(module);
 }

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
@@ -91,5 +92,6 @@ void unpack(const Matrix& matrix, Part part, int64_t first, const FloatsOut& out
 
 void bind_model(nb::module_& module);
 void bind_kernels(nb::module_& module);
+void bind_rounding(nb::module_& module);
 
 }  // namespace pronk

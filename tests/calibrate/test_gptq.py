@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import numpy as np
 import plain_blocks
+import plain_gptq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pronk import _native
 from pronk.calibrate import gptq, packing
 from pronk.calibrate.grids import RULES
 from pronk.checkpoint.containers import gguf_blocks
@@ -25,6 +29,12 @@ def fed(tokens: int, columns: int, seed: int) -> Floats:
     """Inputs that hang together, as those of a model do: most of them lies in a few directions."""
     mixing = np.random.default_rng(7).standard_normal((columns, columns)) / np.arange(1, columns + 1) ** 0.7
     return (np.random.default_rng(seed).standard_normal((tokens, columns)) @ mixing.T).astype(np.float32)
+
+
+@cache
+def gram(columns: int) -> Floats:
+    x = fed(900, columns, 9)
+    return x.T @ x
 
 
 def decoded(made: gptq.Rounded) -> Floats:
@@ -76,6 +86,24 @@ def test_plain_rounding_is_nearest_and_no_worse_than_ggml(kind: str) -> None:
         assert own < (6 / 8 / (2 ** RULES[kind].bits - 1)) ** 2 / 12
     else:
         assert own <= np.square(w - theirs).mean()
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([1e-9, 1e-4, 1.0, 900.0]), carried=st.booleans())
+def test_every_instruction_set_gives_the_bits_of_numpy(
+    kind: str, isa: str, seed: int, size: float, carried: bool
+) -> None:
+    w = weights(21, 512, seed) * np.float32(size)  # rows that do not fill the last lanes
+    w[0], w[1, :40], w[2] = 0, 0, np.abs(w[2])
+    upper = gptq.spread(gram(512), 0.05) if carried else None
+    expected = plain_gptq.rounded(w, upper, kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "round_rows", partial(_native.round_rows, isa=isa))
+        found = gptq.rounded(w, upper, kind)
+    for name in ("codes", "d", "dmin", "n", "m"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

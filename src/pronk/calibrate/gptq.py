@@ -4,28 +4,29 @@ What is to change least is not the weights but what the product gives: sum over 
 (w - w') H (w - w')^T with H = sum x x^T of the inputs x that a text has shown. With H^-1 = U^T U and U upper
 triangular, the best that the columns after j can do about the error e of column j is to move by -e U[j] / U[j, j]; what
 is left then weighs e^2 / U[j, j]^2. By these weights, and by the weights as they have become, the scales of a group are
-searched when its turn has come.
+searched when its turn has come: the grid is laid over the group in several ways, the weights are rounded, scale and
+minimum are solved for that suit these codes best, what can be stored of that is taken, and the best of all is kept.
 
-Rows are independent of each other. Without H all inputs are alike, and nothing is carried: plain rounding.
+Rows are independent of each other. Without H all inputs are alike, and nothing is carried: plain rounding. That a row is
+computed by is in kernels_rounding.cpp; tests/calibrate/plain_gptq.py says the same in numpy, to the bit.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.calibrate import grids
-from pronk.calibrate.grids import RULES, Heads, Rule, Scales
+from pronk import _native
+from pronk.calibrate.grids import RULES
 from pronk.errors import BadRequest
 from pronk.system import processors
 
 Floats = NDArray[np.float32]
 
-_ROWS = 1024  # a piece: its columns and what a group takes stay in a core's cache
+_ROWS = 64  # a piece, of which each thread takes the next
 _LARGEST = 2.0**15  # float16 has twice that
 _BASE = 64  # columns of a triangle that is inverted whole
 
@@ -60,63 +61,19 @@ def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:
     BadRequest for weights that scales in float16 might not reach."""
     if not np.abs(w).max() < _LARGEST:
         raise BadRequest("weights are too large for scales in float16")
+    rule, (rows, columns) = RULES[kind], w.shape
+    w = np.ascontiguousarray(w, np.float32)
+    codes = np.empty((rows, columns), np.int8)
+    d, dmin = (np.empty((rows, columns // rule.block), np.float32) for _ in range(2))
+    n, m = (np.empty((rows, columns // rule.group), np.int16) for _ in range(2))
 
-    def piece(at: int) -> tuple[NDArray[Any], ...]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return _piece(w[at : at + _ROWS], upper, RULES[kind])
+    def piece(at: int) -> None:
+        some = slice(at, at + _ROWS)
+        _native.round_rows(w[some], upper, *rule, codes[some], d[some], dmin[some], n[some], m[some])
 
     with ThreadPoolExecutor(processors()) as pool:
-        parts = list(pool.map(piece, range(0, len(w), _ROWS)))
-    return Rounded(kind, *(np.concatenate(of) for of in zip(*parts, strict=True)))
-
-
-def _piece(w: Floats, upper: Floats | None, rule: Rule) -> tuple[NDArray[Any], ...]:
-    left = np.ascontiguousarray(w.T, np.float32)  # [K, N]: what is to be rounded, with all errors carried so far
-    if left is w.T or np.shares_memory(left, w):
-        left = left.copy()
-    k, n = left.shape
-    made = np.empty((k, n), np.int8)
-    weight = np.ones(k, np.float32) if upper is None else np.diag(upper) ** np.float32(-2)
-    heads: list[Heads] = []
-    found: list[Scales] = []
-    for start in range(0, k, rule.block):
-        block = slice(start, start + rule.block)
-        head = grids.heads(left[block], weight[block], rule) if rule.scales else None
-        for at in range(start, start + rule.block, rule.group):
-            group = slice(at, at + rule.group)
-            scales = grids.scales(left[group], weight[group], rule, head)
-            found.append(scales)
-            if upper is None:
-                made[group] = grids.codes(left[group], scales, rule, np.empty_like(left[group]))
-            else:
-                _carry(left, made, upper, scales, rule, at)
-        heads.append(head or Heads(scales.step, scales.minimum))
-    d, dmin = (np.stack(of, axis=1).astype(np.float16) for of in zip(*heads, strict=True))
-    numbers = (np.stack(of, axis=1) for of in list(zip(*found, strict=True))[2:])
-    return np.ascontiguousarray(made.T), d, dmin, *numbers
-
-
-def _carry(left: Floats, made: NDArray[np.int8], upper: Floats, scales: Scales, rule: Rule, at: int) -> None:
-    """Round the columns of a group one after the other; each error moves the others of the group, all together the
-    columns behind it, in one product."""
-    end = at + rule.group
-    errors = np.empty((rule.group, left.shape[1]), np.float32)
-    inverse = np.divide(np.float32(1), scales.step, out=np.zeros_like(scales.step), where=scales.step != 0)
-    q = np.empty(left.shape[1], np.float32)
-    for j in range(at, end):
-        np.subtract(left[j], scales.minimum, out=q)
-        q *= inverse
-        np.rint(q, out=q)
-        np.clip(q, rule.low, rule.high, out=q)
-        made[j] = q
-        q *= scales.step
-        q += scales.minimum
-        error = np.subtract(left[j], q, out=errors[j - at])
-        error /= upper[j, j]
-        if j + 1 < end:
-            left[j + 1 : end] -= upper[j, j + 1 : end, None] * error
-    if end < len(left):
-        left[end:] -= upper[at:end, end:].T @ errors
+        list(pool.map(piece, range(0, rows, _ROWS)))
+    return Rounded(kind, codes, d.astype(np.float16), dmin.astype(np.float16), n, m)
 
 
 def _inverse(r: NDArray[np.float64]) -> NDArray[np.float64]:
