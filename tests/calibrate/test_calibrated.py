@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk
 from pronk import checkpoint
 from pronk.calibrate import NAMES
-from pronk.calibrate.calibrated import _Walk, calibrated, rounded, types
+from pronk.calibrate.calibrated import CTX, MOST, _Walk, calibrated, rounded, types, windows
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, Unsupported
 
@@ -36,8 +38,9 @@ def test_without_rounding_the_walk_is_the_model(name: str, monkeypatch: pytest.M
         return weights
 
     monkeypatch.setattr(_Walk, "_rounded", unrounded)
-    ids = text(min(70, 2 * config.max_position_embeddings), config.vocab_size)
-    walk = _Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), ids, lambda *_: None)
+    ids = text(140, config.vocab_size)
+    texts = windows(ids, config.max_position_embeddings)
+    walk = _Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), texts, lambda *_: None)
     walk.made()
     fed = walk._norm("model.norm.weight")
     found = fed @ weights[HEADS[config.tie_word_embeddings]].T
@@ -120,3 +123,17 @@ def test_progress_tells_of_every_matrix() -> None:
     calibrated(source, types(source, "q4_0"), text(200), lambda *of: told.append(of))
     assert len(told) == 16
     assert told[-1][1] == told[-1][2] == sum(t.nbytes for t in source.tensors.values() if len(t.shape) == 2)
+
+
+@given(tokens=st.integers(128, 40_000), longest=st.integers(16, 2048))
+def test_windows_are_spread_over_the_whole_text(tokens: int, longest: int) -> None:
+    texts = windows(range(tokens), longest)
+    ctx, read = min(CTX, longest), sum(map(len, texts))
+    assert all(len(text) == ctx for text in texts[:-1])
+    assert read == tokens if tokens <= MOST // ctx * ctx else MOST - 2 * ctx < read <= MOST
+    starts = [text[0] for text in texts]
+    gaps = np.diff([*starts, tokens])
+    assert starts[0] == 0
+    assert gaps.min() > 0  # without overlap, and none more than a window's length from even
+    assert gaps.max() <= tokens / len(texts) + 2 * ctx
+    assert all(text[-1] - text[0] == len(text) - 1 for text in texts)

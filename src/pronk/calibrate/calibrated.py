@@ -31,6 +31,7 @@ Floats = NDArray[np.float32]
 OUTER = "Q6_K"
 _OF_32 = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q4_1", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 CTX = 512  # tokens that are read together, at most
+MOST = 16 * CTX  # tokens of a text that are read: twice as many make no better model
 _SHORTEST = 128  # tokens of a text, at least
 _DAMPING = 0.02  # of the mean squared input: what tokens that were not seen may bring
 _TIED = 0.5  # likewise, of a head that is the embedding as well: there each of its rows stands for itself
@@ -74,26 +75,35 @@ def rounded(checkpoint: Checkpoint, kinds: dict[str, str]) -> Checkpoint:
 def calibrated(
     checkpoint: Checkpoint, kinds: dict[str, str], ids: Sequence[int], progress: Progress | None = None
 ) -> Checkpoint:
-    """`ids`: tokens of a text, read in windows of at most CTX. Memory is what was made, a layer, and what its products
+    """`ids`: tokens of a text, which is read as `windows` says. Memory is what was made, a layer, and what its products
     are fed. Raises BadRequest for a text that is too short."""
+    texts = windows(ids, checkpoint.config.max_position_embeddings)
+    return _Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
+
+
+def windows(ids: Sequence[int], longest: int) -> list[Sequence[int]]:
+    """Of at most CTX tokens, MOST together, spread evenly over the text. Raises BadRequest for a text too short."""
     if len(ids) < _SHORTEST:
         raise BadRequest(f"a text to calibrate on takes {_SHORTEST} tokens at least; this one has {len(ids)}")
-    return _Walk(checkpoint, kinds, ids, progress or (lambda *_: None)).made()
+    ctx = min(CTX, longest)
+    there = -(-len(ids) // ctx)
+    read = min(there, MOST // ctx)
+    return [ids[number * there // read * ctx :][:ctx] for number in range(read)]
 
 
 class _Walk:
-    """Through the layers, with the residual stream of the text [T, C]."""
+    """Through the layers, with the residual stream of the texts, one after another [T, C]."""
 
-    def __init__(self, checkpoint: Checkpoint, kinds: dict[str, str], ids: Sequence[int], progress: Progress) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, kinds: dict[str, str], texts: Sequence[Sequence[int]], progress: Progress
+    ) -> None:
         self.checkpoint, self.kinds, self.progress = checkpoint, kinds, progress
         self.config: ModelConfig = checkpoint.config
-        ctx = min(CTX, self.config.max_position_embeddings)
-        lengths = [len(ids[at : at + ctx]) for at in range(0, len(ids), ctx)]
-        self.attention = Attention(self.config, lengths)
+        self.attention = Attention(self.config, [len(text) for text in texts])
         self.tensors: dict[str, LazyTensor] = {}
         self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in kinds)
         embedding = _weights(checkpoint, EMBEDDING)
-        self.stream: Floats = embedding[np.asarray(ids)]
+        self.stream: Floats = embedding[np.concatenate(texts)]
         if not self.config.tie_word_embeddings:
             self._rounded(EMBEDDING, embedding, None)
 

@@ -5,10 +5,10 @@ What is to change least is not the weights but what the product gives: sum over 
 triangular, the best that the columns after j can do about the error e of column j is to move by -e U[j] / U[j, j]; what
 is left then weighs e^2 / U[j, j]^2. By these weights, and by the weights as they have become, the scales of a group are
 searched when its turn has come: the grid is laid over the group in several ways, the weights are rounded, scale and
-minimum are solved for that suit these codes best, what can be stored of that is taken, and the best of all is kept.
+minimum that suit these codes best are solved for, what can be stored of them is taken, and the best of all is kept.
 
-Rows are independent of each other. Without H all inputs are alike, and nothing is carried: plain rounding. That a row is
-computed by is in kernels_rounding.cpp; tests/calibrate/plain_gptq.py says the same in numpy, to the bit.
+Rows are independent of each other. Without H all inputs are alike, and nothing is carried: plain rounding. The loop
+over columns is in kernels_rounding.cpp; tests/calibrate/plain_gptq.py says the same in numpy, to the bit.
 """
 
 from __future__ import annotations

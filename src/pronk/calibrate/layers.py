@@ -18,6 +18,7 @@ from pronk.config.rope import cos_sin, inverse_frequencies
 Floats = NDArray[np.float32]
 
 _TOKENS = 512  # that elementwise work is done for at once
+_QUERIES = 128  # whose scores are
 
 
 def norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -57,25 +58,27 @@ class Attention:
         start = 0
         for length in self.lengths:
             text = slice(start, start + length)
-            out[text] = self._of_a_text(q[text], k[text], v[text])
+            self._of_a_text(q[text], k[text], v[text], out[text])
             start += length
         return out
 
-    def _of_a_text(self, q: Floats, k: Floats, v: Floats) -> Floats:
+    def _of_a_text(self, q: Floats, k: Floats, v: Floats, out: Floats) -> None:
         d, kv, length = self.config.head_dim, self.config.num_key_value_heads, len(q)
         queries = self._turned(q).reshape(length, kv, -1, d) * np.float32(d**-0.5)
         keys, values = self._turned(k), v.reshape(length, kv, d)
-        out = np.empty(queries.shape, np.float32)
-        later = np.triu(np.full((length, length), -np.inf, np.float32), 1)
-        for head in range(kv):
-            for of in range(queries.shape[2]):  # that share its keys
-                scores = queries[:, head, of] @ keys[:, head].T
-                scores += later
+        heads = out.reshape(queries.shape)
+        for at in range(0, length, _QUERIES):
+            some = slice(at, min(at + _QUERIES, length))
+            size, seen = some.stop - at, some.stop
+            later = np.triu(np.full((size, size), -np.inf, np.float32), 1)[:, None]
+            for head in range(kv):
+                # Of all queries that share these keys: [Q * H / KV, seen].
+                scores = queries[some, head].reshape(-1, d) @ keys[:seen, head].T
+                scores.reshape(size, -1, seen)[..., at:] += later
                 scores -= scores.max(axis=-1, keepdims=True)
                 np.exp(scores, out=scores)
-                scores /= scores.sum(axis=-1, keepdims=True)
-                out[:, head, of] = scores @ values[:, head]
-        return out.reshape(length, -1)
+                whole = scores.sum(axis=-1, keepdims=True)
+                heads[some, head] = (scores @ values[:seen, head] / whole).reshape(size, -1, d)
 
     def _turned(self, x: Floats) -> Floats:
         """Rotary embeddings: [T, n * D] to [T, n, D]."""
