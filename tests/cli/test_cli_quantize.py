@@ -90,18 +90,19 @@ def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The river was brown and slow. " * 40)
     one, other = tmp_path / "own.gguf", tmp_path / "text.gguf"
-    result = run("quantize", model, str(one), "--to", "q4_0", "--json", "--calibrate")
+    result = run("quantize", "--calibrate", model, str(one), "--to", "q4_0", "--json")  # it takes no value
     assert result.exit_code == 0, result.stderr
     receipt = json.loads(result.stdout)
-    assert receipt["quantization"] == checkpoint.open(one).quantization == "Q4_0 x 14, Q8_0 x 2"
+    assert receipt["quantization"] == checkpoint.open(one).quantization == "Q4_0 x 14, Q4_1 x 2"
     assert receipt["text"] == "pronk's own text"
     assert receipt["calibration"]["text"] == "pronk's own text to calibrate on"
     assert receipt["calibration"]["tokens"] > 10_000
+    assert receipt["calibration"]["read"] == 8192
     assert 0 < receipt["divergence"]["mean"] < 0.9 * receipt["plain"]["mean"]
     plain = run("quantize", model, str(tmp_path / "plain.gguf"), "--to", "q4_0", "--json")
     assert json.loads(plain.stdout)["divergence"] == receipt["plain"]  # measured as it would have been
     assert (json.loads(plain.stdout)["plain"], json.loads(plain.stdout)["calibration"]) == (None, None)
-    said = run("quantize", model, str(other), "--to", "q4_0", "--calibrate", str(text))
+    said = run("quantize", model, str(other), "--to", "q4_0", "--calibration-text", str(text))
     assert said.exit_code == 0
     third = said.stdout.splitlines()[2]
     assert third.startswith("plain rounding: ")
@@ -132,9 +133,9 @@ def test_what_calibrating_refuses(run: Run, model: str, tmp_path: Path) -> None:
     to = str(tmp_path / "m.gguf")
     result = run("quantize", model, to, "--to", "q4", "--calibrate")
     assert (result.exit_code, "--calibrate is for --to q2_k, q3_k, " in result.stderr) == (2, True)
-    result = run("quantize", model, to, "--to", "q4_0", "--calibrate", str(text), "--text", str(text))
-    assert (result.exit_code, "--calibrate and --text name one text" in result.stderr) == (1, True)
-    result = run("quantize", model, to, "--to", "q4_0", "--calibrate", str(short))
+    result = run("quantize", model, to, "--to", "q4_0", "--calibration-text", str(text), "--text", str(text))
+    assert (result.exit_code, "--calibration-text and --text name one text" in result.stderr) == (1, True)
+    result = run("quantize", model, to, "--to", "q4_0", "--calibration-text", str(short))
     assert (result.exit_code, "takes 128 tokens at least; this one has 20" in result.stderr) == (1, True)
     result = run("quantize", model, str(tmp_path / "folder"), "--to", "q4_0", "--calibrate")
     assert (result.exit_code, "give DST a name that ends in .gguf" in result.stderr) == (2, True)
@@ -302,6 +303,26 @@ def test_interrupted(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(write_gguf, "_write_tensor", interrupted)
     assert run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8").exit_code == 130
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", [1, 9, 16])
+def test_interrupted_while_it_calibrates(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Nothing is left behind."""
+    from pronk.calibrate import gptq
+
+    rounded, seen = gptq.rounded, list[str]()
+
+    def interrupted(weights: Any, upper: Any, kind: str) -> Any:
+        seen.append(kind)
+        if len(seen) == at:
+            raise KeyboardInterrupt
+        return rounded(weights, upper, kind)
+
+    monkeypatch.setattr(gptq, "rounded", interrupted)
+    assert run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q4_0", "--calibrate").exit_code == 130
     assert not list(tmp_path.iterdir())
 
 

@@ -6,7 +6,8 @@ the text. So errors do not only meet errors: what comes later makes up for what 
 
 Which type a matrix gets: the one that was asked for, if its rows fill that type's blocks; else that which fits blocks
 of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
-cost more there than anywhere else.
+cost more there than anywhere else; where their rows do not fill it, what other matrices get, but Q4_1 at least: Q8_0
+would take more of a file than it is worth.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pronk.errors import BadRequest, Unsupported
 
 Floats = NDArray[np.float32]
 
-OUTER = "Q6_K"
+OUTER, _OUTER_OF_32 = "Q6_K", "Q4_1"
 _OF_32 = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q4_1", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 CTX = 512  # tokens that are read together, at most
 MOST = 16 * CTX  # tokens of a text that are read: twice as many make no better model
@@ -44,15 +45,15 @@ def types(checkpoint: Checkpoint, kind: str) -> dict[str, str]:
     found = {}
     for name, shape in checkpoint.config.tensor_shapes().items():
         if len(shape) == 2:
-            asked = NAMES[kind]
-            wanted = max(asked, OUTER, key=_bits) if name in (EMBEDDING, HEAD) else asked
-            found[name] = _fitting(wanted, shape[1])
+            found[name] = _fitting(NAMES[kind], shape[1], name in (EMBEDDING, HEAD))
     return found
 
 
-def _fitting(kind: str, columns: int) -> str:
-    fitting = (name for name in (kind, _OF_32.get(kind, kind)) if columns % RULES[name].block == 0)
-    return next(fitting, "F16")
+def _fitting(kind: str, columns: int, outer: bool) -> str:
+    wanted = [kind, _OF_32.get(kind, kind)]
+    if outer:
+        wanted = [max(name, least, key=_bits) for name, least in zip(wanted, (OUTER, _OUTER_OF_32), strict=True)]
+    return next((name for name in wanted if columns % RULES[name].block == 0), "F16")
 
 
 def _bits(kind: str) -> float:
@@ -79,6 +80,11 @@ def calibrated(
     are fed. Raises BadRequest for a text that is too short."""
     texts = windows(ids, checkpoint.config.max_position_embeddings)
     return _Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
+
+
+def read_of(checkpoint: Checkpoint, ids: Sequence[int]) -> int:
+    """How many tokens of a text are read. Raises as `calibrated` does."""
+    return sum(map(len, windows(ids, checkpoint.config.max_position_embeddings)))
 
 
 def windows(ids: Sequence[int], longest: int) -> list[Sequence[int]]:

@@ -40,8 +40,8 @@ Examples:
   pronk quantize ./Llama-2-7b llama2-7b-q4.gguf --to q4       a file that llama.cpp reads
   pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
   pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
-  pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate         on the text that comes with pronk
-  pronk quantize smollm2:135m small.gguf --to q3_k --calibrate my.txt  on yours
+  pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate               on the text that comes with pronk
+  pronk quantize smollm2:135m small.gguf --to q3_k --calibration-text my.txt  on yours
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
 precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
@@ -50,8 +50,8 @@ and gives each part as few bits as the budget allows.
 
 q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and scales are chosen by what each
 matrix is fed on a text, and its errors made up for along its rows (GPTQ). The embedding and lm_head are in
-Q6_K; what does not fill blocks of 256 is in Q4_0, Q4_1, Q5_1 or Q8_0. The receipt then has what plain rounding
-would have cost, on a text that had no part in it.
+Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
+less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
@@ -88,11 +88,13 @@ and the exit code is 3 (--accept-loss)."""
 )
 @click.option(
     "--calibrate",
-    is_flag=False,
-    flag_value="",
-    metavar="[FILE]",
-    help="Choose codes and scales by what the model makes of the text in FILE.  [default text: one that comes with "
-    "pronk; default: rounding to nearest]",
+    is_flag=True,
+    help="Choose codes and scales by what the model makes of a text.  [default: rounding to nearest]",
+)
+@click.option(
+    "--calibration-text",
+    metavar="FILE",
+    help="Calibrate, on the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )
 @saving.accept_loss_option
 @options.text_option
@@ -107,7 +109,8 @@ def command(
     max_kld: float | None,
     int8_threshold: float | None,
     base: str | None,
-    calibrate: str | None,
+    calibrate: bool,
+    calibration_text: str | None,
     accept_loss: bool,
     file: str | None,
     tokenizer: str | None,
@@ -125,7 +128,8 @@ def command(
     if (to is None) == (max_kld is None):
         raise click.UsageError("give either --to or --max-kld")
     blocks = to in calibration.NAMES
-    if calibrate is not None and not blocks:
+    calibrate = calibrate or calibration_text is not None
+    if calibrate and not blocks:
         raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)}")
     if int8_threshold is not None and not (to and not blocks and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
@@ -150,7 +154,8 @@ def command(
     }
     made, plain = checkpoint, None
     if to in calibration.NAMES:
-        made, plain, receipt["calibration"] = _in_blocks(checkpoint, src, to, calibrate, text)
+        read = _calibration_text(calibration_text, text) if calibrate else None
+        made, plain, receipt["calibration"] = _in_blocks(checkpoint, src, to, read)
         how["dtype"] = {}  # as they are
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
@@ -186,27 +191,33 @@ def command(
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
 
+def _calibration_text(file: str | None, measured_on: str) -> tuple[str, str]:
+    """A text to calibrate on, and what it is called."""
+    text = calibration.own_text() if file is None else options.read_file(file, whole=True)
+    name = {None: "pronk's own text to calibrate on", "-": "standard input"}.get(file, file) or ""
+    if text.strip() == measured_on.strip():
+        raise BadRequest(
+            f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
+        )
+    return text, name
+
+
 def _in_blocks(
-    checkpoint: Checkpoint, src: str, to: str, file: str | None, measured_on: str
+    checkpoint: Checkpoint, src: str, to: str, text: tuple[str, str] | None
 ) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
     """SRC in block types; with a text to calibrate on beside it what plain rounding makes, and what the text was."""
-    from pronk.calibrate.calibrated import calibrated, rounded, types
+    from pronk.calibrate.calibrated import calibrated, read_of, rounded, types
 
     kinds = types(checkpoint, to)
     plain = rounded(checkpoint, kinds)
-    if file is None:
+    if text is None:
         return plain, None, None
-    text = options.read_file(file, whole=True) if file else calibration.own_text()
-    name = "standard input" if file == "-" else file or "pronk's own text to calibrate on"
-    if text.strip() == measured_on.strip():
-        raise BadRequest(
-            f"--calibrate and --text name one text: what is measured on {name} says nothing of other texts"
-        )
-    ids = _encoded(src, checkpoint, text, name)
+    ids = _encoded(src, checkpoint, *text)
     if ids is None:
         raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
+    what = {"text": text[1], "tokens": len(ids), "read": read_of(checkpoint, ids)}
     with progress.shown("calibrating") as advance:
-        return calibrated(checkpoint, kinds, ids, advance), plain, {"text": name, "tokens": len(ids)}
+        return calibrated(checkpoint, kinds, ids, advance), plain, what
 
 
 def _container(dst: str, to: str | None) -> Format:
@@ -268,9 +279,11 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
         + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",
     ]
     if plain := receipt["plain"]:
+        used = receipt["calibration"]
+        part = f"{used['read']} of {used['tokens']}" if used["read"] < used["tokens"] else f"{used['tokens']}"
         lines.append(
-            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated on {receipt['calibration']['text']} "
-            f"({receipt['calibration']['tokens']} tokens), measured on {receipt['text']}"
+            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated on {used['text']} ({part} tokens), "
+            f"measured on {receipt['text']}"
         )
     lines[-1] += saving.of_what_was_learned(receipt)
     return "\n".join([*_why(receipt["choice"]), *lines]) if receipt["choice"] else "\n".join(lines)
