@@ -162,4 +162,4 @@ def test_quality(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_calibrating(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.parent)
     run("how-it-works/calibration.md")
-    assert pronk.checkpoint.open("small.gguf").quantization == "Q4_0 x 14, Q8_0 x 2"
+    assert pronk.checkpoint.open("small.gguf").quantization == "Q4_0 x 14, Q4_1 x 2"

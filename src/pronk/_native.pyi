@@ -199,6 +199,25 @@ class KV:
     def quiesce(self) -> None:
         """Has a pass given up that was begun ahead."""
 
+def round_rows(
+    weights: _Floats,
+    upper: _Floats | None,
+    block: int,
+    group: int,
+    low: int,
+    high: int,
+    minimum: bool,
+    scales: tuple[int, int] | None,
+    codes: NDArray[np.int8],
+    d: _Floats,
+    dmin: _Floats,
+    n: NDArray[np.int16],
+    m: NDArray[np.int16],
+    isa: str | None = None,
+) -> None:
+    """calibrate/gptq.py says what of: finite `weights` [N, K] and `upper` [K, K] go in; codes [N, K], d and dmin
+    [N, K / block], n and m [N, K / group] come out."""
+
 # Single kernels, for tests.
 
 class Matrix:
