@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pronk.torch_engine import import_torch
 from pronk.train.runs.names import named
+from pronk.train.runs.shared import Log, Name, Optimizer, Precision, Schedule, Shared
 
 if TYPE_CHECKING:
-    from pronk.train.runs.run import Run
+    from typing_extensions import Unpack
 
-Name = str | Path  # of a model, a file or a folder
-Log = Literal["tensorboard", "wandb"]
-Precision = Literal["f32", "bf16", "f16"]
-Optimizer = Literal["adamw", "adamw8bit", "sgd"]
-Schedule = Literal["cosine", "linear", "constant"]
-TooLong = Literal["error", "cut", "skip"]
+    from pronk.train.runs.run import Run
 
 
 @named
 def finetune(
     model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
-    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
-    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
     train_on_prompt: bool = False, instructions: Literal["auto", "chat", "alpaca"] = "auto",
-    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
-    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
-    from_adapter: Name | None = None, quantize: str | None = None,
-    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
-    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
-    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
-    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
-    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
-    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
-    resume: bool = False, log_to: Log | Sequence[Log] = (),
+    **shared: Unpack[Shared],
 ) -> Run:  # fmt: skip
     """A run that fine-tunes `model` on your data, with LoRA or in full; it begins when it is iterated over.
 
@@ -61,19 +45,8 @@ def finetune(
 @named
 def dpo(
     model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
-    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
-    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
     beta: float = 0.1, loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid", label_smoothing: float = 0.0,
-    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
-    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
-    from_adapter: Name | None = None, quantize: str | None = None,
-    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
-    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
-    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
-    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
-    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
-    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
-    resume: bool = False, log_to: Log | Sequence[Log] = (),
+    **shared: Unpack[Shared],
 ) -> Run:  # fmt: skip
     """A run that teaches `model` which of two answers people prefer, by direct preference optimization.
 
@@ -92,19 +65,8 @@ def dpo(
 @named
 def reward(
     model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
-    max_length: int | None = None, too_long: TooLong = "error", skip_bad_records: bool = False,
-    fields: Mapping[str, str] | Sequence[str] = (), chat_template: Name | None = None, tokenizer: Name | None = None,
     center_rewards: float = 0.0,
-    full: bool = False, lora_rank: int | None = None, lora_alpha: float | None = None,
-    lora_dropout: float | None = None, target_modules: str | Sequence[str] | None = None,
-    from_adapter: Name | None = None, quantize: str | None = None,
-    epochs: float = 3.0, max_steps: int | None = None, batch_size: int = 1, accumulate: int = 8,
-    pack: int | None = None, bucket: bool = False, lr: float | None = None, warmup: float = 0.03,
-    schedule: Schedule = "cosine", weight_decay: float = 0.0, clip: float = 1.0, optimizer: Optimizer = "adamw",
-    seed: int = 0, precision: Precision | None = None, recompute: int = 0, gradient_checkpointing: bool = False,
-    threads: int | None = None, device: str | None = None, eval_data: Name | None = None, eval_share: float = 0.1,
-    eval_every: int | None = None, patience: int | None = None, samples: int = 2, save_every: int = 50,
-    resume: bool = False, log_to: Log | Sequence[Log] = (),
+    **shared: Unpack[Shared],
 ) -> Run:  # fmt: skip
     """A run that makes a reward model of `model`: it gives a text one number, higher where people like it better.
 

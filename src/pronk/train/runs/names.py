@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import ParamSpec, TypeVar
 
 from pronk.errors import BadRequest
+from pronk.train.runs.shared import DEFAULTS, Shared
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,14 +42,26 @@ SAME = {
 
 
 def named(function: Callable[P, R]) -> Callable[P, R]:
-    """Raises BadRequest, which names ours, for another library's keyword; TypeError for one of nobody's, as ever."""
-    known = signature(function).parameters
+    """In the place of its `**shared` the function has the options of shared.py, with their defaults.
+
+    Raises BadRequest, which names ours, for another library's keyword; TypeError for one of nobody's, as ever.
+    """
+    own = signature(function)
+    parameters = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    shared = DEFAULTS if len(parameters) < len(own.parameters) else {}
+    types = {name: known.__forward_arg__ for name, known in Shared.__annotations__.items()}
+    parameters += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=usual, annotation=types[name]) for name, usual in shared.items()
+    ]
+    taken = own.replace(parameters=parameters)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - known:
-            if (ours := SAME.get(name)) in known:
+        for name in kwargs.keys() - taken.parameters.keys():
+            if (ours := SAME.get(name)) in taken.parameters:
                 raise BadRequest(f"{function.__name__}() has no {name}=; {ours}= is its name here")
-        return function(*args, **kwargs)
+        taken.bind(*args, **kwargs)
+        return function(*args, **{**shared, **kwargs})  # type: ignore[arg-type]
 
+    call.__signature__ = taken  # type: ignore[attr-defined]
     return call

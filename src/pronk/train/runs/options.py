@@ -151,8 +151,9 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     from pronk.checkpoint.adapter import TARGETS, LoraConfig, read_config
     from pronk.train.settings import Settings
 
-    check(given)
-    options = dict(given)
+    options = {**given, **given.get("shared", {})}
+    options.pop("shared", None)
+    check(options)
     how = _how(options)
     full = options.pop("full")
     lora = {name: options.pop(f"lora_{name}") for name in ("rank", "alpha", "dropout")}

@@ -1,0 +1,65 @@
+"""Options that every run on records has: their types, for who checks them, and their defaults. Each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+Name = str | Path  # of a model, a file or a folder
+Log = Literal["tensorboard", "wandb"]
+Precision = Literal["f32", "bf16", "f16"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+TooLong = Literal["error", "cut", "skip"]
+
+
+class Shared(TypedDict, total=False):
+    max_length: int | None
+    too_long: TooLong
+    skip_bad_records: bool
+    fields: Mapping[str, str] | Sequence[str]
+    chat_template: Name | None
+    tokenizer: Name | None
+    full: bool
+    lora_rank: int | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    target_modules: str | Sequence[str] | None
+    from_adapter: Name | None
+    quantize: str | None
+    epochs: float
+    max_steps: int | None
+    batch_size: int
+    accumulate: int
+    pack: int | None
+    bucket: bool
+    lr: float | None
+    warmup: float
+    schedule: Schedule
+    weight_decay: float
+    clip: float
+    optimizer: Optimizer
+    seed: int
+    precision: Precision | None
+    recompute: int
+    gradient_checkpointing: bool
+    threads: int | None
+    device: str | None
+    eval_data: Name | None
+    eval_share: float
+    eval_every: int | None
+    patience: int | None
+    samples: int
+    save_every: int
+    resume: bool
+    log_to: Log | Sequence[Log]
+
+
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(Shared.__annotations__),  # None, but for these
+    "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "epochs": 3.0, "batch_size": 1,
+    "accumulate": 8, "bucket": False, "warmup": 0.03, "schedule": "cosine", "weight_decay": 0.0, "clip": 1.0,
+    "optimizer": "adamw", "seed": 0, "recompute": 0, "gradient_checkpointing": False, "eval_share": 0.1, "samples": 2,
+    "save_every": 50, "resume": False, "log_to": (),
+}  # fmt: skip
