@@ -25,6 +25,7 @@ NEEDED = {
     "finetune": ["none", "--data", "none", "--out", "new"],
     "dpo": ["none", "--data", "none", "--out", "new"],
     "reward": ["none", "--data", "none", "--out", "new"],
+    "grpo": ["none", "--data", "none", "--reward", "exact", "--out", "new"],
     "score": ["none", "text"],
     "pretrain": ["none", "--out", "new"],
     "chat": [],

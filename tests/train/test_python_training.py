@@ -23,13 +23,14 @@ from training_runs import signalled, timeless, write_sums
 
 import pronk
 from pronk.cli import group
+from pronk.cli.training_options import VIEWS
 from pronk.errors import BadRequest, ModelNotFound, PronkError
 from pronk.train.data.batches import Batches
 from pronk.train.folder import CHECKPOINTS, METRICS
 from pronk.train.runs import names, options
 from pronk.train.runs.result import Result
 
-VERBS = ("finetune", "dpo", "reward", "pretrain")
+VERBS = ("finetune", "dpo", "reward", "grpo", "pretrain")
 QUICK: dict[str, Any] = {
     "lora_rank": 4, "lr": 0.02, "max_steps": 6, "accumulate": 2, "batch_size": 2, "eval_every": 3, "samples": 1,
     "device": "cpu", "threads": 1,
@@ -58,7 +59,7 @@ def command(verb: str) -> click.Command:
 def test_they_take_what_the_verbs_take(verb: str) -> None:
     """Under the same names, with the same defaults; what a verb only shows is no option in Python."""
     taken = inspect.signature(getattr(pronk, verb)).parameters
-    there = {p.name: p for p in command(verb).params if p.name not in ("show_batch", "plan", "as_json")}
+    there = {p.name: p for p in command(verb).params if p.name not in VIEWS}
     assert {*taken} == {*there}
     for name, parameter in taken.items():
         said = there[name].get_default(click.Context(command(verb)))
@@ -78,7 +79,7 @@ def test_names_that_the_command_line_also_knows_are_told_ours() -> None:
         for name in parameter.opts
         if name.startswith("--")
     }
-    aliases = {name: ours for name, ours in others.items() if name != ours and ours not in ("show_batch", "as_json")}
+    aliases = {name: ours for name, ours in others.items() if name != ours and ours not in VIEWS}
     assert names.SAME.items() >= aliases.items()
     with pytest.raises(BadRequest, match=r"finetune\(\) has no learning_rate=; lr= is its name here"):
         pronk.finetune("m", "d", learning_rate=1e-4)  # type: ignore[call-arg]
@@ -127,6 +128,21 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
         (lambda: pronk.finetune("m", "d", fields={"query": "asked"}), "fields must be KEY=NAME"),
         (lambda: pronk.finetune("m", "d", full=True, quantize="q4"), "q4 is for weights that are frozen"),
         (lambda: pronk.dpo("m", "d", beta=0.0), "beta must be a number over 0, not 0.0"),
+        (
+            lambda: pronk.grpo("m", "d", reward="exact", num_generations=1),
+            "num_generations must be a whole number from 2",
+        ),
+        (lambda: pronk.grpo("m", "d", reward=[]), "reward must be a reward"),
+        (lambda: pronk.grpo("m", "d", reward="length:x"), "a whole number of tokens from 1 on, not 'x'"),
+        (lambda: pronk.grpo("m", "d", reward="regex:("), "is no regular expression"),
+        (lambda: pronk.grpo("m", "d", reward="schema"), "the reward schema is schema:FILE"),
+        (lambda: pronk.grpo("m", "d", reward=lambda *_: 0.0), "put the function into a file, at its top level"),
+        (lambda: pronk.grpo("m", "d", reward="exact", reward_weights=(1, 2)), "there are 1 rewards and 2 reward_w"),
+        (lambda: pronk.grpo("m", "d", reward="exact", kl_coef=0.1, full=True), "without its adapter: train LoRA"),
+        (lambda: pronk.grpo("m", "d", reward="exact", lora_dropout=0.1), "lora_dropout would make what is trained an"),
+        (lambda: pronk.grpo("m", "d", reward="exact", too_long="cut"), "would ask half a question"),
+        (lambda: pronk.grpo("m", "d", reward="exact", loss_type="hinge"), "loss_type must be one of grpo, dr_grpo, d"),  # type: ignore[arg-type]
+        (lambda: pronk.grpo("m", "d", reward="exact", rollout="exact", dynamic_sampling=True), "leave it out"),
         (lambda: pronk.reward("m", "d", center_rewards=-1), "center_rewards must be a number from 0 on, not -1"),
         (
             lambda: pronk.dpo("m", "d", label_smoothing=0.1, loss_type="hinge"),

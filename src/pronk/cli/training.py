@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, training_masks, training_options, training_plan, training_report
+from pronk.cli import console, training_masks, training_options, training_plan, training_report, training_rollouts
 from pronk.cli.training_progress import Watch
 
 if TYPE_CHECKING:
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 def perform(make: Callable[..., Run], given: Mapping[str, Any]) -> None:
     """`make`: the function that takes the verb's options, by their names."""
     views = {name: given.get(name, False) for name in training_options.VIEWS}
-    if views["show_batch"] and views["plan"]:
-        raise click.UsageError("--show-batch and --plan print different things; give one of them")
+    looks = [name for name, asked in views.items() if asked and name != "as_json"]
+    if len(looks) > 1:
+        several = " and ".join("--" + name.replace("_", "-") for name in looks)
+        raise click.UsageError(f"{several} print different things; give one of them")
     with training_options.refused():
         run = make(**{name: value for name, value in given.items() if name not in views})
-    looks = views["show_batch"] or views["plan"]
     if run.how.out is None and not looks:
         raise click.UsageError("name a folder for what comes out: --out FOLDER")
     run.watcher = watch = Watch(run.stop)
     with _joined(run.how.device) as group:
         if looks:
-            _look(run, group, **views)
+            _look(run, group, looks[0], views["as_json"])
             return
         for metrics in run.steps(group):
             watch.tell(metrics)
@@ -43,9 +44,11 @@ def perform(make: Callable[..., Run], given: Mapping[str, Any]) -> None:
             console.write_json(report) if views["as_json"] else console.write(training_report.as_text(report) + "\n")
 
 
-def _look(run: Run, group: Group, *, show_batch: bool, plan: bool, as_json: bool) -> None:
-    if plan:
+def _look(run: Run, group: Group, what: str, as_json: bool) -> None:
+    if what == "plan":
         training_plan.show(run.plan(group.device), run.settings, as_json=as_json)
+    elif what == "show_rollouts":
+        training_rollouts.show(run.rollouts(), as_json=as_json)  # type: ignore[attr-defined]
     else:
         for loss in run.data.losses():
             console.note(loss)

@@ -171,7 +171,7 @@ def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     return options.together(options.model_argument, data, own, lora, shared(f"{lr}; with --full {full}"), _looking)
 
 
-VIEWS = ("show_batch", "plan", "as_json")  # of all these, what Python has no use for
+VIEWS = ("show_batch", "show_rollouts", "plan", "as_json")  # of all these, what Python has no use for
 
 
 @contextmanager

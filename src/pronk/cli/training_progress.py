@@ -114,7 +114,9 @@ class Watch(Watcher):
 
 
 def _words(metrics: Mapping[str, Any], which: str = "") -> str:
-    """What preference tuning shows besides its loss."""
+    """What preference and reinforcement tuning show besides their loss."""
+    if f"{which}reward" in metrics:
+        return f", reward {metrics[f'{which}reward']:.3f}"
     if f"{which}rewards/accuracies" not in metrics:
         return ""
     margin, right = metrics[f"{which}rewards/margins"], metrics[f"{which}rewards/accuracies"]

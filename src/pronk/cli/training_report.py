@@ -30,6 +30,11 @@ def as_text(report: Mapping[str, Any]) -> str:
         rows.append(("rewards", " and ".join(ends)))
         if kept := report["held_out_rewards"]:
             rows.append(("held-out rewards", f"{_reward(kept)}, of step {held_out['kept_step']}"))
+    if reward := report.get("reward"):
+        rows.append(("reward", f"{reward['first']:.4f} and {reward['last']:.4f}: means of steps as of the loss"))
+        if kept := report["held_out_reward"]:
+            rows.append(("held-out reward", f"{kept['first']:.4f} at first; kept: {kept['kept']:.4f}"))
+        rows.append(("mismatch", f"{report['mismatch']:.2g} nats a token (KL of what wrote from what was trained)"))
     rows += [
         ("time", f"{_seconds(report['seconds'])} of steps, {report['tokens_a_second']:.0f} tokens/s"),
         ("peak memory", console.size(report["peak_bytes"])),

@@ -141,7 +141,7 @@ class LimitedProcess:
         assert self.process.stderr
         self.process.kill()
         code = self.process.wait()
-        if code == -getattr(signal, "SIGPROF", 0):
+        if code in (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0)):  # the second: the work's own clock
             return f"takes more than {self.seconds:g} s"
         last = self.process.stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
         return ": ".join([f"made its process end with {f'signal {-code}' if code < 0 else f'exit code {code}'}", *last])

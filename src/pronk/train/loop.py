@@ -23,7 +23,7 @@ from pronk.torch_engine.model import Llama
 from pronk.train import lora, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
-from pronk.train.objectives.objective import Objective
+from pronk.train.objectives.objective import Objective, Writer
 from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
 
@@ -113,6 +113,7 @@ class Loop:
             lora.narrow(model, _TYPES[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "f16")
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
+        self.writer: Writer | None = None  # of what is learned, where examples are only what it begins with
 
     @classmethod
     def of(cls, settings: Settings, model: Llama, examples: Sequence[Any], batches: Batches, **more: Any) -> Loop:
@@ -135,9 +136,9 @@ class Loop:
         return self.position.step >= self.schedule.steps
 
     def step(self) -> Step:
-        """One step of the optimizer.
+        """One step of the optimizer, or as many as its objective makes of what was read.
 
-        Raises Broken, with no parameter changed, where the loss or its gradient is no number, or the loss leaps.
+        Raises Broken, instead of changing parameters, where the loss or its gradient is no number, or the loss leaps.
         """
         begun, position = time.perf_counter(), self.position
         self.model.train()
@@ -148,8 +149,31 @@ class Loop:
         mine = self.group.share(chosen)
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
             mine = self.batches.passes(mine)
-        micro = [self.objective.collate([self.examples[i] for i in indices], self.device) for indices in mine]
+        passes: Sequence[Sequence[Any]] = [[self.examples[i] for i in indices] for indices in mine]
+        told: Mapping[str, float] = {}
+        if self.writer:
+            with self.autocast():
+                passes, told = self.writer.write(
+                    self.model, position.step, passes, lambda: [self.examples[i] for i in self._next()]
+                )
+            self.model.train()
+        micro = [self.objective.collate(examples, self.device) for examples in passes]
         weight, tokens = map(int, self.group.sum(sum(m.weight for m in micro), sum(m.tokens for m in micro)))
+        read = [i for indices in chosen for i in indices]
+        made = [self._update(micro, weight, read) for _ in range(self.objective.updates)]
+        total, norm = sum(update[0] for update in made) / len(made), sum(update[1] for update in made) / len(made)
+        seen = Counter[str]()
+        for update in made:
+            seen.update(update[2])
+        position.step += 1
+        position.losses = [*position.losses, total][-REMEMBERED:]
+        epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
+        seconds = time.perf_counter() - begun
+        shown = {**told, **_means(seen, weight * len(made))}
+        return Step(position.step, epoch, total, lr, norm, tokens, weight, seconds, shown)
+
+    def _update(self, micro: Sequence[Any], weight: int, read: Sequence[int]) -> tuple[float, float, Counter[str]]:
+        """Of parameters: the loss, the norm of its gradient before clipping, and sums of what else is to be seen."""
         total, seen = 0.0, Counter[str]()
         for number, batch in enumerate(micro, 1):
             self.group.reduce(self.model, last=number == len(micro))
@@ -159,7 +183,6 @@ class Loop:
             total += float(loss.detach())
             seen.update(shown)
         total, seen = self._summed(total, seen)
-        read = [i for indices in chosen for i in indices]
         self._check(total, read)
         self.scaler.unscale_(self.optimizer)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -169,23 +192,23 @@ class Loop:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        position.step += 1
-        position.losses = [*position.losses, total][-REMEMBERED:]
-        epoch = position.epoch + position.at / len(self._of_epoch(position.epoch))
-        seconds = time.perf_counter() - begun
-        return Step(position.step, epoch, total, lr, norm, tokens, weight, seconds, _means(seen, weight))
+        return total, norm, seen
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Any], watch: Callable[[int, int], None] | None = None) -> Evaluation:
         """Of `examples`, one by one, without dropout."""
         self.model.eval()
         total, weight, seen = 0.0, 0, Counter[str]()
+        if self.writer:
+            with self.autocast():
+                examples = self.writer.answer(self.model, examples)
         for done in range(0, len(examples), self.group.size):
             if watch:
                 watch(done, len(examples))
             at = done + self.group.rank
             batch = self.objective.collate([examples[min(at, len(examples) - 1)]], self.device)
-            cost, shown = self._loss(batch)
+            with self.autocast():
+                cost, shown = self.objective.judged(self.model, batch)
             counts = at < len(examples)  # a process that has none left takes part in the others' work
             total, weight = total + float(cost) * counts, weight + batch.weight * counts
             seen.update({name: value * counts for name, value in shown.items()})

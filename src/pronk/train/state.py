@@ -233,7 +233,7 @@ def _check_steps(loop: Loop, position: Position) -> None:
     """Those that the optimizer counts: its corrections divide by what follows from them. Raises ValueError."""
     for state in loop.optimizer.state.values():
         steps = float(state.get("step", 0.0))
-        if steps > position.step or not steps.is_integer():
+        if steps > position.step * loop.objective.updates or not steps.is_integer():
             raise ValueError(f"the optimizer has made {steps:g} steps of {position.step}")
 
 

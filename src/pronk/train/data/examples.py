@@ -7,6 +7,7 @@ conversations turns.py finds the places.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -73,11 +74,36 @@ class Pair:
         return {"chosen": self.chosen, "rejected": self.rejected}
 
 
-def content(example: Example | Pair) -> bytes:
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A text that the model is to go on with by itself, so many times. Compared by identity."""
+
+    ids: NDArray[np.int32]  # [S]
+    said: str | Sequence[Mapping[str, Any]]  # as the record has it
+    record: Mapping[str, Any]
+    generations: int
+    room: int  # the most tokens that a completion may have
+
+    def __len__(self) -> int:
+        """Of all completions with their prompts, at most."""
+        return self.generations * (len(self.ids) + self.room)
+
+    @property
+    def targets(self) -> int:
+        return self.generations * self.room
+
+    @property
+    def answers(self) -> dict[str, Example]:
+        return {"prompt": Example(self.ids, np.zeros(len(self.ids), np.bool_))}
+
+
+def content(example: Example | Pair | Prompt) -> bytes:
     """The same of exact copies, and of nothing else."""
     found = b"".join(
         b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes() for text in example.answers.values()
     )
+    if isinstance(example, Prompt):
+        return found + json.dumps(example.record, sort_keys=True).encode()
     margin = example.margin if isinstance(example, Pair) else 0.0
     return found + (np.float64(margin).tobytes() if margin else b"")
 
@@ -167,6 +193,31 @@ class Encoder:
             raise BadRecord("chosen and rejected are the same tokens: nothing is preferred")
         fitted = self.fitted(*both)
         return [Pair(fitted[0], fitted[1])] if fitted else []
+
+    def prompt(self, values: Mapping[str, Any], generations: int, room: int) -> list[Prompt]:
+        """Of a record's "prompt", a text or messages, up to where the model goes on; nothing where it is to be skipped
+        because it leaves no room for so many tokens. All of the record comes along, and has to be what JSON has."""
+        said, given = values["prompt"], {"tools": values["tools"]} if "tools" in values else {}
+        if isinstance(said, str):
+            ids = self.tokenizer.encode(said)
+        else:
+            self._chat = self._chat or chat.choose(self.tokenizer)
+            _check_roles(said, self._chat)
+            self.through = self._chat.source
+            ids = self.tokenizer.encode(self._chat.render(said, **given), bos=False)
+        if not ids:
+            raise BadRecord("its prompt is empty, and this model has no token to begin a text with")
+        if len(ids) + room > self.max_length:
+            if self.too_long == "error":
+                most = f"takes {len(ids)} tokens, and beside {room} new ones {self.max_length - room} is the most"
+                raise Overlong(f"{most}; write fewer, or say with --too-long that such records are to be skipped")
+            self.skipped += 1
+            return []
+        try:
+            json.dumps(values)
+        except (TypeError, ValueError) as error:
+            raise BadRecord(f"holds what JSON does not have: {error}") from None
+        return [Prompt(np.array(ids, np.int32), said, values, generations, room)]
 
     def fitted(self, *examples: Example) -> list[Example]:
         """Those of one record, none longer than may be; no one where the record is to be skipped for its length, or a

@@ -15,7 +15,7 @@ from pronk.errors import BadRequest, short
 from pronk.train.data import messages
 from pronk.train.data.containers import BadRecord, listed
 
-Kind = Literal["preference", "messages", "completion", "instruction", "text"]
+Kind = Literal["preference", "messages", "completion", "instruction", "text", "prompt"]
 
 
 class Form(NamedTuple):
@@ -38,6 +38,7 @@ FORMS = (
     Form("instruction", ("prompt", "response"), ("system",)),
     Form("text", ("text",)),
 )
+PROMPT = Form("prompt", ("prompt",))  # with whatever else a reward asks for: any record that has one
 KINDS: tuple[Kind, ...] = tuple(dict.fromkeys(form.kind for form in FORMS))
 _KEYS = frozenset(key for form in FORMS for key in (*form.needed, *form.optional))
 _ANSWERS = ("chosen", "rejected")
@@ -46,7 +47,7 @@ _MOST_MARGIN = 1e6
 
 def ways(kinds: Iterable[Kind]) -> str:
     wanted = set(kinds)
-    return "; ".join(str(form) for form in FORMS if form.kind in wanted)
+    return "; ".join(str(form) for form in (*FORMS, PROMPT) if form.kind in wanted)
 
 
 def fields(pairs: Iterable[str]) -> dict[str, str]:
@@ -79,6 +80,8 @@ def renamed(raw: object, names: Mapping[str, str]) -> object:
 
 def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
     """The one that fits; of another kind than `kinds` where none of these does. Raises BadRecord."""
+    if PROMPT.kind in kinds and "prompt" in raw:
+        return PROMPT
     fitting = [form for form in FORMS if set(form.needed) <= raw.keys()]
     fitting = [form for form in fitting if not any(set(form.needed) < set(other.needed) for other in fitting)]
     fitting = [form for form in fitting if all(raw[key] is not None for key in form.needed)] or fitting
@@ -96,8 +99,12 @@ def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
 
 def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
     """Those of its kind, checked: {"messages", "first", "tools"}, {"prompt", "completion"}, {"instruction", "input",
-    "output", "system"}, {"prompt", "chosen", "rejected", "tools", "margin"} (texts or messages), {"text"}. `first` is
-    the number of the message from which on answers are learned. Raises BadRecord."""
+    "output", "system"}, {"prompt", "chosen", "rejected", "tools", "margin"} (texts or messages), {"text"}; of a
+    prompt all that there is. `first` is the number of the message from which on answers are learned.
+
+    Raises BadRecord."""
+    if form is PROMPT:
+        return _prompt(dict(raw))
     values = {key: raw[key] for key in (*form.needed, *form.optional) if raw.get(key) is not None}
     for key in form.needed:
         if key not in values:
@@ -119,6 +126,16 @@ def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
     if form.kind == "instruction":
         names = dict(zip(form.needed, ("instruction", "output"), strict=True))
         return {names.get(key, key): value for key, value in values.items()}
+    return values
+
+
+def _prompt(values: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(values["prompt"], list):
+        values["prompt"] = messages.checked("prompt", values["prompt"])
+    else:
+        _check_text("prompt", values["prompt"])
+    if values.get("tools") is not None:
+        values["tools"] = _tools(values["tools"])
     return values
 
 

@@ -100,6 +100,6 @@ def parse(raw: object, where: str, kinds: Sequence[Kind] = KINDS) -> Record:
         verb = "pronk dpo and reward learn" if form.kind == "preference" else "pronk finetune learns"
         raise BadRecord(f"{'+'.join(form.needed)} is what {verb} from; here it is {forms.ways(kinds)}")
     values = forms.values_of(raw, form)
-    read = {*form.needed, *form.optional}
+    read = {*form.needed, *form.optional, *(values if form.kind == "prompt" else ())}
     unread = tuple(key for key, value in raw.items() if key not in read and value is not None)
-    return Record("messages" if "messages" in values else form.kind, values, where, unread)
+    return Record("messages" if "messages" in values and form.kind != "prompt" else form.kind, values, where, unread)

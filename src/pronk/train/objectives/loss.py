@@ -8,6 +8,7 @@ Kernel, arXiv 2410.10989).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,19 @@ def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes
     return torch.cat(parts)
 
 
+def logits_at(hidden: Tensor, weight: Tensor, at: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+    """[N, V] float32, of the rows `at`, which ascend: to the bit those whose log-likelihoods come of the same `hidden`.
+
+    So many rows are multiplied together there, and they are here: a product of fewer may differ in its last bits.
+    """
+    rows, found = _rows(weight, chunk_bytes), []
+    for number, x in enumerate(hidden.split(rows)):
+        wanted = [row - number * rows for row in at if number * rows <= row < number * rows + len(x)]
+        if wanted:
+            found.append(_logits(x, weight)[wanted])
+    return torch.cat(found)
+
+
 def _rows(weight: Tensor, chunk_bytes: int) -> int:
     """Of a chunk: a multiple of 16, but where that is none."""
     rows = max(1, chunk_bytes // (4 * len(weight)))
@@ -50,7 +64,15 @@ def _rows(weight: Tensor, chunk_bytes: int) -> int:
 
 
 def _of_chunk(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    logits = (hidden @ weight.to(hidden.dtype).T).float()
+    return picked(_logits(hidden, weight), targets)
+
+
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    return (hidden @ weight.to(hidden.dtype).T).float()
+
+
+def picked(logits: Tensor, targets: Tensor) -> Tensor:
+    """log softmax(logits)[target] of each row, [R]; 0 of IGNORED ones."""
     return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
 
 

@@ -46,6 +46,11 @@ class Objective(Protocol):
         """How far over four times its recent mean a loss may be before it is taken for a leap."""
         return 1.0
 
+    @property
+    def updates(self) -> int:
+        """How many a step makes of what it read."""
+        return 1
+
     def encode(self, record: Record, encoder: Encoder) -> Sequence[Any]:
         """Its examples: as many as there are in it. Raises BadRecord."""
 
@@ -63,6 +68,23 @@ class Objective(Protocol):
 
     def loss(self, model: Llama, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
         """The sum over the micro-batch, with its gradient; and sums of whatever else is to be seen of it."""
+
+    def judged(self, model: Llama, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
+        """What held-out data is judged by, the less the better; without a gradient."""
+        return self.loss(model, batch)
+
+
+class Writer(Protocol):
+    """Makes what a step learns from of the examples that it reads, where it is the model that writes that."""
+
+    def write(
+        self, model: Llama, step: int, passes: Sequence[Sequence[Any]], more: Callable[[], Sequence[Any]]
+    ) -> tuple[Sequence[Sequence[Any]], Mapping[str, float]]:
+        """Of the examples of each pass, and what is to be seen of them. `step`: how many are done. `more` gives the
+        examples of the next micro-batch."""
+
+    def answer(self, model: Llama, examples: Sequence[Any]) -> Sequence[Any]:
+        """Held-out examples, for `judged`: the same of the same model."""
 
 
 class NextToken(Objective, Protocol):

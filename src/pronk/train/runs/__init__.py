@@ -1,9 +1,9 @@
-"""Training from Python: pronk.finetune, dpo, reward and pretrain, which the verbs of these names call as well."""
+"""Training from Python: pronk.finetune, dpo, reward, grpo and pretrain, which the verbs of these names call as well."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from pronk.torch_engine import import_torch
 from pronk.train.runs.names import named
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pronk.train.runs.run import Run
+
+Rewarder = str | Callable[..., Any]
 
 
 @named
@@ -80,6 +82,37 @@ def reward(
     from pronk.train.runs.rewarding import Rewarding
 
     return Rewarding(*of_records(Reward, given))
+
+
+@named
+def grpo(
+    model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
+    reward: Rewarder | Sequence[Rewarder], reward_weights: Sequence[float] = (), reward_timeout: float = 10.0,
+    num_generations: int = 8, max_new_tokens: int = 128, loss_type: Literal["grpo", "dr_grpo", "dapo"] = "grpo",
+    estimator: Literal["grpo", "rloo"] = "grpo", scale_rewards: Literal["group", "batch", "none"] | None = None,
+    epsilon: float = 0.2, epsilon_high: float | None = None, kl_coef: float = 0.0, dynamic_sampling: bool = False,
+    num_iterations: int = 1, importance_cap: float = 2.0, rollout: Literal["engine", "exact"] = "engine",
+    rollout_quantize: str = "auto",
+    **shared: Unpack[Shared],
+) -> Run:  # fmt: skip
+    """A run in which `model` writes completions to prompts, and learns to write more of what is rewarded.
+
+    Its records are {"prompt"} with whatever the reward looks at. `reward`: a function `(prompt, completion, record) ->
+    float` at the top level of a file, or its name "file.py:function"; the folder of a reward model; "exact", "regex:…",
+    "schema:…", "length:…"; or several of these. Its metrics have "reward", and "mismatch/kl": how far what writes is
+    from what is trained. Options are those of `pronk grpo`, as those of `finetune` are of its verb.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.objectives.grpo import GRPO
+    from pronk.train.rewards.names import spelled
+    from pronk.train.runs.options import of_records
+    from pronk.train.runs.reinforcing import Reinforcing
+
+    several = reward if isinstance(reward, list | tuple) else [reward]
+    given["reward"] = tuple(map(spelled, several))
+    given["reward_weights"] = tuple(reward_weights)
+    return Reinforcing(*of_records(GRPO, given))
 
 
 @named

@@ -31,6 +31,8 @@ SAME = {
     "report_to": "log_to",
     "lora_r": "lora_rank",
     "loss": "loss_type",
+    "max_completion_length": "max_new_tokens",
+    "clip_high": "epsilon_high",
     "center_rewards_coefficient": "center_rewards",
     "hidden_size": "hidden",
     "num_hidden_layers": "layers",
@@ -61,7 +63,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
             if (ours := SAME.get(name)) in taken.parameters:
                 raise BadRequest(f"{function.__name__}() has no {name}=; {ours}= is its name here")
         taken.bind(*args, **kwargs)
-        return function(*args, **{**shared, **kwargs})  # type: ignore[arg-type]
+        return function(*args, **{**shared, **kwargs})
 
     call.__signature__ = taken  # type: ignore[attr-defined]
     return call

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pronk.errors import BadRequest, short
-from pronk.formats import FLOATS, TRAINED
+from pronk.formats import FLOATS, TRAINED, names
 from pronk.system import expanded
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ RATES = {
     "sft": Rates(lora=2e-4, full=2e-5),
     "dpo": Rates(lora=5e-5, full=1e-6),
     "reward": Rates(lora=1e-4, full=1e-5),
+    "grpo": Rates(lora=5e-5, full=1e-6),
 }
 VOCABULARY = 512  # tokens of a new tokenizer
 LOGS = ("tensorboard", "wandb")
@@ -94,6 +95,10 @@ def _are_fields(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(pair, str) for pair in value)
 
 
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
 _FLAG = _Rule("True or False", lambda value: isinstance(value, bool))
 _NAME = _Rule("a name or a path that is not empty", _is_name)
 _NAMES = _Rule("the name of a file or a dataset, or a list of such names", _are_names)
@@ -106,20 +111,31 @@ RULES: dict[str, _Rule] = {
     **dict.fromkeys("model text separator".split(), _NAME),
     **dict.fromkeys("out tokenizer chat_template from_adapter eval_data device".split(), _or_none(_NAME)),
     **dict.fromkeys("skip_bad_records train_on_prompt full bucket gradient_checkpointing resume".split(), _FLAG),
+    "dynamic_sampling": _FLAG,
     **dict.fromkeys("batch_size accumulate save_every hidden layers heads ctx_size".split(), _whole(1)),
+    **dict.fromkeys("max_new_tokens num_iterations".split(), _whole(1)),
     **dict.fromkeys("recompute samples seed".split(), _whole(0)),
     **dict.fromkeys(
         "max_length lora_rank max_steps pack threads eval_every patience vocab_size kv_heads".split(),
         _or_none(_whole(1)),
     ),
-    **dict.fromkeys("epochs beta".split(), _POSITIVE),
+    **dict.fromkeys("epochs beta reward_timeout".split(), _POSITIVE),
     **dict.fromkeys("lr lora_alpha".split(), _or_none(_POSITIVE)),
-    **dict.fromkeys("weight_decay clip center_rewards".split(), _NOT_NEGATIVE),
+    **dict.fromkeys("weight_decay clip center_rewards kl_coef importance_cap".split(), _NOT_NEGATIVE),
     "data": _NAMES,
     "fields": _Rule("a mapping from your records' keys to the names they are read as", _are_fields),
     "too_long": _one_of("error", "cut", "skip"),
     "instructions": _one_of("auto", "chat", "alpaca"),
-    "loss_type": _one_of("sigmoid", "hinge", "ipo"),
+    "loss_type": _Rule("the name of a loss", lambda value: isinstance(value, str)),  # objectives know theirs
+    "reward": _Rule("a reward (file.py:function, exact, a reward model, ...), or a list of such", _are_names),
+    "reward_weights": _Rule("a list of numbers, one of each reward", lambda value: all(map(_is_number, value))),
+    "num_generations": _whole(2),
+    "estimator": _one_of("grpo", "rloo"),
+    "scale_rewards": _or_none(_one_of("group", "batch", "none")),
+    "epsilon": _number("over 0 and less than 1", lambda x: 0 < x < 1),
+    "epsilon_high": _or_none(_POSITIVE),
+    "rollout": _one_of("engine", "exact"),
+    "rollout_quantize": _one_of("auto", *names(engine="cpu")),
     "label_smoothing": _number("from 0 to less than 0.5", lambda x: 0 <= x < 0.5),
     "lora_dropout": _or_none(_PART),
     "target_modules": _or_none(_Rule("all-linear, or names of modules", _are_names)),
@@ -162,8 +178,8 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     if full and lora:
         raise Contradiction(lambda o: f"{o('full')} trains all weights; leave the options of LoRA out")
     if targets:
-        names = tuple(name.strip() for part in _words(targets) for name in part.split(","))
-        lora["target_modules"] = TARGETS if names == ("all-linear",) else names
+        modules = tuple(name.strip() for part in _words(targets) for name in part.split(","))
+        lora["target_modules"] = TARGETS if modules == ("all-linear",) else modules
     options["from_adapter"] = adapter = _text(options["from_adapter"])
     if adapter and not full:
         if lora.keys() - {"dropout"}:
@@ -173,8 +189,8 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
         own_config, _ = read_config(expanded(adapter))
         lora = {**asdict(own_config), "dropout": lora.get("dropout", 0.0)}
     _settle_computing(options, how.device)
-    names = _words(options["data"])
-    options["data"] = names[0] if len(names) == 1 else names
+    sources = _words(options["data"])
+    options["data"] = sources[0] if len(sources) == 1 else sources
     options["fields"] = _pairs(options["fields"])
     options["skip_bad"] = options.pop("skip_bad_records")
     for name in ("model", "chat_template", "eval_data"):

@@ -37,6 +37,9 @@ class Result:
     held_out_loss: dict[str, float] | None  # "first", "last", "kept", and of which step that is: "kept_step"
     rewards: dict[str, dict[str, float]] | None  # of preferences: "margin" and "accuracy", each "first" and "last"
     held_out_rewards: dict[str, float] | None  # "margin" and "accuracy" of what was kept
+    reward: dict[str, float] | None  # of what the model wrote itself: "first" and "last"
+    held_out_reward: dict[str, float] | None  # "first" and "kept"
+    mismatch: float | None  # nats a token, mean of all steps: KL of what wrote that from what was trained
     seconds: float  # of steps
     tokens: int
     tokens_a_second: float
@@ -51,6 +54,7 @@ class Result:
         """As --json has it: figures that are of other runs are left out."""
         found = asdict(self) | {"samples": list(self.samples)}
         others = {"rewards", "held_out_rewards"} if self.rewards is None else set()
+        others |= {"reward", "held_out_reward", "mismatch"} if self.reward is None else set()
         others |= {"parameters", "vocabulary", "bits_a_byte"} if self.parameters is None else set()
         return {name: value for name, value in found.items() if name not in others}
 
@@ -82,7 +86,7 @@ def _of(
     kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     some = max(1, min(_STEPS, len(steps) // 2))  # so that the first are not the last
-    preferences = "rewards/margins" in steps[0]
+    preferences, written = "rewards/margins" in steps[0], "mismatch/kl" in steps[0]
     adapter, model = _made(run)
     return Result(
         model=run.settings.model,
@@ -106,6 +110,10 @@ def _of(
         rewards={word: _ends(steps, name, some) for word, name in _REWARDS.items()} if preferences else None,
         held_out_rewards={word: kept[f"held_out_{name}"] for word, name in _REWARDS.items()}
         if kept and preferences else None,
+        reward=_ends(steps, "reward", some) if written else None,
+        held_out_reward={"first": held_out[0]["held_out_reward"], "kept": kept["held_out_reward"]}
+        if kept and written else None,
+        mismatch=sum(line["mismatch/kl"] for line in steps) / len(steps) if written else None,
         seconds=seconds,
         tokens=tokens,
         tokens_a_second=tokens / seconds,

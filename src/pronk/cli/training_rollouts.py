@@ -1,0 +1,37 @@
+"""`--show-rollouts`: completions as the model writes them, and what each is worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from pronk import terminal
+from pronk.cli import console
+
+
+def show(lines: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Of one step, as rollouts.jsonl has them."""
+    if as_json:
+        console.write_json(list(lines))
+        return
+    step = lines[0]["step"]
+    found = [f"step {step}" if step else "before training", ""]
+    for prompt, group in groupby(lines, lambda line: json.dumps(line["prompt"])):
+        asked = json.loads(prompt)
+        found.append(_shown(asked if isinstance(asked, str) else asked[-1].get("content") or prompt))
+        for line in group:
+            each = " ".join(f"{name} {value:g}" for name, value in line["rewards"].items())
+            cut = "" if line["ended"] else " (cut off)"
+            found.append(f"  {line['reward']:+.3f}  {_shown(line['completion'])}{cut}")
+            if len(line["rewards"]) > 1:
+                found.append(f"          {each}")
+        found.append("")
+    console.write("\n".join(found))
+
+
+def _shown(text: object) -> str:
+    line = " ".join(str(text).split())
+    return terminal.shown(line) if sys.stdout.isatty() else line

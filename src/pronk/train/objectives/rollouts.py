@@ -1,0 +1,164 @@
+"""Rollouts of a run: what it writes in each step, what that is worth, and a file of it to look at while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk.errors import PronkError, os_problem
+from pronk.system import replacing
+from pronk.tokenizer import Tokenizer
+from pronk.torch_engine.model import Llama
+from pronk.train.data.examples import Prompt
+from pronk.train.objectives.grpo import GRPO
+from pronk.train.objectives.objective import Writer
+from pronk.train.rewards.scorer import Scorer, Text
+from pronk.train.rollouts.sampler import Asked, Sampler
+from pronk.train.rollouts.texts import Answered, Completion
+
+FILE = "rollouts.jsonl"  # in the run's folder
+_TRIES = 8  # rounds of dynamic sampling
+_TRAINING, _HELD_OUT = 0, 1  # what seeds are for
+
+
+class Rollouts(Writer):
+    """Seeds follow from the run's, the step and the number of the prompt in it: a run that is resumed writes the same
+    completions again."""
+
+    def __init__(
+        self, settings: GRPO, sampler: Sampler, rewards: Mapping[str, Scorer], codec: Tokenizer, seed: int, folder: Path
+    ) -> None:
+        self._settings, self._sampler, self._rewards = settings, sampler, rewards
+        self._weights = settings.reward_weights or (1.0,) * len(rewards)
+        self._codec, self._seed, self._file = codec, seed, folder / FILE
+
+    def write(
+        self,
+        model: Llama | None,
+        step: int,
+        passes: Sequence[Sequence[Prompt]],
+        more: Callable[[], Sequence[Prompt]],
+    ) -> tuple[list[list[Answered]], dict[str, float]]:
+        sizes = [len(prompts) for prompts in passes]
+        written = self._judged(model, [_TRAINING, step], passes)
+        found, told = [group for groups in written for group in groups], {}
+        if self._settings.dynamic_sampling:
+            tried = len(found)
+            telling = [group for group in found if group.tells]
+            for _ in range(_TRIES):
+                if len(telling) >= len(found):
+                    break
+                fresh = list(more())
+                (groups,) = self._judged(model, [_TRAINING, step], [fresh], first=tried)
+                tried += len(fresh)
+                telling += [group for group in groups if group.tells]
+            told["prompts"] = float(tried)
+            found = [*telling, *(group for group in found if not group.tells)][: len(found)]
+        found = self._settings.shared(self._with_advantages(found))
+        told |= _seen(found)
+        self._note(step + 1, found)
+        every = iter(found)
+        return [[next(every) for _ in range(size)] for size in sizes], told
+
+    def first(self, prompts: Sequence[Prompt]) -> list[Answered]:
+        """What a run would begin with; nothing is noted."""
+        (groups,) = self._judged(None, [_TRAINING, 0], [prompts])
+        return self._with_advantages(groups)
+
+    def answer(self, model: Llama, examples: Sequence[Prompt]) -> list[Answered]:
+        """The same seeds at each look, so that looks differ by what was learned."""
+        return [group for groups in self._judged(model, [_HELD_OUT, 0], [examples]) for group in groups]
+
+    def forget(self, after: int) -> None:
+        """What was written in steps after a checkpoint, which will come again."""
+        lines = []
+        for raw in self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []:
+            try:
+                if not (raw.endswith(b"\n") and json.loads(raw)["step"] <= after):
+                    break
+            except (ValueError, KeyError, TypeError, RecursionError):
+                break
+            lines.append(raw)
+        try:
+            with replacing(self._file) as fresh:
+                fresh.write_bytes(b"".join(lines))
+        except OSError as error:
+            raise PronkError(f"{self._file}: cannot be written: {os_problem(error)}") from None
+
+    def _judged(
+        self, model: Llama | None, key: list[int], passes: Sequence[Sequence[Prompt]], first: int = 0
+    ) -> list[list[Answered]]:
+        """Written, and rewarded. `first`: the number of the first prompt in the step."""
+        numbers = iter(range(first, first + sum(map(len, passes))))
+        asked: list[Asked] = [[(one, self._seed_of([*key, next(numbers)])) for one in prompts] for prompts in passes]
+        return [list(self._rewarded(groups)) for groups in self._sampler.sample(model, asked)]
+
+    def _seed_of(self, key: Sequence[int]) -> int:
+        return int(np.random.SeedSequence([self._seed, *key]).generate_state(1, np.uint64)[0])
+
+    def _rewarded(self, groups: Sequence[Answered]) -> list[Answered]:
+        read = [[self._text(group.prompt, one) for one in group.completions] for group in groups]
+        every = [text for texts in read for text in texts]
+        given = {name: iter(reward.of(every)) for name, reward in self._rewards.items()}
+        return [
+            replace(group, completions=tuple(
+                self._with_rewards(one, text.text, {name: next(values) for name, values in given.items()})
+                for one, text in zip(group.completions, texts, strict=True)
+            ))
+            for group, texts in zip(groups, read, strict=True)
+        ]  # fmt: skip
+
+    def _with_rewards(self, one: Completion, text: str, rewards: dict[str, float]) -> Completion:
+        total = sum(weight * value for weight, value in zip(self._weights, rewards.values(), strict=True))
+        return replace(one, text=text, rewards=rewards, reward=total)
+
+    def _text(self, prompt: Prompt, one: Completion) -> Text:
+        tokens = one.tokens[:-1] if one.ended else one.tokens
+        decoder = self._codec.stream_decoder(previous=prompt.ids.tolist())
+        text = "".join(map(decoder.feed, tokens)) + decoder.flush()
+        return Text(prompt, text, tokens, one.ended)
+
+    def _with_advantages(self, groups: Sequence[Answered]) -> list[Answered]:
+        rewards = np.array([[one.reward for one in group.completions] for group in groups])
+        advantages = self._settings.advantages(rewards).tolist()
+        return [group.with_advantages(own) for group, own in zip(groups, advantages, strict=True)]
+
+    def _note(self, step: int, groups: Sequence[Answered]) -> None:
+        lines = "".join(json.dumps(line) + "\n" for line in lines_of(step, groups))
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            raise PronkError(f"{self._file}: cannot be written: {os_problem(error)}") from None
+
+
+def lines_of(step: int, groups: Sequence[Answered]) -> list[dict[str, Any]]:
+    """Of the file, one for each completion."""
+    return [
+        {
+            "step": step, "prompt": group.prompt.said, "completion": one.text, "reward": one.reward,
+            "rewards": dict(one.rewards), "advantage": one.advantage, "tokens": len(one.tokens), "ended": one.ended,
+        }
+        for group in groups for one in group.completions
+    ]  # fmt: skip
+
+
+def _seen(groups: Sequence[Answered]) -> dict[str, float]:
+    """Of a step: means over completions, and of groups the part that tells nothing."""
+    every = [one for group in groups for one in group.completions]
+    spread = [float(np.std([one.reward for one in group.completions], ddof=1)) for group in groups]
+    named = {f"rewards/{name}": [one.rewards[name] for one in every] for name in every[0].rewards}
+    figures = {
+        "reward": [one.reward for one in every],
+        **named,
+        "reward_std": spread,
+        "frac_reward_zero_std": [float(not group.tells) for group in groups],
+        "completions/tokens": [float(len(one.tokens)) for one in every],
+        "completions/cut": [float(not one.ended) for one in every],
+    }
+    return {name: float(np.mean(values)) for name, values in figures.items()}

@@ -1,0 +1,1 @@
+"""Rewards: what a completion is worth, by a function of one's own, a reward model, or a rule."""

@@ -1,0 +1,74 @@
+"""How rewards are named: `exact`, `regex:^\\d+$`, `schema:FILE`, `length:40`, `file.py:function`, or a reward model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from inspect import getsourcefile, unwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pronk.errors import BadRequest, short
+
+BUILT = ("exact", "regex", "schema", "length")
+_FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)", re.DOTALL)
+
+
+class Named(NamedTuple):
+    kind: str  # of BUILT, "function" or "model"
+    of: str  # a key, a pattern, a file, a number; a function's name; a model's name or folder
+    file: str = ""  # that a function is in
+
+
+def parse(name: str) -> Named:
+    """Raises BadRequest."""
+    if found := _FUNCTION.fullmatch(name):
+        return Named("function", found[2], found[1])
+    kind, colon, of = name.partition(":")
+    if kind not in BUILT:
+        return Named("model", name)
+    if kind == "exact":
+        return Named(kind, of or "answer")
+    if not (colon and of):
+        wants = {"regex": "regex:PATTERN", "schema": "schema:FILE", "length": "length:TOKENS"}[kind]
+        raise BadRequest(f"the reward {kind} is {wants}, not {short(name)}")
+    if kind == "length" and not (of.isascii() and of.isdigit() and 0 < int(of) < 1 << 31):
+        raise BadRequest(f"the reward length is of a whole number of tokens from 1 on, not {short(of)}")
+    if kind == "regex":
+        try:
+            re.compile(of)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise BadRequest(f"the reward {short(name)} is no regular expression: {error}") from None
+    return Named(kind, of)
+
+
+def needed_keys(names: Sequence[str]) -> list[str]:
+    """What the records need for them."""
+    return [named.of for named in map(parse, names) if named.kind == "exact"]
+
+
+def spelled(reward: str | Path | Callable[..., Any]) -> str:
+    """A name; of a function of one's own "file.py:name". Raises BadRequest for one that no other process could find."""
+    if not callable(reward):
+        return str(reward)
+    function, name = unwrap(reward), getattr(reward, "__qualname__", "")
+    try:
+        file = getsourcefile(function)
+    except TypeError:
+        file = None
+    if not (file and file.endswith(".py") and name.isidentifier()):
+        raise BadRequest(
+            f"a reward runs in a process of its own, which cannot find {short(name or reward)}; put the function into "
+            "a file, at its top level, and name it: reward='file.py:name'"
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """What each is called in the log; where two would be called the same, the later ones get a number."""
+    found: list[str] = []
+    for named in map(parse, names):
+        label = {"function": named.of, "model": Path(named.of).name or named.of}.get(named.kind, named.kind)
+        same = sum(one == label or one.startswith(f"{label}#") for one in found)
+        found.append(f"{label}#{same + 1}" if same else label)
+    return found

@@ -1,0 +1,53 @@
+"""Rewards that may take any time: functions of one's own and regular expressions, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import BadRequest, PronkError, one_line
+from pronk.limited.process import LimitedProcess
+from pronk.train.rewards.scorer import Text
+
+_WORK = Path(__file__).with_name("work.py")
+_MEMORY = 16 << 30  # bytes of addresses, of which libraries of numbers take many
+
+
+class InProcess:
+    """One call for each completion, within so many seconds, by the clock and of the processor; a first call's loading
+    of the file is part of it."""
+
+    def __init__(self, label: str, how: dict[str, Any], seconds: float) -> None:
+        self._label, self._how, self._seconds = label, how, seconds
+        self._process = LimitedProcess(_WORK, f"the reward {label}", "rewards", seconds, _MEMORY)
+        weakref.finalize(self, self._process.close)
+
+    @classmethod
+    def function(cls, label: str, file: str, name: str, seconds: float) -> InProcess:
+        """`(prompt, completion, record) -> float`. Raises BadRequest where there is no such file."""
+        path = Path(file).expanduser().resolve()
+        if not path.is_file():
+            raise BadRequest(f"{file}: there is no such file, in which the reward {name} is to be")
+        return cls(label, {"file": str(path), "name": name}, seconds)
+
+    @classmethod
+    def pattern(cls, label: str, pattern: str, seconds: float) -> InProcess:
+        """1 where the pattern is found in the completion, as Python's re.search has it; else 0."""
+        return cls(label, {"pattern": pattern}, seconds)
+
+    def of(self, texts: Sequence[Text]) -> list[float]:
+        return [self._one(text) for text in texts]
+
+    def _one(self, one: Text) -> float:
+        asked = {"seconds": self._seconds, "prompt": one.prompt.said, "completion": one.text, **self._how}
+        answer = self._process.request(json.dumps(asked | {"record": one.prompt.record}))
+        problem, value = answer.get("problem") or answer.get("broken"), answer.get("value")
+        if problem is None and isinstance(value, float) and math.isfinite(value):
+            return value
+        problem = problem or f"gave {value!r}, which is no number to learn from"
+        said, shown = problem.removeprefix(f"the reward {self._label} "), one_line(one.text, 60)
+        raise PronkError(f"the reward {self._label} {one_line(said, 300)}, on the completion {shown!r}")

@@ -1,0 +1,200 @@
+"""Reinforcing: a run on prompts, in which the model writes completions and learns from what they are worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pronk import cpu_engine
+from pronk.checkpoint import adapter as adapters
+from pronk.checkpoint.adapter_config import CONFIG, read_config
+from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.backend import Backend
+from pronk.errors import BadRequest, os_problem
+from pronk.grammar.compiled import Compiler
+from pronk.grammar.structure import Structure
+from pronk.llm import LLM
+from pronk.loading import load
+from pronk.system import expanded
+from pronk.train.data.examples import Prompt
+from pronk.train.distributed import Group
+from pronk.train.memory import Plan
+from pronk.train.objectives.grpo import GRPO
+from pronk.train.objectives.rollouts import FILE, Rollouts, lines_of
+from pronk.train.rewards.names import labels, parse
+from pronk.train.rewards.process import InProcess
+from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
+from pronk.train.rollouts.sampler import EngineSampler, ExactSampler, Sampler
+from pronk.train.runs.options import Contradiction, How
+from pronk.train.runs.run import Prepared
+from pronk.train.runs.tuning import Tuning
+from pronk.train.settings import Settings
+from pronk.train.trainer import Trainer
+
+
+class Reinforcing(Tuning):
+    worse = "held-out reward never rose above MODEL's own: take another --lr, more steps, or another reward"
+    less = (
+        "--recompute 1, fewer --num-generations or --max-new-tokens, a smaller --batch-size, --precision bf16, LoRA "
+        "alone (without --full) with weights in fewer bits (--quantize q4), --optimizer adamw8bit"
+    )
+
+    def __init__(self, settings: Settings, how: How) -> None:
+        super().__init__(settings, how)
+        objective = settings.objective
+        assert isinstance(objective, GRPO)
+        self._own: GRPO = objective
+        if objective.kl_coef and (settings.lora is None or settings.from_adapter):
+            raise Contradiction(
+                lambda o: (
+                    f"{o('kl_coef')} holds the model against what it is without its adapter: train LoRA, and not "
+                    f"{o('from_adapter')}; or leave it out"
+                )
+            )
+        if settings.lora and settings.lora.dropout:
+            raise Contradiction(
+                lambda o: f"{o('lora_dropout')} would make what is trained another model than what writes; leave it out"
+            )
+        if settings.too_long == "cut":
+            raise Contradiction(lambda o: f"{o('too_long')} cut would ask half a question; give error or skip")
+
+    def plan(self, device: str | None = None) -> Plan:
+        """With the engine that writes: its weights, and keys and values of all completions of a step."""
+        found, settings, own = super().plan(device), self.settings, self._own
+        if own.rollout == "exact":
+            return found
+        engine = cpu_engine.ENGINE.plan(self.prepared.checkpoint, {"quantize": self._format})
+        longest = max(len(prompt.ids) + prompt.room for prompt in self.data.train)
+        sequences = min(128, settings.batch_size * settings.accumulate * own.num_generations)
+        beside = engine.weights + engine.besides + engine.kv_a_token * longest * sequences
+        return replace(found, process=found.process + beside)
+
+    def rollouts(self) -> list[dict[str, Any]]:
+        """The newest step's in the run's folder; of a run that has not begun those that it would begin with, which
+        changes nothing."""
+        if self.how.out is not None and (there := _newest(self.how.out / FILE)):
+            return there
+        ready = self.prepared
+        sampler = EngineSampler(self._backend, ready.checkpoint, self._ends)
+        if self.settings.from_adapter:
+            sampler.adopt(adapters.open(expanded(self.settings.from_adapter), ready.checkpoint))
+        batches = self.settings.batches(ready.data.train).epoch(0)[: self.settings.accumulate]
+        prompts = [ready.data.train[index] for indices in batches for index in indices]
+        writer = self._rollouts(sampler, Path())
+        return lines_of(0, writer.first(prompts))
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ready = self.prepared
+        return list(dict.fromkeys((*ready.checkpoint.config.eos_token_ids, *ready.tokenizer.eos_ids)))
+
+    @property
+    def _format(self) -> str:
+        """Of the weights that write."""
+        chosen = self._own.rollout_quantize
+        return self.settings.quantize or "auto" if chosen == "auto" else chosen
+
+    def _backend(self, checkpoint: Checkpoint) -> Backend:
+        with self.watcher.progress("loading") as advance:
+            return cpu_engine.ENGINE.load(checkpoint, quantize=self._format, threads=self.how.threads, progress=advance)
+
+    def _rollouts(self, sampler: Sampler, folder: Path) -> Rollouts:
+        return Rollouts(self._own, sampler, self._rewards, self.prepared.tokenizer, self.settings.seed, folder)
+
+    @cached_property
+    def _rewards(self) -> Mapping[str, Scorer]:
+        """By what they are called in the log."""
+        names = self._own.reward
+        return {label: self._reward(label, name) for label, name in zip(labels(names), names, strict=True)}
+
+    def _reward(self, label: str, name: str) -> Scorer:
+        kind, of, file = parse(name)
+        seconds = self._own.reward_timeout
+        if kind == "function":
+            return InProcess.function(label, file, of, seconds)
+        if kind == "regex":
+            return InProcess.pattern(label, of, seconds)
+        if kind == "exact":
+            return Exact(of)
+        if kind == "length":
+            return Length(int(of))
+        if kind == "schema":
+            try:
+                schema = expanded(of).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                problem = os_problem(error) if isinstance(error, OSError) else "it is no text"
+                raise BadRequest(f"{of}, a reward's schema: {problem}") from None
+            ready = self.prepared
+            compiler = Compiler(ready.tokenizer, ready.checkpoint.config.vocab_size, self._ends)
+            return Schema(compiler.compile(Structure.json_schema(schema)))
+        return Scored(_scorer(of, self.how.threads))
+
+    def _trainer(self, ready: Prepared, group: Group) -> Trainer:
+        """What writes is loaded first, so that what training needs is held against what is left."""
+        if group.size > 1:
+            raise BadRequest("a run that writes what it learns from is one process's; start it without torchrun")
+        _ = self._rewards
+        sampler: Sampler
+        if self._own.rollout == "engine":
+            sampler = EngineSampler(self._backend, ready.checkpoint, self._ends)
+            trainer = super()._trainer(ready, group)
+        else:
+            trainer = super()._trainer(ready, group)
+            sampler = ExactSampler(trainer.loop.objective.collate, self._ends)
+        trainer.loop.writer = self._rollouts(sampler, trainer.folder)
+        return trainer
+
+    def _resume(self, trainer: Trainer) -> None:
+        super()._resume(trainer)
+        assert isinstance(trainer.loop.writer, Rollouts)
+        trainer.loop.writer.forget(after=trainer.loop.position.step)
+
+    @cached_property
+    def _asked(self) -> tuple[list[list[int]], list[dict[str, str]]]:
+        prompts: Sequence[Prompt] = self.data.held_out[: self.how.samples]
+        return [prompt.ids.tolist() for prompt in prompts], [{} for _ in prompts]
+
+
+class Scored:
+    """What a reward model says of a prompt with its completion."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def of(self, texts: Sequence[Text]) -> list[float]:
+        whole: list[Any] = [
+            one.prompt.said + one.text if isinstance(one.prompt.said, str)
+            else [*one.prompt.said, {"role": "assistant", "content": one.text}]
+            for one in texts
+        ]  # fmt: skip
+        found = self._llm.score(whole)
+        return found if isinstance(found, list) else [found]
+
+
+def _scorer(name: str, threads: int | None) -> LLM:
+    """A reward model, or an adapter of one beside the model that it names."""
+    folder = expanded(name)
+    options: dict[str, Any] = {"threads": threads, "prefix_cache": 0}
+    if (folder / CONFIG).is_file():
+        llm = load(read_config(folder)[1], adapter=folder, **options)
+    else:
+        llm = load(name, **options)
+    if not llm.config.num_labels:
+        raise BadRequest(f"{name} is no reward model, and none of the rewards that pronk has: pronk reward makes one")
+    return llm
+
+
+def _newest(file: Path) -> list[dict[str, Any]]:
+    """The lines of the last step."""
+    found: list[dict[str, Any]] = []
+    for raw in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            break
+        found = [*found, line] if found and found[-1]["step"] == line["step"] else [line]
+    return found
