@@ -101,6 +101,7 @@ def test_the_public_names_are_listed() -> None:
         "__version__",
         "dpo",
         "finetune",
+        "grpo",
         "load",
         "pretrain",
         "reward",

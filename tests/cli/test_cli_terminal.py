@@ -122,6 +122,8 @@ def test_nothing_else_writes() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 called = ast.unparse(node.func)
                 writes = called in ("print", "tqdm", "os.write") or called.startswith("click.echo")
+                if called == "encoder.prompt":  # which asks nobody
+                    continue
                 if writes or called.endswith(("stdout.write", "stderr.write", ".secho", ".prompt", ".confirm")):
                     found.add(path.relative_to(SRC).as_posix())
     assert found == known
