@@ -1,4 +1,5 @@
 // pronk._native: kernels and the forward pass for Python. src/pronk/_native.pyi says what is in it.
+#include "checksum.h"
 #include "module.h"
 #include "sampling.h"
 
@@ -140,6 +141,12 @@ NB_MODULE(_native, module) {
     module.def("packed_bytes", [](const std::string& format, int64_t rows, int64_t cols, bool pairs) {
             return shaped(format_or_refuse(format), rows, cols, pairs).nbytes();
         }, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("pairs") = false);
+    module.def("checksum", [](const Bytes& memory, int threads) {
+            check_range("threads", threads, 1, 1024);
+            const Released released;
+            ThreadPool pool(threads);
+            return checksum(memory.data(), memory.size(), pool);
+        }, nb::arg("memory").noconvert(), nb::arg("threads"));
     nb::class_<FormatTraits>(module, "Format")
         .def_prop_ro("name", [](const FormatTraits& format) { return format.name; })
         .def_prop_ro("activations", [](const FormatTraits& format) { return traits(format.activations).name; })

@@ -28,6 +28,8 @@ template <class T, int kDimensions>
 using Array = nb::ndarray<T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 using Ints = Array<const int32_t, 1>;
 using Bools = Array<const bool, 1>;
+using Bytes = Array<const uint8_t, 1>;
+using BytesOut = Array<uint8_t, 1>;
 using FloatVector = Array<const float, 1>;
 using FloatRows = Array<const float, 2>;
 using FloatsOut = Array<float, 2>;  // must be writable, as the next one

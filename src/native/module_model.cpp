@@ -26,14 +26,20 @@ public:
         model.outlier_rule = rule;
     }
 
+    // Memory for the matrices that are allocated from now on, in their order. What is mounted holds them already.
+    void lend(const BytesOut& memory) { take(memory.data(), memory.size(), nb::cast(memory)); }
+    void mount(const Bytes& memory) { take(const_cast<uint8_t*>(memory.data()), memory.size(), nb::cast(memory)), mounted_ = true; }
+
+    size_t nbytes() const { return model.weights.nbytes() + given_used_; }
+
     void allocate(const std::string& role, int layer, const std::string& format) {
         const Slot slot = find(role, layer);
         if (slot.part != Part::whole) refuse(role, " is a part of gate_up_proj");
         const Format as = format_or_refuse(format);
         if (slot.matrix->data) refuse(role, " is there already");
         Matrix matrix = shaped(as, slot.rows, slot.cols, role == "gate_up_proj");
-        matrix.data = model.weights.allocate(matrix.nbytes());
         const Alone alone(*this);
+        matrix.data = given_ ? of_given(matrix.nbytes()) : model.weights.allocate(matrix.nbytes());
         *slot.matrix = matrix;
     }
 
@@ -45,6 +51,7 @@ public:
     bool pack(const std::string& role, int layer, const RawRows& raw, const std::string& source, int64_t first) {
         const Alone alone(*this);
         const Slot slot = allocated(role, layer);
+        if (mounted_) refuse(role, " is as it was mounted");
         return pronk::pack(*slot.matrix, slot.part, raw, source, first, *model.pool);
     }
 
@@ -312,6 +319,18 @@ private:
         if (!done) nb::raise_python_error();
     }
 
+    void take(uint8_t* memory, size_t bytes, nb::object owner) {
+        if (given_ || model.embed_tokens.data) refuse("memory is given once, before anything is allocated");
+        if (!bytes || reinterpret_cast<uintptr_t>(memory) % kLineBytes) refuse("memory must begin on a line of ", kLineBytes, " bytes");
+        given_ = memory, given_bytes_ = bytes, owner_ = std::move(owner);
+    }
+
+    uint8_t* of_given(size_t bytes) {
+        if (bytes > given_bytes_ - given_used_) refuse("the memory that was given is too small");
+        given_used_ += bytes;
+        return given_ + given_used_ - bytes;
+    }
+
     struct Slot {
         Matrix* matrix;
         int64_t rows, cols;
@@ -357,6 +376,10 @@ private:
         if (!complete) refuse("not all of the model's weights are set");
     }
 
+    uint8_t* given_ = nullptr;
+    size_t given_bytes_ = 0, given_used_ = 0;
+    nb::object owner_;  // keeps it
+    bool mounted_ = false;
     Mutex mutex;
     Sampler sampler_{model.kernel};
     std::vector<float> rope_;
@@ -437,7 +460,9 @@ void bind_model(nb::module_& module) {
              arg("int8_threshold") = OutlierRule{}.threshold, arg("int8_outliers") = OutlierRule{}.count)
         .def_prop_ro("isa", [](const PyModel& m) { return m.model.kernel.name; })
         .def_prop_ro("threads", [](const PyModel& m) { return m.model.pool->size(); })
-        .def_prop_ro("nbytes", [](const PyModel& m) { return m.model.weights.nbytes(); })
+        .def_prop_ro("nbytes", &PyModel::nbytes)
+        .def("lend", &PyModel::lend, arg("memory").noconvert())
+        .def("mount", &PyModel::mount, arg("memory").noconvert())
         .def("allocate", &PyModel::allocate, arg("role"), arg("layer"), arg("format"))
         .def("tie", &PyModel::tie)
         .def("pack", &PyModel::pack, arg("role"), arg("layer"), arg("raw").noconvert(), arg("source"), arg("first") = 0)

@@ -48,6 +48,9 @@ def kv_block() -> int:
 def default_threads() -> int:
     """One a physical core of the process's affinity mask, within its cgroup's quota."""
 
+def checksum(memory: _Bytes, threads: int) -> int:
+    """XXH64 of the XXH64 of each MiB."""
+
 def packed_bytes(format: str, rows: int, cols: int, pairs: bool = False) -> int: ...
 
 class Model:
@@ -75,6 +78,12 @@ class Model:
     def threads(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    def lend(self, memory: _Bytes) -> None:
+        """Matrices allocated from now on lie in `memory`, [bytes] from a line of 256 on, one behind the other."""
+
+    def mount(self, memory: _Bytes) -> None:
+        """As lend, of memory that holds what they are, and is never written to."""
+
     def allocate(self, role: str, layer: int, format: str) -> None:
         """q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj of a layer; embed_tokens, lm_head of none (-1)."""
 

@@ -46,6 +46,7 @@ def load(
     threads: int | None = None,
     ctx_size: int | None = None,
     revision: str | None = None,
+    pack_cache: bool | None = None,
     prefix_cache: int | None = None,
     max_batch_tokens: int = PASS_TOKENS,
     progress: Progress | None = None,
@@ -74,6 +75,9 @@ def load(
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
     bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 bits `compute_dtype`, the type
     of all else (None: as the default of `quantize`).
+
+    The CPU engine keeps a model of 256 MB and more as it has packed it, in `packed` beside what pronk downloads: later
+    starts map that file, which processes share. `pack_cache` False: it neither looks there nor writes.
 
     Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest, and PronkError where memory does not
     suffice or the engine is not installed.
@@ -104,12 +108,15 @@ def load(
         "device": device,
         "compute_dtype": compute_dtype,
         "attn": attn,
+        "pack_cache": pack_cache,
     }
     chosen = engines.named(engines.choose(engine, options))
+    as_stored: Checkpoint | None = None
     if isinstance(model, Checkpoint):
         opened, model = model, model.path
     else:
         opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
+        as_stored = opened
     codec = tokenizer_of(opened, tokenizer)
     beside: adapters.Adapter | None = None
     changes = ""
@@ -125,6 +132,8 @@ def load(
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     own = engines.options_for(chosen, options)
+    if "pack_cache" in chosen.options:
+        own["pack_cache"] = pack_cache is not False and opened is as_stored
     backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
     llm = LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
     if beside:

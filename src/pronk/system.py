@@ -157,6 +157,12 @@ def replacing(path: Path) -> Iterator[Path]:
 _writes = itertools.count()  # of this process, whose threads may write to one path
 
 
+def clear(folder: Path, suffix: str) -> None:
+    """Take away what processes left in a folder that were killed while they were replacing files of such names."""
+    for lock in folder.glob(f".*{escape(suffix)}.*.lock"):
+        _clear(folder / lock.name[1:].rsplit(".", 3)[0])
+
+
 def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:
     """What is written, what stood there before, and the file that its writer keeps locked while it lives. `write`: the
     process's number, and which of its writes it is."""

@@ -234,6 +234,9 @@ _how = together(
     click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
                  help="CPU engine: store the KV cache in this data type; int8 takes about half the memory of 16 bits.  "
                  "[default: auto: f32 with f32 and f16 weights, else bf16]"),
+    click.option("--no-pack-cache", "pack_cache", flag_value=False, default=None,
+                 help="CPU engine: do not keep the packed weights of a large model on the disk for later starts, and do "
+                 "not use those that are kept."),
     device_option,
     click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
                  help="Torch engine with 8-bit weights: use this data type for activations and all other weights.  "

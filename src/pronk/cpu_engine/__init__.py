@@ -18,7 +18,7 @@ class CpuEngine(Engine):
     formats = ("auto", *names(engine="cpu"))
     compared = ("llm-int8", "q8", "q4")
     mixes = True
-    options: ClassVar = {"int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "kv_dtype": ()}
+    options: ClassVar = {"int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "kv_dtype": (), "pack_cache": ()}
     devices = ("cpu",)
     batch_invariant = True
 

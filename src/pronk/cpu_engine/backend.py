@@ -64,13 +64,15 @@ class CpuBackend(Backend):
         threads: int | None = None,
         ctx_size: int | None = None,
         isa: str | None = None,
+        pack_cache: bool = False,
         progress: Progress | None = None,
     ) -> CpuBackend:
         """`quantize`: what weights are packed as; "auto" keeps what each tensor of the file has, and a mapping says it
         of tensors whose names begin with its keys. `int8_threshold` (None: what the checkpoint says, or 6.0) and
         `int8_outliers` (None: 6) are llm-int8's: see formats.int8.Outliers. `kv_dtype` None or "auto": f32 where most
         weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
-        PRONK_ISA. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
+        PRONK_ISA. `pack_cache`: a large model is kept packed (pack_cache.py), and the checkpoint must be what its files hold.
+        Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
         if kv_dtype not in (None, "auto", *KV_TYPES):
             raise BadRequest(f"kv_dtype must be one of {', '.join(('auto', *KV_TYPES))}, not {kv_dtype!r}")
@@ -91,7 +93,12 @@ class CpuBackend(Backend):
             packed + cache + pass_bytes(checkpoint.config, found), f"{checkpoint.path}: running it", way_out
         )
         try:
-            weights.pack(model, checkpoint, found, progress)
+            if pack_cache:
+                from pronk.cpu_engine import pack_cache as cache
+
+                cache.pack(model, checkpoint, found, packed, progress)
+            else:
+                weights.pack(model, checkpoint, found, progress)
         except MemoryError:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings

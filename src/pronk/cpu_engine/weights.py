@@ -42,15 +42,23 @@ def commonest(checkpoint: Checkpoint, slots: list[Slot]) -> str:
     return counts.most_common(1)[0][0]
 
 
-def pack(model: _native.Model, checkpoint: Checkpoint, slots: list[Slot], progress: Progress | None) -> None:
-    """Fill `model`. Raises BadFile where a number is not finite, or does not fit its format."""
+def pack(
+    model: _native.Model,
+    checkpoint: Checkpoint,
+    slots: list[Slot],
+    progress: Progress | None,
+    *,
+    mounted: bool = False,
+) -> None:
+    """Fill `model`, whose matrices are there already if it is `mounted`. Raises BadFile where a number is not finite, or
+    does not fit its format."""
     for slot in slots:
         model.allocate(slot.role, slot.layer, slot.format.name)
     if not checkpoint.config.has_head:  # of a reward model nobody asks for logits
         model.tie()
     formats = {name: slot.format.name for slot in slots for name in slot.tensors}
     for tensor in TensorStream(checkpoint, progress):
-        if tensor.name == SCORE:  # is multiplied outside (engine/scores.py)
+        if tensor.name == SCORE or (mounted and tensor.name in formats):  # the former is multiplied in engine/scores.py
             continue
         role, layer, kind = place(tensor.name)
         if tensor.name in formats:
