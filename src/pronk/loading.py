@@ -46,7 +46,7 @@ def load(
     threads: int | None = None,
     ctx_size: int | None = None,
     revision: str | None = None,
-    pack_cache: bool | None = None,
+    pack_cache: bool = False,
     prefix_cache: int | None = None,
     max_batch_tokens: int = PASS_TOKENS,
     progress: Progress | None = None,
@@ -76,8 +76,8 @@ def load(
     bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 bits `compute_dtype`, the type
     of all else (None: as the default of `quantize`).
 
-    The CPU engine keeps a model of 256 MB and more as it has packed it, in `packed` beside what pronk downloads: later
-    starts map that file, which processes share. `pack_cache` False: it neither looks there nor writes.
+    `pack_cache`: the CPU engine keeps weights that take 256 MB and more as it has packed them, in the folder `packed`
+    beside what pronk downloads; later starts map that file, which processes share.
 
     Raises ModelNotFound, DownloadFailed, BadFile, Unsupported or BadRequest, and PronkError where memory does not
     suffice or the engine is not installed.
@@ -108,7 +108,6 @@ def load(
         "device": device,
         "compute_dtype": compute_dtype,
         "attn": attn,
-        "pack_cache": pack_cache,
     }
     chosen = engines.named(engines.choose(engine, options))
     as_stored: Checkpoint | None = None
@@ -132,8 +131,8 @@ def load(
     if progress:  # importing torch takes a moment of its own
         progress("", 0, opened.plan().stored)
     own = engines.options_for(chosen, options)
-    if "pack_cache" in chosen.options:
-        own["pack_cache"] = pack_cache is not False and opened is as_stored
+    if chosen.has_pack_cache:
+        own["pack_cache"] = pack_cache and opened is as_stored
     backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
     llm = LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
     if beside:

@@ -234,9 +234,6 @@ _how = together(
     click.option("--kv-dtype", type=click.Choice(get_args(formats.KVName)),
                  help="CPU engine: store the KV cache in this data type; int8 takes about half the memory of 16 bits.  "
                  "[default: auto: f32 with f32 and f16 weights, else bf16]"),
-    click.option("--no-pack-cache", "pack_cache", flag_value=False, default=None,
-                 help="CPU engine: do not keep the packed weights of a large model on the disk for later starts, and do "
-                 "not use those that are kept."),
     device_option,
     click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
                  help="Torch engine with 8-bit weights: use this data type for activations and all other weights.  "
@@ -250,12 +247,17 @@ _how = together(
         help="Limit a text to N tokens, prompt and output together; 0: the model's own context length.",
     ),
 )  # fmt: skip
-loading_options = together(_whose, _quantize_option, _how, heading=LOADED)
+_pack_cache_option = click.option(
+    "--no-pack-cache", "pack_cache", is_flag=True, flag_value=False, default=True,
+    help="CPU engine: do not keep the packed weights of a large model (256 MB and more) on the disk, where later starts "
+    "find them, and use none that are there.",
+)  # fmt: skip
+loading_options = together(_whose, _quantize_option, _how, _pack_cache_option, heading=LOADED)
 variant_options = together(
     _whose, _how, heading=LOADED
 )  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
-    "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size",
+    "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size", "pack_cache",
 )  # fmt: skip
 
 # The defaults stand in pronk.engine.params too; a test holds the two together, so that --help need not import it.

@@ -18,9 +18,10 @@ class CpuEngine(Engine):
     formats = ("auto", *names(engine="cpu"))
     compared = ("llm-int8", "q8", "q4")
     mixes = True
-    options: ClassVar = {"int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "kv_dtype": (), "pack_cache": ()}
+    options: ClassVar = {"int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "kv_dtype": ()}
     devices = ("cpu",)
     batch_invariant = True
+    has_pack_cache = True
 
     def load(self, checkpoint: Checkpoint, **options: Any) -> CpuBackend:
         from pronk.cpu_engine.backend import CpuBackend

@@ -36,6 +36,7 @@ class Engine(ABC):
     options: ClassVar[Mapping[str, tuple[str, ...]]]
     devices: ClassVar[tuple[str, ...]]  # kinds: what `device` may be, or begin with before a colon
     batch_invariant: ClassVar[bool]  # see Backend
+    has_pack_cache: ClassVar[bool] = False  # whether `load` takes pack_cache
 
     @abstractmethod
     def load(self, checkpoint: Checkpoint, **options: Any) -> Backend:
