@@ -114,10 +114,13 @@ def main() -> None:
                 "mb_in_16_bits": opened.nbytes / 1e6,
             },
             "asked": options.ask,
-            "measured": {q: measured(q, model, adapter, options.ask, options) for q in options.formats},
+            "measured": {},
         }
-    if not options.quick:
-        harness.say(f"written to {harness.save('adapters' + (f'-{options.isa}' if options.isa else ''), results)}")
+        for quantize in options.formats:
+            results["measured"][quantize] = measured(quantize, model, adapter, options.ask, options)
+            if not options.quick:  # what was measured stays where the next is interrupted
+                path = harness.save("adapters" + (f"-{options.isa}" if options.isa else ""), results)
+                harness.say(f"written to {path}")
     print(f"the adapter: {results['adapter']['mb_in_16_bits']:.1f} MB in 16 bits; ratios to the model without it")
     print(report(results, options.says))
 

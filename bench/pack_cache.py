@@ -48,7 +48,9 @@ def started(model: Path, quantize: str, threads: int, kept: bool) -> Iterator[tu
     """Seconds to the first token, and the number of a process that stays while this lasts."""
     given = [str(model), quantize, str(threads), "kept" if kept else "anew"]
     command = [sys.executable, "-c", CHILD, *given]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=usual, text=True, **pipes) as process:
         assert process.stdin
         assert process.stdout
         yield float(process.stdout.readline()), process.pid
@@ -127,9 +129,8 @@ def main() -> None:
         for format in options.formats:
             harness.say(format)
             results["measured"][format] = measured(model, format, options.threads, options.rounds)
-    path = harness.save("pack_cache", results)
+            harness.say(f"written to {harness.save('pack_cache', results)}")
     print(table.pack_cache(results))
-    harness.say(f"written to {path}")
 
 
 if __name__ == "__main__":
