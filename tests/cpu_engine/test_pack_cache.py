@@ -25,6 +25,7 @@ from pronk import _native
 from pronk import checkpoint as checkpoints
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.writers.write import save as write
+from pronk.cli import options
 from pronk.cpu_engine import pack_cache, weights
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.engine.batch import Batch, Run
@@ -42,9 +43,9 @@ class Home:
     model: Path
     packed: list[str] = field(default_factory=list)  # how each start came by its weights
 
-    def start(self, quantize: str = "q8", path: Path | None = None, **options: Any) -> CpuBackend:
-        options = {"pack_cache": True, "threads": 2} | options
-        return CpuBackend.from_checkpoint(checkpoints.open(path or self.model), quantize=quantize, **options)
+    def start(self, quantize: str = "q8", path: Path | None = None, **more: Any) -> CpuBackend:
+        given = {"pack_cache": True, "threads": 2} | more
+        return CpuBackend.from_checkpoint(checkpoints.open(path or self.model), quantize=quantize, **given)
 
     @property
     def files(self) -> list[Path]:
@@ -85,12 +86,23 @@ def test_a_second_start_maps_what_the_first_packed(home: Home, quantize: str) ->
     assert first.nbytes == second.nbytes == plain.nbytes
 
 
+def test_who_makes_a_file_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    loading = dict.fromkeys(options.LOADING) | {"quantize": "q8", "pack_cache": True, "engine": "cpu"}
+    options.load_model(str(home.model), {**loading}).close()
+    assert f"kept 0.0 GB of packed weights in {home.folder} for later starts" in capsys.readouterr().err
+    options.load_model(str(home.model), {**loading}).close()
+    assert "kept" not in capsys.readouterr().err
+
+
 def test_processes_share_one_copy(home: Home) -> None:
     first, second = home.start(), home.start()
     (file,) = home.files
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
     assert {line[4] for line in maps} == {str(file.stat().st_ino)}
-    assert sorted(line[1] for line in maps) == ["r--s", "rw-s"]  # who packed has it too, and who came later never writes
+    assert sorted(line[1] for line in maps) == [
+        "r--s",
+        "rw-s",
+    ]  # who comes later never writes
     assert logits(first).tobytes() == logits(second).tobytes()
 
 
@@ -132,7 +144,7 @@ def test_a_model_that_changed_is_packed_anew(home: Home) -> None:
     home.start()
     config = tiny_config(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
     other = in_memory(config, random_weights(config, seed=1))
-    times = os.stat(home.model)
+    times = home.model.stat()
     made(home.model, other)  # of the same size
     os.utime(home.model, ns=(times.st_atime_ns, times.st_mtime_ns))  # and the same time
     assert logits(home.start()).tobytes() == logits(home.start(pack_cache=False)).tobytes()
@@ -171,12 +183,12 @@ def test_only_what_lies_in_the_files_is_kept(home: Home, tmp_path: Path) -> None
     """What was changed since they were read has the files' digest."""
     opened = checkpoints.open(home.model)
     adapter = save(tmp_path / "adapter", random_adapter(opened.config, uneven=False))
-    for model, options in (
+    for model, given_to in (
         (opened, {}),
         (home.model, {"adapter": adapter, "merge_adapter": True}),
         (home.model, {"pack_cache": False}),
     ):
-        pronk.load(model, engine="cpu", quantize="q8", **options).close()  # type: ignore[arg-type]
+        pronk.load(model, engine="cpu", quantize="q8", **given_to).close()  # type: ignore[arg-type]
         assert home.files == []
     pronk.load(home.model, adapter=adapter, engine="cpu", quantize="q8").close()
     pronk.load(home.model, engine="cpu", quantize="q8").close()

@@ -249,8 +249,8 @@ _how = together(
 )  # fmt: skip
 _pack_cache_option = click.option(
     "--no-pack-cache", "pack_cache", is_flag=True, flag_value=False, default=True,
-    help="CPU engine: do not keep the packed weights of a large model (256 MB and more) on the disk, where later starts "
-    "find them, and use none that are there.",
+    help="CPU engine: do not keep the packed weights of a large model (256 MB and more) on the disk, where later "
+    "starts find them, and use none that are there.",
 )  # fmt: skip
 loading_options = together(_whose, _quantize_option, _how, _pack_cache_option, heading=LOADED)
 variant_options = together(
@@ -365,6 +365,9 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
         console.note(f"{threads} threads on {cores} processors: more than {cores} are no faster")
     with progress.shown("loading", patience=0) as advance:  # importing torch takes a moment already
         llm = pronk.load(model, **loading, progress=advance)
+    if kept := llm.backend.newly_kept:
+        size = kept.stat().st_size / 1e9
+        console.note(f"kept {size:.1f} GB of packed weights in {kept.parent} for later starts (--no-pack-cache: none)")
     trained, scaling = llm.config.max_position_embeddings, llm.config.rope_scaling
     if llm.ctx_size > trained and not (scaling and scaling.rope_type == "dynamic"):  # which stretches with the context
         console.note(f"a context of {llm.ctx_size} tokens is more than the {trained} the model was trained for")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,8 @@ class CpuBackend(Backend):
         of tensors whose names begin with its keys. `int8_threshold` (None: what the checkpoint says, or 6.0) and
         `int8_outliers` (None: 6) are llm-int8's: see formats.int8.Outliers. `kv_dtype` None or "auto": f32 where most
         weights are f32 or f16, bf16 otherwise. `threads` None: one a physical core. `isa` None: the best one, or
-        PRONK_ISA. `pack_cache`: a large model is kept packed (pack_cache.py), and the checkpoint must be what its files hold.
-        Raises BadFile, BadRequest, and PronkError where memory does not suffice.
+        PRONK_ISA. `pack_cache`: a large model is kept packed (pack_cache.py); the checkpoint must be what its files
+        hold. Raises BadFile, BadRequest, and PronkError where memory does not suffice.
         """
         if kv_dtype not in (None, "auto", *KV_TYPES):
             raise BadRequest(f"kv_dtype must be one of {', '.join(('auto', *KV_TYPES))}, not {kv_dtype!r}")
@@ -92,17 +93,20 @@ class CpuBackend(Backend):
         system.check_memory(
             packed + cache + pass_bytes(checkpoint.config, found), f"{checkpoint.path}: running it", way_out
         )
+        kept: Path | None = None
         try:
             if pack_cache:
                 from pronk.cpu_engine import pack_cache as cache
 
-                cache.pack(model, checkpoint, found, packed, progress)
+                kept = cache.pack(model, checkpoint, found, packed, progress)
             else:
                 weights.pack(model, checkpoint, found, progress)
         except MemoryError:
             raise NotEnoughMemory(f"{checkpoint.path}: memory ran out", way_out) from None
         ctx_size = ctx_size or checkpoint.config.max_position_embeddings
-        return cls(model, checkpoint.config, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, found))
+        backend = cls(model, checkpoint.config, ctx_size, dtype, str(kv_dtype), token_bytes(checkpoint.config, found))
+        backend.newly_kept = kept
+        return backend
 
     @property
     def nbytes(self) -> int:

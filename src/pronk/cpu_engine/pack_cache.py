@@ -40,14 +40,17 @@ def folder() -> Path:
 
 def pack(
     model: _native.Model, checkpoint: Checkpoint, slots: list[Slot], nbytes: int, progress: Progress | None
-) -> None:
-    """As weights.pack, out of a file or into one where that is worth it and can be."""
+) -> Path | None:
+    """As weights.pack, out of a file or into one where that is worth it and can be. Gives the file that is new."""
     file = file_of(checkpoint, slots, nbytes)
     if file and (memory := opened(file, nbytes, model.threads)) is not None:
         model.mount(memory)
         weights.pack(model, checkpoint, slots, progress, mounted=True)
-    elif not (file and make_room(nbytes) and _pack_into(file, model, checkpoint, slots, nbytes, progress)):
+    elif file and make_room(nbytes) and _pack_into(file, model, checkpoint, slots, nbytes, progress):
+        return file if file.exists() else None
+    else:
         weights.pack(model, checkpoint, slots, progress)
+    return None
 
 
 def _pack_into(
@@ -118,7 +121,7 @@ def make_room(nbytes: int) -> bool:
     try:
         there.mkdir(parents=True, exist_ok=True)
         system.clear(there, _SUFFIX)
-        sizes = {file: (status := file.stat()).st_size for file in there.glob(f"*{_SUFFIX}")}
+        sizes = {file: file.stat().st_size for file in there.glob(f"*{_SUFFIX}")}
         oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
         while oldest and sum(sizes.values()) + nbytes > MOST:
             sizes.pop(oldest[0])

@@ -50,8 +50,8 @@ def pack(
     *,
     mounted: bool = False,
 ) -> None:
-    """Fill `model`, whose matrices are there already if it is `mounted`. Raises BadFile where a number is not finite, or
-    does not fit its format."""
+    """Fill `model`, whose matrices are there already if it is `mounted`. Raises BadFile where a number is not finite,
+    or does not fit its format."""
     for slot in slots:
         model.allocate(slot.role, slot.layer, slot.format.name)
     if not checkpoint.config.has_head:  # of a reward model nobody asks for logits

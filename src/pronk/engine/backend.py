@@ -95,6 +95,7 @@ class Backend(Protocol):
     batch_invariant: bool  # whether logits are the same to the bit however tokens are batched, chunked and cached
     shares_scales: bool  # whether the tokens of a pass do, so that their logits depend on each other (formats.Format)
     attached: Collection[int] = ()  # the numbers of adapters that `Run.adapter` may name
+    newly_kept: Path | None = None  # a file that loading made, out of which the next start takes the packed weights
     adapter: int = 0  # what runs are computed with that name no adapter: one that is attached, or 0, none
 
     @property
