@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from pronk import terminal
@@ -14,14 +12,15 @@ from pronk.cli import console
 
 def show(lines: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Of one step, as rollouts.jsonl has them."""
+    from pronk.train.rollouts.page import by_prompt
+
     if as_json:
         console.write_json(list(lines))
         return
     step = lines[0]["step"]
     found = [f"step {step}" if step else "before training", ""]
-    for prompt, group in groupby(lines, lambda line: json.dumps(line["prompt"])):
-        asked = json.loads(prompt)
-        found.append(_shown(asked if isinstance(asked, str) else asked[-1].get("content") or prompt))
+    for asked, group in by_prompt(lines):
+        found.append(_shown(asked))
         for line in group:
             each = " ".join(f"{name} {value:g}" for name, value in line["rewards"].items())
             cut = "" if line["ended"] else " (cut off)"

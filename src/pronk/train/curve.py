@@ -27,6 +27,17 @@ def draw(folder: Path) -> Path | None:
 
     Raises OSError where it cannot be written; what was there stays.
     """
+    found = picture(folder)
+    if found is None:
+        return None
+    path = folder / CURVE
+    with system.replacing(path) as fresh:
+        fresh.write_text(found[0].file("Curves of a training run", found[1]), encoding="utf-8", newline="\n")
+    return path
+
+
+def picture(folder: Path) -> tuple[Drawing, str] | None:
+    """With what it says, to be read aloud; None where there is nothing to draw."""
     metrics = read_metrics(folder)
     steps = [line for line in metrics if "loss" in line]
     labels = {"loss": "loss (nats a token)"}
@@ -38,11 +49,7 @@ def draw(folder: Path) -> Path | None:
     said = [f"{label}: {each[0][1]:.4g} at first, {each[-1][1]:.4g} at last" + (
         f"; held out {held[0][1]:.4g} and {held[-1][1]:.4g}" if held else "")
         for label, (each, held) in zip(labels.values(), lines.values(), strict=True)]  # fmt: skip
-    path = folder / CURVE
-    with system.replacing(path) as fresh:
-        picture = _drawing(labels, lines).file("Curves of a training run", ". ".join(said) + ".")
-        fresh.write_text(picture, encoding="utf-8", newline="\n")
-    return path
+    return _drawing(labels, lines), ". ".join(said) + "."
 
 
 def _line(metrics: list[dict[str, Any]], name: str) -> Line:

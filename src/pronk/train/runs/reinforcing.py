@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,12 +29,13 @@ from pronk.train.objectives.rollouts import FILE, Rollouts, lines_of
 from pronk.train.rewards.names import labels, parse
 from pronk.train.rewards.process import InProcess
 from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
+from pronk.train.rollouts import page
 from pronk.train.rollouts.sampler import EngineSampler, ExactSampler, Sampler
 from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.run import Prepared
 from pronk.train.runs.tuning import Tuning
 from pronk.train.settings import Settings
-from pronk.train.trainer import Trainer
+from pronk.train.trainer import Metrics, Trainer
 
 
 class Reinforcing(Tuning):
@@ -147,6 +149,25 @@ class Reinforcing(Tuning):
             sampler = ExactSampler(trainer.loop.objective.collate, self._ends)
         trainer.loop.writer = self._rollouts(sampler, trainer.folder)
         return trainer
+
+    def _trained(self, trainer: Trainer) -> Generator[Metrics]:
+        """After each look at held-out data, and each checkpoint, there is a page of what was written."""
+        drawn, every = 0, self.settings.save_every
+        with closing(super()._trained(trainer)) as lines:
+            for line in lines:
+                step = line["step"]
+                if step > drawn and ("held_out_loss" in line or step % every == 0):
+                    self._draw(trainer)
+                    drawn = step
+                yield line
+
+    def _end(self, trainer: Trainer) -> None:
+        super()._end(trainer)
+        if trainer.loop.position.step:
+            self._draw(trainer)
+
+    def _draw(self, trainer: Trainer) -> None:
+        page.refresh(trainer.folder, trainer.folder / FILE, self.watcher.note)
 
     def _resume(self, trainer: Trainer) -> None:
         super()._resume(trainer)
