@@ -70,7 +70,8 @@ class Rollouts:
 @dataclass(frozen=True)
 class GRPO(Objective):
     """Names and defaults are TRL's, but for `kl_coef` (its beta), `max_new_tokens` (max_completion_length) and
-    `importance_cap` (vllm_importance_sampling_clip_max, which is 3 there); and the loss is "dapo" there.
+    `importance_cap` (vllm_importance_sampling_clip_max, which is 3 there); the loss is "dapo" there, and the divergence
+    is weighed by the ratio unless use_bias_correction_kl is False, as it is here.
 
     Its weight is in completions. Held-out data is judged by what completions to it get: the loss is minus the reward.
     `scale_rewards` None: "group", or "none" with dr_grpo and rloo. `reward_weights` (): 1 each.
