@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,27 @@ def test_teaching_a_fact_in_five_minutes(smollm2: Path, tmp_path: Path, monkeypa
     assert ended.children_user + ended.children_system - begun.children_user - begun.children_system < 300
 
 
+def test_what_is_reinforced(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tiny model whose words are noise; its reward is tried on what another might say."""
+    pytest.importorskip("torch")
+    monkeypatch.delenv("PYTHONPATH")  # which hides torch
+    given = [model, "--out", str(tmp_path / "sums"), "--steps", "1"]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "reinforce.py"), *given], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 1: of the sums held out 0% are right" in done.stdout
+    assert (tmp_path / "sums" / "rollouts.html").exists()
+    written = [json.loads(line) for line in (tmp_path / "sums" / "rollouts.jsonl").read_text().splitlines()]
+    assert len(written) == 8 * 8
+    space = runpy.run_path(str(EXAMPLES / "reinforce.py"))
+    said = {" 12": 1, "12.\n": 1, " 12 + 1": 1, "": 0, " 123": 0, " 1": 0, "x 12": 0, "9" * 99: 0}
+    assert {text: space["right"]("7 + 5 =", text, {"sum": 12}) for text in said} == said
+    records = space["records"]()
+    assert len({record["prompt"] for record in records}) == len(records) == 100
+    assert all(eval(record["prompt"][:-1]) == record["sum"] for record in records)
+
+
 def test_no_example_is_left_out() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "zero_shot.py",
@@ -139,4 +161,5 @@ def test_no_example_is_left_out() -> None:
         "outputs.py",
         "train.py",
         "teach_a_fact.py",
+        "reinforce.py",
     }
