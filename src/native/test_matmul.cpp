@@ -266,7 +266,7 @@ int main() {
         for (const FormatTraits& format : kFormats)
             for (int round = 0; round < 25; ++round) {
                 const int cols = format.pack ? between(1, 200) : format.columns * between(1, 256 / format.columns + 1);
-                test_product(*kernel, format.id, between(1, round % 5 ? 14 : 60), between(1, 200), cols);
+                test_product(*kernel, format.id, between(1, round % 5 ? 14 : 130), between(1, 200), cols);
             }
         for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);

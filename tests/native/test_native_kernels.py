@@ -9,7 +9,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pronk import _native
@@ -58,6 +58,13 @@ def as_multiplied(x: np.ndarray, format: str) -> np.ndarray:
     return (q * (largest / np.float32(127)).astype(np.float64)).reshape(len(x), -1)[:, : x.shape[1]]
 
 
+def magnitude_of(x: np.ndarray, weights: np.ndarray, format: str) -> np.ndarray:
+    """Of what is summed: of what is turned, lengths are what is left of it, and every sum is under their product."""
+    if format == "int8":
+        return np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+    return np.abs(x) @ np.abs(weights).T
+
+
 @each_isa
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=12, deadline=None)
@@ -65,6 +72,7 @@ def as_multiplied(x: np.ndarray, format: str) -> np.ndarray:
     rows=st.integers(1, 200), cols=st.integers(1, 300), tokens=st.integers(1, 15), seed=st.integers(0, 9),
     add=st.booleans(),
 )  # fmt: skip
+@example(rows=200, cols=2, tokens=15, seed=2, add=False)  # orthogonal, but for what was rounded while they were turned
 def test_products(format: str, isa: str, rows: int, cols: int, tokens: int, seed: int, add: bool) -> None:
     rng = np.random.default_rng(seed)
     matrix, weights = packed(format, rng.normal(size=(rows, cols)).astype(np.float32))
@@ -74,7 +82,7 @@ def test_products(format: str, isa: str, rows: int, cols: int, tokens: int, seed
     _native.matmul(matrix, x, out, add, isa)
     multiplied = as_multiplied(x, format)
     expected = multiplied @ weights.T.astype(np.float64) + (before if add else 0)
-    magnitude = np.abs(multiplied) @ np.abs(weights.T).astype(np.float64) + np.abs(before)
+    magnitude = magnitude_of(multiplied, weights.astype(np.float64), format) + (np.abs(before) if add else 0)
     # q4 keeps nibbles and minima apart, and llm-int8 the 128 that is added to weights: larger than what they make.
     scale = {"q4": 4, "q4_0": 4, "llm-int8": 16}.get(format, 1)
     assert (np.abs(out - expected) <= scale * (cols + 8) * EPS * magnitude + 1e-30).all()
@@ -85,10 +93,10 @@ def test_products(format: str, isa: str, rows: int, cols: int, tokens: int, seed
 def test_rows_that_share_a_pass_do_not_meet(format: str, isa: str) -> None:
     rng = np.random.default_rng(0)
     matrix, _ = packed(format, rng.normal(size=(130, 95)).astype(np.float32))
-    x = rng.normal(size=(40, 95)).astype(np.float32)
-    whole = np.empty((40, 130), np.float32)
+    x = rng.normal(size=(130, 95)).astype(np.float32)  # more than twice what is multiplied at once
+    whole = np.empty((130, 130), np.float32)
     _native.matmul(matrix, x, whole, isa=isa)
-    for first, count in ((0, 1), (3, 2), (7, 5), (11, 6), (20, 13)):
+    for first, count in ((0, 1), (3, 2), (7, 5), (11, 6), (20, 13), (40, 48), (59, 61), (5, 121), (129, 1)):
         part = np.empty((count, 130), np.float32)
         _native.matmul(matrix, x[first : first + count], part, isa=isa)
         assert np.array_equal(part, whole[first : first + count])
