@@ -126,7 +126,12 @@ def model_proto(v: Vocabulary, rules: SpmRules, space: bool, *, special_ids: boo
     return b"".join(parts) + _bytes_field(2, trainer) + _bytes_field(3, normalizer)
 
 
+_SHORT = [bytes([value]) for value in range(0x80)]
+
+
 def _varint(value: int) -> bytes:
+    if value < 0x80:  # as nearly all of a vocabulary's 64,000 are
+        return _SHORT[value]
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
