@@ -65,7 +65,7 @@ def rounded(checkpoint: Checkpoint, kinds: dict[str, str]) -> Checkpoint:
 
     def lazy(tensor: LazyTensor, kind: str) -> LazyTensor:
         def blocks() -> NDArray[np.uint8]:
-            return _blocks(_weights(checkpoint, tensor.name), None, kind, tensor.name)
+            return _blocks(weights_of(checkpoint, tensor.name), None, kind, tensor.name)
 
         return _in_blocks(tensor, kind, blocks)
 
@@ -87,13 +87,13 @@ def read_of(checkpoint: Checkpoint, ids: Sequence[int]) -> int:
     return sum(map(len, windows(ids, checkpoint.config.max_position_embeddings)))
 
 
-def windows(ids: Sequence[int], longest: int) -> list[Sequence[int]]:
-    """Of at most CTX tokens, MOST together, spread evenly over the text. Raises BadRequest for a text too short."""
+def windows(ids: Sequence[int], longest: int, most: int = MOST) -> list[Sequence[int]]:
+    """Of at most CTX tokens, `most` together, spread evenly over the text. Raises BadRequest for a text too short."""
     if len(ids) < _SHORTEST:
         raise BadRequest(f"a text to calibrate on takes {_SHORTEST} tokens at least; this one has {len(ids)}")
     ctx = min(CTX, longest)
     there = -(-len(ids) // ctx)
-    read = min(there, MOST // ctx)
+    read = min(there, most // ctx)
     return [ids[number * there // read * ctx :][:ctx] for number in range(read)]
 
 
@@ -108,7 +108,7 @@ class _Walk:
         self.attention = Attention(self.config, [len(text) for text in texts])
         self.tensors: dict[str, LazyTensor] = {}
         self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in kinds)
-        embedding = _weights(checkpoint, EMBEDDING)
+        embedding = weights_of(checkpoint, EMBEDDING)
         self.stream: Floats = embedding[np.concatenate(texts)]
         if not self.config.tie_word_embeddings:
             self._rounded(EMBEDDING, embedding, None)
@@ -119,7 +119,7 @@ class _Walk:
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
         fed = self._norm("model.norm.weight")
         upper = gptq.spread(fed.T @ fed, _TIED if head == EMBEDDING else _DAMPING)
-        self._rounded(head, _weights(self.checkpoint, head), upper)
+        self._rounded(head, weights_of(self.checkpoint, head), upper)
         return _with(self.checkpoint, self.kinds, self.tensors)
 
     def _layer(self, prefix: str) -> None:
@@ -133,7 +133,7 @@ class _Walk:
         self.stream += down
 
     def _norm(self, name: str) -> Floats:
-        return norm(self.stream, _weights(self.checkpoint, name), self.config.rms_norm_eps)
+        return norm(self.stream, weights_of(self.checkpoint, name), self.config.rms_norm_eps)
 
     def _products(self, fed: Floats, *modules: str) -> list[Floats]:
         """What matrices give that are fed the same [T, K], once they are rounded."""
@@ -141,10 +141,10 @@ class _Walk:
         out = []
         for module in modules:
             name = module + ".weight"
-            made = self._rounded(name, _weights(self.checkpoint, name), upper)
+            made = self._rounded(name, weights_of(self.checkpoint, name), upper)
             product = fed @ made.T
             if module + ".bias" in self.checkpoint.tensors:
-                product += _weights(self.checkpoint, module + ".bias")
+                product += weights_of(self.checkpoint, module + ".bias")
             out.append(product)
         return out
 
@@ -162,7 +162,7 @@ class _Walk:
         return made
 
 
-def _weights(checkpoint: Checkpoint, name: str) -> Floats:
+def weights_of(checkpoint: Checkpoint, name: str) -> Floats:
     read = checkpoint.tensors[name].read()
     with np.errstate(over="ignore"):  # found below
         weights: Floats = read.astype(np.float32)
@@ -203,6 +203,6 @@ def _half(weights: Floats, name: str) -> NDArray[np.float16]:
 
 def _in_half(checkpoint: Checkpoint, tensor: LazyTensor) -> LazyTensor:
     def read() -> NDArray[Any]:
-        return _half(_weights(checkpoint, tensor.name), tensor.name)
+        return _half(weights_of(checkpoint, tensor.name), tensor.name)
 
     return LazyTensor(tensor.name, tensor.shape, "F16", 2 * int(np.prod(tensor.shape)), read)

@@ -7,7 +7,7 @@ memory is a layer, and what its products are fed for all of the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,28 +62,68 @@ class Attention:
             start += length
         return out
 
+    def back(self, q: Floats, k: Floats, v: Floats, gradient: Floats) -> tuple[Floats, Floats, Floats]:
+        """Gradients by q, k and v, of one by what came of them [T, H * D]."""
+        by = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+        start = 0
+        for length in self.lengths:
+            text = slice(start, start + length)
+            self._back_of_a_text(q[text], k[text], v[text], gradient[text], *(one[text] for one in by))
+            start += length
+        return by
+
     def _of_a_text(self, q: Floats, k: Floats, v: Floats, out: Floats) -> None:
+        queries, keys, values = self._heads(q, k, v)
+        heads = out.reshape(queries.shape)
+        for some, head, scores in self._scores(queries, keys):
+            whole = scores.sum(axis=-1, keepdims=True)
+            heads[some, head] = (scores @ values[: some.stop, head] / whole).reshape(heads[some, head].shape)
+
+    def _back_of_a_text(
+        self, q: Floats, k: Floats, v: Floats, gradient: Floats, by_q: Floats, by_k: Floats, by_v: Floats
+    ) -> None:
+        queries, keys, values = self._heads(q, k, v)
+        d = self.config.head_dim
+        by_out = gradient.reshape(queries.shape)
+        by_queries, by_keys, by_values = (np.zeros_like(x) for x in (queries, keys, values))
+        for some, head, p in self._scores(queries, keys):
+            p /= p.sum(axis=-1, keepdims=True)
+            by = by_out[some, head].reshape(-1, d)
+            by_values[: some.stop, head] += p.T @ by
+            by_p = by @ values[: some.stop, head].T
+            p *= by_p - np.einsum("qs,qs->q", by_p, p)[:, None]
+            by_queries[some, head] = (p @ keys[: some.stop, head]).reshape(by_queries[some, head].shape)
+            by_keys[: some.stop, head] += p.T @ queries[some, head].reshape(-1, d)
+        by_queries *= np.float32(d**-0.5)
+        by_q[:] = self._turned(by_queries, -1).reshape(q.shape)
+        by_k[:] = self._turned(by_keys, -1).reshape(k.shape)
+        by_v[:] = by_values.reshape(v.shape)
+
+    def _heads(self, q: Floats, k: Floats, v: Floats) -> tuple[Floats, Floats, Floats]:
+        """Queries [T, KV, H / KV, D], scaled, keys and values [T, KV, D]."""
         d, kv, length = self.config.head_dim, self.config.num_key_value_heads, len(q)
         queries = self._turned(q).reshape(length, kv, -1, d) * np.float32(d**-0.5)
-        keys, values = self._turned(k), v.reshape(length, kv, d)
-        heads = out.reshape(queries.shape)
+        return queries, self._turned(k), v.reshape(length, kv, d)
+
+    def _scores(self, queries: Floats, keys: Floats) -> Iterator[tuple[slice, int, Floats]]:
+        """Some queries, one head of keys, and the exponentials of their scores: of all queries that share these keys,
+        [Q * H / KV, seen]."""
+        length, kv, _, d = queries.shape
         for at in range(0, length, _QUERIES):
             some = slice(at, min(at + _QUERIES, length))
             size, seen = some.stop - at, some.stop
             later = np.triu(np.full((size, size), -np.inf, np.float32), 1)[:, None]
             for head in range(kv):
-                # Of all queries that share these keys: [Q * H / KV, seen].
                 scores = queries[some, head].reshape(-1, d) @ keys[:seen, head].T
                 scores.reshape(size, -1, seen)[..., at:] += later
                 scores -= scores.max(axis=-1, keepdims=True)
                 np.exp(scores, out=scores)
-                whole = scores.sum(axis=-1, keepdims=True)
-                heads[some, head] = (scores @ values[:seen, head] / whole).reshape(size, -1, d)
+                yield some, head, scores
 
-    def _turned(self, x: Floats) -> Floats:
-        """Rotary embeddings: [T, n * D] to [T, n, D]."""
+    def _turned(self, x: Floats, way: int = 1) -> Floats:
+        """Rotary embeddings: [T, n * D] to [T, n, D]; with -1 they are taken back."""
         heads = x.reshape(len(x), -1, self.config.head_dim)
         half = self.config.head_dim // 2
-        cos, sin = self.cos[: len(x), None], self.sin[: len(x), None]
+        cos, sin = self.cos[: len(x), None], self.sin[: len(x), None] * np.float32(way)
         a, b = heads[..., :half], heads[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)

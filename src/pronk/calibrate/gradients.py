@@ -1,0 +1,156 @@
+"""How much it matters what a matrix gives: gradients of what a model answers on a text, by each product in it.
+
+A next token y is drawn from the model's own prediction p after each token of a text. Where a product gives something
+else by a small e, p moves by a KL divergence of
+
+    1/2 e^T F e        F = E[g g^T],  g = d log p(y) / d product
+
+(Fisher's information; the mean is over y). Where each weight of a matrix is off by a little, independently of others,
+that is half of the errors' mean square times `Product.curvature`: the square of d log p / d weight, summed over all
+weights. (An error in one weight meets all tokens, and what attention gathers of them adds up.) So one pass forward and
+one backward say of all matrices at once what errors in them cost.
+
+Backward each layer is computed anew from the stream that came into it: memory is the stream before each layer, and a
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.calibrate.layers import Attention, norm, pieces
+from pronk.checkpoint.tensors import EMBEDDING, HEAD
+from pronk.config import ModelConfig
+
+Floats = NDArray[np.float32]
+Weights = Callable[[str], Floats | None]  # by a tensor's name; None where there is none
+
+_TOKENS = 256  # whose predictions are there at once
+
+
+class Product(NamedTuple):
+    """What errors in one matrix [N, K] are multiplied by, and what becomes of them."""
+
+    name: str
+    fed: Floats | None  # [T, K]; None for a table, of which each token reads a row
+    curvature: float  # nats, over all tokens, twice what independent errors of a mean square of 1 cost
+
+
+def products(config: ModelConfig, weights: Weights, texts: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Product]:
+    """Of the head first, then of each layer from the last to the first, and of the embedding. Texts stand one after
+    another, each read from its own beginning."""
+    return _Net(config, weights, texts, seed).products()
+
+
+class _Net:
+    def __init__(self, config: ModelConfig, weights: Weights, texts: Sequence[Sequence[int]], seed: int) -> None:
+        self.config, self.weights = config, weights
+        self.ids = np.concatenate(texts)
+        self.attention = Attention(config, [len(text) for text in texts])
+        self.draws = np.random.default_rng(seed)
+
+    def products(self) -> Iterator[Product]:
+        stream, before = self._table(EMBEDDING)[self.ids], []
+        for layer in range(self.config.num_hidden_layers):
+            before.append(stream)
+            stream = _Layer(self, layer, stream).out
+        gradient = yield from self._head(stream)
+        for layer in reversed(range(self.config.num_hidden_layers)):
+            gradient = yield from _Layer(self, layer, before.pop()).back(gradient)
+        rows = np.zeros((self.ids.max() + 1, gradient.shape[1]), np.float32)
+        np.add.at(rows, self.ids, gradient)
+        yield Product(EMBEDDING, None, _square(rows))
+
+    def _head(self, stream: Floats) -> Iterator[Product]:
+        """Of its errors all that p says is known: F is diag(p) - p p^T, and nothing is drawn."""
+        name = EMBEDDING if self.config.tie_word_embeddings else HEAD
+        head, scale = self._table(name), self._table("model.norm.weight")
+        fed = norm(stream, scale, self.config.rms_norm_eps)
+        gradient, curvature = np.empty_like(fed), 0.0
+        for at in range(0, len(fed), _TOKENS):
+            some = slice(at, at + _TOKENS)
+            p = fed[some] @ head.T
+            p -= p.max(axis=1, keepdims=True)
+            np.exp(p, out=p)
+            p /= p.sum(axis=1, keepdims=True)
+            curvature += float((1 - np.einsum("tv,tv->t", p, p)) @ np.einsum("tc,tc->t", fed[some], fed[some]))
+            drawn = (p.cumsum(axis=1) < self.draws.random((len(p), 1))).sum(axis=1).clip(max=len(head) - 1)
+            gradient[some] = head[drawn] - p @ head
+        yield Product(name, fed, curvature)
+        return _through_norm(gradient, stream, scale, self.config.rms_norm_eps)
+
+    def _table(self, name: str) -> Floats:
+        weights = self.weights(name)
+        assert weights is not None
+        return weights
+
+
+class _Layer:
+    """A layer computed, with what its way back takes."""
+
+    def __init__(self, net: _Net, number: int, stream: Floats) -> None:
+        self.net, self.prefix, self.eps = net, f"model.layers.{number}.", net.config.rms_norm_eps
+        self.stream = stream
+        self.first, self.second = (self._of(f"{name}_layernorm") for name in ("input", "post_attention"))
+        self.fed = norm(stream, self.first, self.eps)
+        self.q, self.k, self.v = (self._product(self.fed, f"self_attn.{name}_proj") for name in "qkv")
+        self.attended = net.attention(self.q, self.k, self.v)
+        self.middle = stream + self._product(self.attended, "self_attn.o_proj")
+        self.fed_mlp = norm(self.middle, self.second, self.eps)
+        self.gate, self.up = (self._product(self.fed_mlp, f"mlp.{name}_proj") for name in ("gate", "up"))
+        self.sigmoid = _sigmoid(self.gate)
+        self.hidden = self.gate * self.sigmoid * self.up
+        self.out = self.middle + self._product(self.hidden, "mlp.down_proj")
+
+    def back(self, gradient: Floats) -> Iterator[Product]:
+        """`gradient`: by what the layer gave; returns that by what it was given."""
+        yield self._at("mlp.down_proj", self.hidden, gradient)
+        by_hidden = gradient @ self._of("mlp.down_proj")
+        by_up = by_hidden * self.gate * self.sigmoid
+        by_gate = by_hidden * self.up * self.sigmoid * (1 + self.gate * (1 - self.sigmoid))
+        yield self._at("mlp.gate_proj", self.fed_mlp, by_gate)
+        yield self._at("mlp.up_proj", self.fed_mlp, by_up)
+        by_fed = by_gate @ self._of("mlp.gate_proj") + by_up @ self._of("mlp.up_proj")
+        gradient = gradient + _through_norm(by_fed, self.middle, self.second, self.eps)
+        yield self._at("self_attn.o_proj", self.attended, gradient)
+        by_three = self.net.attention.back(self.q, self.k, self.v, gradient @ self._of("self_attn.o_proj"))
+        by_fed = np.zeros_like(self.fed)
+        for name, by in zip("qkv", by_three, strict=True):
+            yield self._at(f"self_attn.{name}_proj", self.fed, by)
+            by_fed += by @ self._of(f"self_attn.{name}_proj")
+        return gradient + _through_norm(by_fed, self.stream, self.first, self.eps)
+
+    def _of(self, module: str) -> Floats:
+        return self.net._table(f"{self.prefix}{module}.weight")
+
+    def _product(self, fed: Floats, module: str) -> Floats:
+        product: Floats = fed @ self._of(module).T
+        bias = self.net.weights(f"{self.prefix}{module}.bias")
+        return product if bias is None else product + bias
+
+    def _at(self, module: str, fed: Floats, gradient: Floats) -> Product:
+        return Product(f"{self.prefix}{module}.weight", fed, _square(gradient.T @ fed))
+
+
+def _square(by_weight: Floats) -> float:
+    return float(np.einsum("nk,nk->", by_weight, by_weight, dtype=np.float64))
+
+
+def _sigmoid(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # of what is far below nothing: 0 comes of it
+        return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _through_norm(gradient: Floats, x: Floats, weight: Floats, eps: float) -> Floats:
+    """By what a norm gave [T, C] to by what it was given."""
+    out = np.empty_like(gradient)
+    for piece in pieces(len(x)):
+        part, by = x[piece], gradient[piece] * weight
+        length = np.sqrt(np.einsum("tc,tc->t", part, part)[:, None] / np.float32(x.shape[1]) + np.float32(eps))
+        along = np.einsum("tc,tc->t", by, part)[:, None] / (np.float32(x.shape[1]) * length * length)
+        out[piece] = (by - part * along) / length
+    return out
