@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -142,6 +143,34 @@ def test_what_calibrating_refuses(run: Run, model: str, tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["short.txt", "text.txt"]
 
 
+@pytest.mark.parametrize("more", [[], ["--calibrate"]])
+def test_a_file_of_at_most_a_size(run: Run, model: str, tmp_path: Path, more: list[str]) -> None:
+    least = run("quantize", model, str(tmp_path / "m.gguf"), "--max-size", "1", *more)
+    found = re.search(r"takes (\d+) bytes at least \((.*)bpw\); allow that, or choose a smaller model", least.stderr)
+    assert least.exit_code == 1
+    assert found
+    assert not list(tmp_path.iterdir())
+    smallest, sizes, costs = int(found[1]), [], []
+    for n, limit in enumerate((str(smallest), f"{smallest * 1.3 / 1e6:.6f}MB", "9bpw", "1GB")):
+        dst = tmp_path / f"{n}.gguf"
+        result = run("quantize", model, str(dst), "--max-size", limit, *more, "--json")
+        assert result.exit_code == 0, result.stderr
+        receipt = json.loads(result.stdout)
+        sizes.append(dst.stat().st_size)
+        costs.append(receipt["choice"]["predicted_kld"])
+        assert sizes[-1] <= receipt["choice"]["max_size"]
+        assert (receipt["plain"] is None) == (not more)
+        types = {name: t.dtype for name, t in checkpoint.open(dst).tensors.items() if len(t.shape) == 2}
+        assert types == receipt["choice"]["kinds"]
+    assert sizes[0] == smallest
+    assert sizes == sorted(sizes)
+    assert costs == sorted(costs, reverse=True)
+    assert float(found[2]) < 9
+    said = run("quantize", model, str(tmp_path / "said.gguf"), "--max-size", "9bpw", *more).stdout.splitlines()
+    assert said[0].split() == ["matrices", "types"]
+    assert any(line.startswith("chosen for at most ") for line in said)
+
+
 def choice(formats: dict[str, str]) -> mixed.Choice:
     parts = [{"part": "lm_head", "format": "q8", "harms": {"q8": 1e-4, "q4": 0.25}, "saved": 1}]
     return mixed.Choice(
@@ -195,8 +224,12 @@ def test_a_budget_that_is_kept(run: Run, model: str, tmp_path: Path) -> None:
         ("m.gguf", ["--to", "int8"], "int8 is saved as a folder: give DST a name that does not end in .gguf"),
         ("m", ["--to", "q8"], "q8 is saved as a GGUF file: give DST a name that ends in .gguf, not"),
         ("m", ["--max-kld", "0.1"], "mixed precision is saved as a GGUF file"),
-        ("m", [], "give either --to or --max-kld"),
-        ("m.gguf", ["--to", "q8", "--max-kld", "1"], "give either --to or --max-kld"),
+        ("m", [], "give one of --to, --max-kld and --max-size"),
+        ("m.gguf", ["--to", "q8", "--max-kld", "1"], "give one of --to, --max-kld and --max-size"),
+        ("m.gguf", ["--max-size", "1MB", "--max-kld", "1"], "give one of --to, --max-kld and --max-size"),
+        ("m", ["--max-size", "1MB"], "mixed precision is saved as a GGUF file"),
+        ("m.gguf", ["--max-size", "big"], "'big' is no size; write 80MB, 1.5GB, a number of bytes, or 4.5bpw"),
+        ("m.gguf", ["--max-size", "0MB"], "'0MB' is no size"),
         ("m", ["--to", "int8", "--int8-threshold", "6"], "--int8-threshold is for --to llm-int8 only"),
         ("m", ["--to", "llm-int8", "--int8-threshold", "0"], "0.0 is not in the range x>0"),
         ("m", ["--to", "nf4"], "'nf4' is not one of 'int8', 'llm-int8', 'q8', 'q4', 'f16', 'bf16'"),

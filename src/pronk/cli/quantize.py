@@ -11,7 +11,7 @@ import click
 
 from pronk import calibrate as calibration
 from pronk import formats
-from pronk.cli import console, options, progress, saving
+from pronk.cli import blocks, console, options, progress, saving
 from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
 from pronk.errors import BadRequest, NoTokenizer, PronkError, os_problem
@@ -42,6 +42,7 @@ Examples:
   pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
   pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate               on the text that comes with pronk
   pronk quantize smollm2:135m small.gguf --to q3_k --calibration-text my.txt  on yours
+  pronk quantize smollm2:135m small.gguf --max-size 80MB --calibrate          as good as that size allows
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
 precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
@@ -52,6 +53,8 @@ q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and s
 matrix is fed on a text, and its errors made up for along its rows (GPTQ). The embedding and lm_head are in
 Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
 less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
+--max-size measures on the same text what errors cost in each matrix, and chooses among these types, Q5_0
+and F16.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
@@ -64,7 +67,7 @@ and the exit code is 3 (--accept-loss)."""
 @click.option(
     "--to",
     type=click.Choice(list(CONTAINERS)),
-    help="Store the weights in this format.  [required, unless --max-kld is given]",
+    help="Store the weights in this format.  [required, unless --max-kld or --max-size is given]",
 )
 @click.option(
     "--max-kld",
@@ -72,6 +75,13 @@ and the exit code is 3 (--accept-loss)."""
     metavar="X",
     help="Choose 16, 8 or 4 bits for each part of the model, within a budget of X nats of mean KL divergence from f32; "
     "replaces --to.",
+)
+@click.option(
+    "--max-size",
+    type=blocks.Size(),
+    metavar="SIZE",
+    help="Choose a block type for each matrix, so that the file takes SIZE at most (80MB, 1.5GB, a number of bytes, or "
+    "4.5bpw: bits a weight) and answers as nearly as it can as SRC does; replaces --to.",
 )
 @click.option(
     "--int8-threshold",
@@ -107,6 +117,7 @@ def command(
     dst: str,
     to: str | None,
     max_kld: float | None,
+    max_size: blocks.Limit | None,
     int8_threshold: float | None,
     base: str | None,
     calibrate: bool,
@@ -122,16 +133,17 @@ def command(
 
     It writes SRC to DST, and measures how far the predictions differ.
     """
+    from pronk.calibrate.calibrated import types
     from pronk.checkpoint.writers import write
     from pronk.system import expanded, replacing
 
-    if (to is None) == (max_kld is None):
-        raise click.UsageError("give either --to or --max-kld")
-    blocks = to in calibration.NAMES
+    if sum(option is not None for option in (to, max_kld, max_size)) != 1:
+        raise click.UsageError("give one of --to, --max-kld and --max-size")
+    in_blocks = to in calibration.NAMES or max_size is not None
     calibrate = calibrate or calibration_text is not None
-    if calibrate and not blocks:
-        raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)}")
-    if int8_threshold is not None and not (to and not blocks and FORMATS[to].outliers):
+    if calibrate and not in_blocks:
+        raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)} and for --max-size")
+    if int8_threshold is not None and not (to in FORMATS and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
     if accept_loss and base is None:
@@ -153,10 +165,14 @@ def command(
         "finite": True,
     }
     made, plain = checkpoint, None
-    if to in calibration.NAMES:
-        read = _calibration_text(calibration_text, text) if calibrate else None
-        made, plain, receipt["calibration"] = _in_blocks(checkpoint, src, to, read)
+    if in_blocks:
         how["dtype"] = {}  # as they are
+        read, name = blocks.text(calibration_text, text) if calibrate or max_size else (None, "")
+        known = None if read is None else blocks.encoded(src, checkpoint, read)
+        if max_size:
+            choice = blocks.within(max_size, src, checkpoint, vocabulary, name, known or [], calibrate)
+        kinds = choice["kinds"] if choice else types(checkpoint, to or "")
+        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, known if calibrate else None)
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
             with replacing(expanded(dst)) as partial:
@@ -189,35 +205,6 @@ def command(
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
-
-
-def _calibration_text(file: str | None, measured_on: str) -> tuple[str, str]:
-    """A text to calibrate on, and what it is called."""
-    text = calibration.own_text() if file is None else options.read_file(file, whole=True)
-    name = {None: "pronk's own text to calibrate on", "-": "standard input"}.get(file, file) or ""
-    if text.strip() == measured_on.strip():
-        raise BadRequest(
-            f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
-        )
-    return text, name
-
-
-def _in_blocks(
-    checkpoint: Checkpoint, src: str, to: str, text: tuple[str, str] | None
-) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
-    """SRC in block types; with a text to calibrate on beside it what plain rounding makes, and what the text was."""
-    from pronk.calibrate.calibrated import calibrated, read_of, rounded, types
-
-    kinds = types(checkpoint, to)
-    plain = rounded(checkpoint, kinds)
-    if text is None:
-        return plain, None, None
-    ids = _encoded(src, checkpoint, *text)
-    if ids is None:
-        raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
-    what = {"text": text[1], "tokens": len(ids), "read": read_of(checkpoint, ids)}
-    with progress.shown("calibrating") as advance:
-        return calibrated(checkpoint, kinds, ids, advance), plain, what
 
 
 def _container(dst: str, to: str | None) -> Format:
@@ -286,7 +273,9 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
             f"measured on {receipt['text']}"
         )
     lines[-1] += saving.of_what_was_learned(receipt)
-    return "\n".join([*_why(receipt["choice"]), *lines]) if receipt["choice"] else "\n".join(lines)
+    if choice := receipt["choice"]:
+        lines[:0] = _why(choice) if "max_kld" in choice else blocks.why(choice)
+    return "\n".join(lines)
 
 
 def _why(choice: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,7 @@ _TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 _END_TOKENS = ("eos", "eot", "eom")
 
 Pair = tuple[str, int, Any]  # key, type, value; a list makes it an array of that type
+Tensors = dict[str, tuple[str, tuple[int, ...], str]]  # by GGUF's name: the model's, shape and format
 
 
 def check(config: ModelConfig, vocabulary: Vocabulary | None) -> None:
@@ -73,24 +74,8 @@ def write(
 ) -> None:
     """`formats` and `file_type` are gguf_types'."""
     config = stream.config
-    tensors = {hf_to_gguf(hf): (hf, shape, formats[hf]) for hf, shape in config.tensor_shapes().items()}
-    factors = _rope_factors(config)
-    if factors is not None:
-        tensors[ROPE_FREQS] = ("", factors.shape, "f32")
-    pairs = [
-        *_model_pairs(config, file_type, name),
-        *_token_pairs(config, vocabulary),
-        *_vocabulary_pairs(vocabulary, config),
-    ]
-
-    header = struct.pack("<4sIQQ", MAGIC, _VERSION, len(tensors), len(pairs))
-    header += b"".join(map(_pack_pair, pairs))
-    offset = 0
-    for gguf_name, (_, shape, format) in tensors.items():
-        kind = stored(format)
-        header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
-        header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
-        offset += -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    tensors, factors = _tensors(config, formats)
+    header, _ = _header(config, tensors, file_type, vocabulary, name)
     file.write(header)
     for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
@@ -99,6 +84,41 @@ def write(
         elif factors is not None:
             write_array(file, factors)
     file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
+
+
+def size(config: ModelConfig, formats: Mapping[str, str], vocabulary: Vocabulary | None, name: str) -> int:
+    """Bytes of the file that `write` would write of the same."""
+    header, data = _header(config, _tensors(config, formats)[0], 0, vocabulary, name)
+    return -(-len(header) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT + data
+
+
+def _tensors(config: ModelConfig, formats: Mapping[str, str]) -> tuple[Tensors, NDArray[np.float32] | None]:
+    """All that a file holds, in its order; the factors are not the model's, and have no name there."""
+    tensors = {hf_to_gguf(hf): (hf, shape, formats[hf]) for hf, shape in config.tensor_shapes().items()}
+    factors = _rope_factors(config)
+    if factors is not None:
+        tensors[ROPE_FREQS] = ("", factors.shape, "f32")
+    return tensors, factors
+
+
+def _header(
+    config: ModelConfig, tensors: Tensors, file_type: int, vocabulary: Vocabulary | None, name: str
+) -> tuple[bytes, int]:
+    """All before the data, and how many bytes these take."""
+    pairs = [
+        *_model_pairs(config, file_type, name),
+        *_token_pairs(config, vocabulary),
+        *_vocabulary_pairs(vocabulary, config),
+    ]
+    header = struct.pack("<4sIQQ", MAGIC, _VERSION, len(tensors), len(pairs))
+    header += b"".join(map(_pack_pair, pairs))
+    offset = 0
+    for gguf_name, (_, shape, format) in tensors.items():
+        kind = stored(format)
+        header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
+        header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
+        offset += -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    return header, offset
 
 
 def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) -> None:

@@ -113,6 +113,11 @@ def save(
     return destination
 
 
+def gguf_size(checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> int:
+    """Bytes of the GGUF file that the checkpoint is saved as, each tensor as it is."""
+    return write_gguf.size(checkpoint.config, gguf_types.assign(checkpoint, {}), vocabulary, checkpoint.path.stem)
+
+
 def needs_tokenizer_files(checkpoint: Checkpoint) -> bool:
     """Whether there are no files of Hugging Face's to copy. Meta's tokenizer.model is one, but transformers would read
     it with other habits (no BOS, no space before the text) without the settings that belong to it."""

@@ -1,0 +1,131 @@
+"""GGUF's block types as `pronk quantize` makes them: on which text, and which type each matrix gets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pronk import calibrate as calibration
+from pronk.cli import console, options, progress
+from pronk.errors import BadRequest, NoTokenizer
+
+if TYPE_CHECKING:
+    from pronk.checkpoint.tensors import Checkpoint
+    from pronk.tokenizer.vocabulary import Vocabulary
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Of a file: bytes, or bits a weight, which do not count what is no tensor."""
+
+    said: str
+    number: float
+    unit: str
+
+    def nbytes(self, weights: int, beside: int) -> int:
+        """`beside`: bytes of what is no tensor."""
+        if self.unit == "bpw":
+            return int(self.number * weights / 8) + beside
+        return int(self.number * _UNITS[self.unit])
+
+
+class Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
+        found = re.fullmatch(r"(\d{1,15}|\d{0,15}\.\d{1,9}) *([a-z]*)", str(value).strip().lower())
+        if not found or found[2] not in (*_UNITS, "bpw") or not float(found[1]) > 0:
+            self.fail(
+                f"{value!r} is no size; write 80MB, 1.5GB, a number of bytes, or 4.5bpw (bits a weight)", param, ctx
+            )
+        return Limit(str(value), float(found[1]), found[2])
+
+
+def text(file: str | None, measured_on: str) -> tuple[str, str]:
+    """A text to calibrate on, and what it is called."""
+    text = calibration.own_text() if file is None else options.read_file(file, whole=True)
+    name = {None: "pronk's own text to calibrate on", "-": "standard input"}.get(file, file) or ""
+    if text.strip() == measured_on.strip():
+        raise BadRequest(
+            f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
+        )
+    return text, name
+
+
+def encoded(src: str, checkpoint: Checkpoint, text: str) -> list[int]:
+    from pronk.loading import tokenizer_of
+
+    tokenizer = tokenizer_of(checkpoint)
+    if tokenizer is None:
+        raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
+    return tokenizer.encode(text)
+
+
+def made(
+    checkpoint: Checkpoint, kinds: dict[str, str], text_name: str, ids: list[int] | None
+) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
+    """In these types; with a text to calibrate on beside it what plain rounding makes, and what the text was."""
+    from pronk.calibrate.calibrated import calibrated, read_of, rounded
+
+    plain = rounded(checkpoint, kinds)
+    if ids is None:
+        return plain, None, None
+    what = {"text": text_name, "tokens": len(ids), "read": read_of(checkpoint, ids)}
+    with progress.shown("calibrating") as advance:
+        return calibrated(checkpoint, kinds, ids, advance), plain, what
+
+
+def within(
+    limit: Limit,
+    src: str,
+    checkpoint: Checkpoint,
+    vocabulary: Vocabulary | None,
+    text_name: str,
+    ids: list[int],
+    calibrate: bool,
+) -> dict[str, Any]:
+    """What pronk.measure.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
+    is none so small."""
+    from pronk.calibrate.calibrated import rounded
+    from pronk.checkpoint.writers.write import gguf_size
+    from pronk.measure.sized import choose, least, room
+
+    smallest = rounded(checkpoint, least(checkpoint))
+    whole = gguf_size(smallest, vocabulary)
+    matrices = room(checkpoint, least(checkpoint))
+    shapes = [tensor.shape for tensor in checkpoint.tensors.values()]
+    tensors = matrices + sum(4 * shape[0] for shape in shapes if len(shape) == 1)
+    weights = sum(map(math.prod, shapes))
+    most = limit.nbytes(weights, whole - tensors)
+    if whole > most:
+        raise BadRequest(
+            f"--max-size {limit.said}: {src} takes {whole} bytes at least ({8 * tensors / weights:.2f}bpw); allow "
+            "that, or choose a smaller model"
+        )
+    with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
+        found = choose(checkpoint, ids, most - whole + matrices, carried=calibrate, progress=advance)
+    return {"max_size": most, "text": text_name, **found.as_dict()}
+
+
+def why(choice: Mapping[str, Any]) -> list[str]:
+    """The types of each kind of matrix, and what all together were thought to cost."""
+    kinds: dict[str, Counter[str]] = {}
+    for name, kind in choice["kinds"].items():
+        kinds.setdefault(name.split(".")[-2], Counter())[kind] += 1
+    rows = [("matrices", "types")]
+    for role, counts in kinds.items():
+        rows.append((role, ", ".join(f"{kind} x {count}" for kind, count in sorted(counts.items()))))
+    return [
+        console.table(rows),
+        f"chosen for at most {console.size(choice['max_size'])} by what errors cost on {choice['text']}, which makes "
+        f"a mean KL divergence of {choice['predicted_kld']:.2g} expected",
+        "",
+    ]
