@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+from io import BufferedReader, BufferedWriter
 
 if sys.platform == "win32":
     import ctypes
@@ -72,10 +73,21 @@ else:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def _pipes() -> tuple[BufferedReader, BufferedWriter]:
+    """Where requests come from and answers go, known to nobody else: what work prints or reads, in Python, in a library
+    or in a program that it starts, is nothing."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nothing, standard)
+    os.close(nothing)
+    return requests, answers
+
+
 def _serve(seconds: float, memory: int, what: str, work: str) -> None:
     """Until the caller closes the pipe."""
+    requests, answers = _pipes()
     answer = runpy.run_path(work)["answer"]
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     short = json.dumps({"broken": f"{what} takes more than {memory >> 20} MB", "spent": True}).encode() + b"\n"
     limits = _Limits(seconds, memory)
     answers.write(b"ready\n")
