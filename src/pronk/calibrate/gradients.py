@@ -16,7 +16,7 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class _Net:
         np.add.at(rows, self.ids, gradient)
         yield Product(EMBEDDING, None, _square(rows))
 
-    def _head(self, stream: Floats) -> Iterator[Product]:
+    def _head(self, stream: Floats) -> Generator[Product, None, Floats]:
         """Of its errors all that p says is known: F is diag(p) - p p^T, and nothing is drawn."""
         name = EMBEDDING if self.config.tie_word_embeddings else HEAD
         head, scale = self._table(name), self._table("model.norm.weight")
@@ -106,7 +106,7 @@ class _Layer:
         self.hidden = self.gate * self.sigmoid * self.up
         self.out = self.middle + self._product(self.hidden, "mlp.down_proj")
 
-    def back(self, gradient: Floats) -> Iterator[Product]:
+    def back(self, gradient: Floats) -> Generator[Product, None, Floats]:
         """`gradient`: by what the layer gave; returns that by what it was given."""
         yield self._at("mlp.down_proj", self.hidden, gradient)
         by_hidden = gradient @ self._of("mlp.down_proj")
@@ -114,7 +114,8 @@ class _Layer:
         by_gate = by_hidden * self.up * self.sigmoid * (1 + self.gate * (1 - self.sigmoid))
         yield self._at("mlp.gate_proj", self.fed_mlp, by_gate)
         yield self._at("mlp.up_proj", self.fed_mlp, by_up)
-        by_fed = by_gate @ self._of("mlp.gate_proj") + by_up @ self._of("mlp.up_proj")
+        by_fed: Floats = by_gate @ self._of("mlp.gate_proj")
+        by_fed += by_up @ self._of("mlp.up_proj")
         gradient = gradient + _through_norm(by_fed, self.middle, self.second, self.eps)
         yield self._at("self_attn.o_proj", self.attended, gradient)
         by_three = self.net.attention.back(self.q, self.k, self.v, gradient @ self._of("self_attn.o_proj"))

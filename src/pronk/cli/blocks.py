@@ -37,7 +37,7 @@ class Limit:
         return int(self.number * _UNITS[self.unit])
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click alone
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
