@@ -138,3 +138,13 @@ def test_windows_are_spread_over_the_whole_text(tokens: int, longest: int) -> No
     assert gaps.min() > 0  # without overlap, and none more than a window's length from even
     assert gaps.max() <= tokens / len(texts) + 2 * ctx
     assert all(text[-1] - text[0] == len(text) - 1 for text in texts)
+
+
+def test_a_model_that_overflows_on_the_text_is_named() -> None:
+    """It was a LinAlgError's traceback."""
+    config = tiny_config()
+    weights = random_weights(config)
+    weights["model.layers.0.post_attention_layernorm.weight"] *= np.float32(1e30)
+    ids = text(140, config.vocab_size)
+    with np.errstate(all="ignore"), pytest.raises(BadFile, match=r"layers.0.mlp.gate_proj.*infinite, or no number"):
+        _Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), windows(ids, 128), lambda *_: None).made()

@@ -37,6 +37,7 @@ class FakeLLM:
     name, ctx_size, has_tokenizer = "fake", CTX_SIZE, True
     config = SimpleNamespace(vocab_size=100, max_position_embeddings=CTX_SIZE, rope_scaling=None)
     checkpoint = SimpleNamespace(generation=GenerationConfig())
+    backend = SimpleNamespace(newly_kept=None)
 
     def __init__(self, **loading: Any) -> None:
         self.loading = loading

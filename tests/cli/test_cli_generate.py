@@ -45,7 +45,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
     options = (
         "-m some/model --tokenizer tok.bin --adapter mine --merge-adapter --revision v1 --threads 3 -c 99 "
         "--engine torch --quantize q4 --int8-threshold 5 --int8-outliers 4 --kv-dtype int8 "
-        "--device cuda:1 --compute-dtype bf16 --attn math "
+        "--device cuda:1 --compute-dtype bf16 --attn math --no-pack-cache "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
         "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
         "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 "
@@ -72,6 +72,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "attn": "math",
         "threads": 3,
         "ctx_size": 99,
+        "pack_cache": False,
     }
     (call,) = llm.calls
     params = call.pop("params")
@@ -106,7 +107,7 @@ def test_nothing_asked_for_is_nothing_passed(run: Run, loaded: list[FakeLLM]) ->
     assert run("generate", "x").exit_code == 0
     (llm,) = loaded
     given = {name: value for name, value in llm.loading.items() if name != "progress" and value is not None}
-    assert given == {"model": "smollm2:135m"}
+    assert given == {"model": "smollm2:135m", "pack_cache": True}  # which a library does where it is asked to
 
 
 @pytest.mark.parametrize(

@@ -184,14 +184,14 @@ def test_only_what_lies_in_the_files_is_kept(home: Home, tmp_path: Path) -> None
     opened = checkpoints.open(home.model)
     adapter = save(tmp_path / "adapter", random_adapter(opened.config, uneven=False))
     for model, given_to in (
-        (opened, {}),
-        (home.model, {"adapter": adapter, "merge_adapter": True}),
-        (home.model, {"pack_cache": False}),
+        (opened, {"pack_cache": True}),
+        (home.model, {"pack_cache": True, "adapter": adapter, "merge_adapter": True}),
+        (home.model, {}),
     ):
         pronk.load(model, engine="cpu", quantize="q8", **given_to).close()  # type: ignore[arg-type]
         assert home.files == []
-    pronk.load(home.model, adapter=adapter, engine="cpu", quantize="q8").close()
-    pronk.load(home.model, engine="cpu", quantize="q8").close()
+    pronk.load(home.model, adapter=adapter, engine="cpu", quantize="q8", pack_cache=True).close()
+    pronk.load(home.model, engine="cpu", quantize="q8", pack_cache=True).close()
     assert home.packed[-2:] == ["packed", "mounted"]
 
 

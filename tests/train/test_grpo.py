@@ -21,12 +21,14 @@ from training_runs import signalled, timeless
 
 import pronk
 from pronk import checkpoint
+from pronk.cli.training_rollouts import show
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.train import lora
 from pronk.train.data.examples import Prompt
 from pronk.train.objectives.grpo import GRPO, of_reference, of_tokens
 from pronk.train.objectives.rollouts import FILE
+from pronk.train.rewards.names import parse
 from pronk.train.rollouts.texts import Answered, Completion
 
 CPU = torch.device("cpu")
@@ -525,3 +527,38 @@ def test_a_reward_rises(tmp_path: Path) -> None:
     assert held[-1] > held[0] + 0.5
     assert max(line["mismatch/kl"] for line in steps if "loss" in line) < 1e-9
     assert math.isfinite(steps[-1]["held_out_loss"])
+
+
+# -- what an outsider found --
+
+
+def test_exact_rollouts_have_no_format_of_their_own() -> None:
+    with pytest.raises(BadRequest, match="leave rollout_quantize out"):
+        GRPO(rollout="exact", rollout_quantize="q4")
+
+
+def test_a_length_of_many_digits_is_no_length() -> None:
+    """int() refuses 5,000 digits with a ValueError."""
+    with pytest.raises(BadRequest, match="a whole number of tokens"):
+        parse("length:" + "9" * 5000)
+
+
+def test_a_broken_schema_is_named(folder: Path, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    broken = tmp_path / "broken.json"
+    for text, problem in (("not JSON", "not JSON"), (None, "No such file")):
+        broken.unlink(missing_ok=True) if text is None else broken.write_text(text)
+        with pytest.raises(BadRequest) as caught:
+            pronk.grpo(folder, data, reward=f"schema:{broken}", **QUICK).rollouts()  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"{broken}, a reward's schema: ")
+        assert problem in str(caught.value)
+        assert str(caught.value).count(str(broken)) == 1
+
+
+def test_large_rewards_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+    line = {
+        "step": 1, "prompt": "a", "completion": "b", "reward": 1e300, "rewards": {"own": 1e300}, "advantage": 0.0,
+        "tokens": 1, "ended": True,
+    }  # fmt: skip
+    show([line], as_json=False)
+    assert "  +1e+300  b" in capsys.readouterr().out

@@ -12,7 +12,8 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk.train.objectives.rollouts import FILE
-from pronk.train.rollouts import page
+from pronk.train.rollouts import lines, page
+from pronk.train.runs.reinforcing import _newest
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -125,6 +126,26 @@ def test_a_file_that_ends_in_half_a_line(tmp_path: Path) -> None:
     assert page.draw(tmp_path, rollouts)
     rollouts.write_text("")
     assert page.draw(tmp_path, rollouts) is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"[1]", b"{}", b'{"step": 2}', b"\xff", b"[" * 100_000,
+        *(json.dumps(line(2, "a", "b") | {key: value}).encode() for key, value in (
+            ("step", "2"), ("prompt", []), ("prompt", [1]), ("completion", None), ("rewards", {"own": "1"}),
+            ("reward", float("nan")), ("advantage", 10**400), ("rewards", [1]),
+        )),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_ends_what_is_read(tmp_path: Path, damaged: bytes) -> None:
+    """`--show-rollouts` gave a TypeError's traceback, or a KeyError's."""
+    assert lines.read(damaged) is None
+    whole = [line(1, "a", "whole"), line(2, "a", "newer")]
+    rollouts = tmp_path / FILE
+    rollouts.write_bytes(b"".join(json.dumps(one).encode() + b"\n" for one in whole) + damaged + b"\n")
+    assert "newer" in (tmp_path / page.PAGE).read_text() if page.draw(tmp_path, rollouts) else False
+    assert [one["completion"] for one in _newest(rollouts)] == ["newer"]
 
 
 def test_a_run_makes_it_at_each_look_and_checkpoint(tmp_path: Path) -> None:

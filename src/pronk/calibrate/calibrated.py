@@ -25,7 +25,7 @@ from pronk.calibrate.layers import Attention, gated, norm
 from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.tensors import EMBEDDING, HEAD, Checkpoint, LazyTensor, Progress, check_finite
 from pronk.config import ModelConfig
-from pronk.errors import BadRequest, Unsupported
+from pronk.errors import BadFile, BadRequest, Unsupported
 
 Floats = NDArray[np.float32]
 
@@ -118,7 +118,7 @@ class _Walk:
             self._layer(f"model.layers.{layer}.")
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
         fed = self._norm("model.norm.weight")
-        upper = gptq.spread(fed.T @ fed, _TIED if head == EMBEDDING else _DAMPING)
+        upper = self._spread(head, fed, _TIED if head == EMBEDDING else _DAMPING)
         self._rounded(head, weights_of(self.checkpoint, head), upper)
         return _with(self.checkpoint, self.kinds, self.tensors)
 
@@ -135,9 +135,16 @@ class _Walk:
     def _norm(self, name: str) -> Floats:
         return norm(self.stream, weights_of(self.checkpoint, name), self.config.rms_norm_eps)
 
+    def _spread(self, name: str, fed: Floats, damping: float) -> Floats:
+        hessian = fed.T @ fed
+        if not np.isfinite(hessian).all():
+            problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
+            raise BadFile(self.checkpoint.path, problem, field=f"tensor {name!r}")
+        return gptq.spread(hessian, damping)
+
     def _products(self, fed: Floats, *modules: str) -> list[Floats]:
         """What matrices give that are fed the same [T, K], once they are rounded."""
-        upper = gptq.spread(fed.T @ fed, _DAMPING)
+        upper = self._spread(f"{modules[0]}.weight", fed, _DAMPING)
         out = []
         for module in modules:
             name = module + ".weight"

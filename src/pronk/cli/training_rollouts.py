@@ -24,11 +24,15 @@ def show(lines: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         for line in group:
             each = " ".join(f"{name} {value:g}" for name, value in line["rewards"].items())
             cut = "" if line["ended"] else " (cut off)"
-            found.append(f"  {line['reward']:+.3f}  {_shown(line['completion'])}{cut}")
+            found.append(f"  {_number(line['reward'])}  {_shown(line['completion'])}{cut}")
             if len(line["rewards"]) > 1:
                 found.append(f"          {each}")
         found.append("")
     console.write("\n".join(found))
+
+
+def _number(reward: float) -> str:
+    return f"{reward:+.3f}" if abs(reward) < 1e6 else f"{reward:+g}"
 
 
 def _shown(text: object) -> str:

@@ -109,6 +109,11 @@ class GRPO(Objective):
             raise BadRequest("num_generations must be 2 or more: a completion is held against the others of its group")
         if self.reward_weights and len(self.reward_weights) != len(self.reward):
             raise BadRequest(f"there are {len(self.reward)} rewards and {len(self.reward_weights)} reward_weights")
+        if self.rollout == "exact" and self.rollout_quantize != "auto":
+            raise BadRequest(
+                f"exact rollouts are written by what is trained, in its own numbers, not {self.rollout_quantize}; "
+                "leave rollout_quantize out"
+            )
         if self.rollout == "exact" and self.dynamic_sampling:
             raise BadRequest(
                 "exact rollouts are passes as they are trained on, and dynamic_sampling makes others; leave it out"

@@ -18,6 +18,7 @@ from pronk.train.data.examples import Prompt
 from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.objective import Writer
 from pronk.train.rewards.scorer import Scorer, Text
+from pronk.train.rollouts.lines import read
 from pronk.train.rollouts.sampler import Asked, Sampler
 from pronk.train.rollouts.texts import Answered, Completion
 
@@ -78,10 +79,8 @@ class Rollouts(Writer):
         """What was written in steps after a checkpoint, which will come again."""
         lines = []
         for raw in self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []:
-            try:
-                if not (raw.endswith(b"\n") and json.loads(raw)["step"] <= after):
-                    break
-            except (ValueError, KeyError, TypeError, RecursionError):
+            line = read(raw)
+            if not raw.endswith(b"\n") or line is None or line["step"] > after:
                 break
             lines.append(raw)
         try:

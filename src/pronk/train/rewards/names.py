@@ -32,7 +32,7 @@ def parse(name: str) -> Named:
     if not (colon and of):
         wants = {"regex": "regex:PATTERN", "schema": "schema:FILE", "length": "length:TOKENS"}[kind]
         raise BadRequest(f"the reward {kind} is {wants}, not {short(name)}")
-    if kind == "length" and not (of.isascii() and of.isdigit() and 0 < int(of) < 1 << 31):
+    if kind == "length" and not (of.isascii() and of.isdigit() and len(of) < 11 and 0 < int(of) < 1 << 31):
         raise BadRequest(f"the reward length is of a whole number of tokens from 1 on, not {short(of)}")
     if kind == "regex":
         try:

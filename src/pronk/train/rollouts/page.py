@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from pronk.drawing import svg
 from pronk.errors import os_problem
 from pronk.system import replacing
 from pronk.train import curve
+from pronk.train.rollouts.lines import read
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -114,15 +115,8 @@ def _by_step(rollouts: Path) -> dict[int, list[bytes]]:
 
 
 def _read(raws: Sequence[bytes]) -> list[Line]:
-    """A last line that is half written is left out."""
-    found = []
-    for raw in raws:
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            break
-        found.append(line)
-    return found
+    """Up to one that is damaged, as the last may be, half written."""
+    return [line for line in takewhile(lambda line: line is not None, map(read, raws)) if line]
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.adapter_config import CONFIG, read_config
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import Backend
-from pronk.errors import BadRequest, os_problem
+from pronk.errors import BadRequest
 from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
@@ -30,6 +29,7 @@ from pronk.train.rewards.names import labels, parse
 from pronk.train.rewards.process import InProcess
 from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
 from pronk.train.rollouts import page
+from pronk.train.rollouts.lines import read
 from pronk.train.rollouts.sampler import EngineSampler, ExactSampler, Sampler
 from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.run import Prepared
@@ -128,11 +128,14 @@ class Reinforcing(Tuning):
             try:
                 schema = expanded(of).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                problem = os_problem(error) if isinstance(error, OSError) else "it is no text"
+                problem = error.strerror or "cannot be read" if isinstance(error, OSError) else "it is no text"
                 raise BadRequest(f"{of}, a reward's schema: {problem}") from None
             ready = self.prepared
             compiler = Compiler(ready.tokenizer, ready.checkpoint.config.vocab_size, self._ends)
-            return Schema(compiler.compile(Structure.json_schema(schema)))
+            try:
+                return Schema(compiler.compile(Structure.json_schema(schema)))
+            except BadRequest as error:
+                raise BadRequest(f"{of}, a reward's schema: {error}") from None
         return Scored(_scorer(of, self.how.threads))
 
     def _trainer(self, ready: Prepared, group: Group) -> Trainer:
@@ -213,9 +216,7 @@ def _newest(file: Path) -> list[dict[str, Any]]:
     """The lines of the last step."""
     found: list[dict[str, Any]] = []
     for raw in file.read_bytes().splitlines() if file.exists() else []:
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
+        if (line := read(raw)) is None:
             break
         found = [*found, line] if found and found[-1]["step"] == line["step"] else [line]
     return found
