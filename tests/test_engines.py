@@ -97,7 +97,10 @@ def test_declarations_are_what_engines_have(model: Path) -> None:
         for quantize in engine.formats:
             backend = pronk.load(model, engine=engine.name, quantize=quantize, device="cpu", threads=1).backend
             assert (backend.engine, backend.batch_invariant) == (engine.name, engine.batch_invariant)
-            assert {*Backend.__annotations__} <= {name for name in dir(backend) if getattr(backend, name) is not None}
+            assert backend.newly_kept is None
+            assert {*Backend.__annotations__} - {"newly_kept"} <= {
+                name for name in dir(backend) if getattr(backend, name) is not None
+            }
             assert backend.conditions() == {"threads": 1, "isa": ANY}
             assert backend.device_memory is None
             planned = engine.plan(checkpoints.open(model), {"quantize": quantize, "device": "cpu"})
