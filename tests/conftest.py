@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,18 @@ def smollm2() -> Path:
         return hub.resolve("smollm2:135m")
     except DownloadFailed as error:
         pytest.skip(f"the default model cannot be had: {error}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run what is marked `alone` in a process of its own: a worker keeps the memory of the tests before."""
+    if "PRONK_TEST_ALONE" in os.environ or not pyfuncitem.get_closest_marker("alone"):
+        return None
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rs", pyfuncitem.nodeid]
+    env = {**os.environ, "PRONK_TEST_ALONE": "1"}
+    child = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=env, capture_output=True, text=True)
+    if child.returncode:
+        pytest.fail(child.stdout + child.stderr, pytrace=False)
+    if "1 skipped" in child.stdout:
+        pytest.skip(child.stdout)
+    return True

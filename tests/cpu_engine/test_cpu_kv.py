@@ -59,6 +59,7 @@ def grown(backend: CpuBackend, blocks: int, reserved: int) -> tuple[int, int]:
     return growing - before, full - before
 
 
+@pytest.mark.alone
 def test_a_cache_grows_where_it_is_and_never_is_there_twice() -> None:
     backend = made(num_hidden_layers=4, head_dim=64, num_attention_heads=4, num_key_value_heads=4, hidden_size=256)
     block = backend.new_kv(1, BLOCK_SIZE).storage.block_bytes
