@@ -63,7 +63,7 @@ def test_a_reward_model_s_scores(
     monkeypatch.chdir(tiny.parent)
     pairs = write_sums(Path("pairs.jsonl"), lambda a, b: {"chosen": f" {a + b}.", "rejected": " a number"})
     pronk.reward(tiny, pairs, "rm", max_steps=1, samples=0, device="cpu").run()
-    rm = run("training.md", "Reward models")["rm"]
+    rm = run("preferences.md", "Reward models")["rm"]
     of_texts, of_talk = capsys.readouterr().out.splitlines()
     assert of_texts == str(rm.score(["Is the sea salty? Yes.", "Is the sea salty? Who knows."]))
     assert float(of_talk)
@@ -73,7 +73,7 @@ def test_several_adapters_of_one_model(tiny: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tiny.parent)
     for name in ("mine", "alpaca"):
         save(Path(name), random_adapter(pronk.checkpoint.open(tiny).config, uneven=False))
-    assert list(run("training.md", "Using an adapter")["llm"].adapters) == ["instructions"]
+    assert list(run("trained-adapters.md")["llm"].adapters) == ["instructions"]
 
 
 def test_every_function_of_training_is_on_the_page_of_python() -> None:

@@ -74,7 +74,7 @@ struct WideOf;
 template <Format kFormat>
     requires(traits(kFormat).scales == Scales::row && S::widens_bytes)
 struct WideOf<kFormat> : std::type_identity<WideBytes<S, 64>> {};
-template <Format kFormat>
+template <Format kFormat>  // bf16, whose weights lie in pairs of columns
     requires(traits(kFormat).columns == 2 && S::widens_pairs)
 struct WideOf<kFormat> : std::type_identity<WidePairs<S, 64>> {};
 template <Format kFormat>

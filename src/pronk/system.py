@@ -132,7 +132,7 @@ def replacing(path: Path) -> Iterator[Path]:
     failure, Ctrl-C included: nobody ever finds half of it. What a process left that was killed is removed by the next
     that writes there. Raises OSError, with the name of `path`.
     """
-    _clear(path)
+    _clear_beside(path)
     fresh, old, lock = _beside(path, f"{os.getpid()}.{next(_writes)}")
     held = _hold(lock)
     try:
@@ -157,10 +157,10 @@ def replacing(path: Path) -> Iterator[Path]:
 _writes = itertools.count()  # of this process, whose threads may write to one path
 
 
-def clear(folder: Path, suffix: str) -> None:
+def clear_leftovers(folder: Path, suffix: str) -> None:
     """Take away what processes left in a folder that were killed while they were replacing files of such names."""
     for lock in folder.glob(f".*{escape(suffix)}.*.lock"):
-        _clear(folder / lock.name[1:].rsplit(".", 3)[0])
+        _clear_beside(folder / lock.name[1:].rsplit(".", 3)[0])
 
 
 def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:
@@ -170,7 +170,7 @@ def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:
     return new, old, lock
 
 
-def _clear(path: Path) -> None:
+def _clear_beside(path: Path) -> None:
     """Take away what processes left beside `path` that are no more. Their locks tell: numbers of processes are used
     again, and mean nothing in another container."""
     for lock in path.parent.glob(f".{escape(path.name)}.*.lock"):
@@ -179,7 +179,7 @@ def _clear(path: Path) -> None:
         if held is None:
             continue
         fresh, old, _ = _beside(path, write)
-        _clear(fresh)  # which may have been written in the same way
+        _clear_beside(fresh)  # which may have been written in the same way
         with suppress(OSError):
             if old.exists() and not path.exists():  # it died between two steps
                 old.rename(path)

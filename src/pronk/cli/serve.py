@@ -67,7 +67,8 @@ one ends at once."""
     click.option("--max-waiting", type=click.IntRange(0, 100_000), default=256, show_default=True, metavar="N",
                  help="Let at most N texts wait; one more is refused (429)."),
     click.option("--max-wait", type=options.Number(0, min_open=True), default=300.0, show_default=True,
-                 metavar="SECONDS", help="Refuse (429) a request that has waited SECONDS and was not begun."),
+                 metavar="SECONDS", help="Refuse a request that has waited SECONDS and was not "
+                 "begun: with 429, or with an error event in a stream that has its status already."),
     click.option("--max-memory", type=click.IntRange(1), metavar="BYTES",
                  help="Hold models and their caches in BYTES at most.  [default: most of what is free]"),
     heading="Limits",

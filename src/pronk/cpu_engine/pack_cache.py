@@ -120,7 +120,7 @@ def make_room(nbytes: int) -> bool:
     there = folder()
     try:
         there.mkdir(parents=True, exist_ok=True)
-        system.clear(there, _SUFFIX)
+        system.clear_leftovers(there, _SUFFIX)
         sizes = {file: file.stat().st_size for file in there.glob(f"*{_SUFFIX}")}
         oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
         while oldest and sum(sizes.values()) + nbytes > MOST:

@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 
 
 # Of each objective. TRL's for all weights, but for rewards, where that is what suits LoRA (1e-4); for LoRA ten times
-# that, as usual, and for DPO as in docs/training.md.
+# that, as usual, and for DPO as in docs/preferences.md.
 RATES = {
     "sft": Rates(lora=2e-4, full=2e-5),
     "dpo": Rates(lora=5e-5, full=1e-6),
