@@ -33,7 +33,10 @@ HEADLINE = (
     ("random-1.1b", "q4", "decode", "1.1B, q4: decode 128"),
     ("random-1.1b", "bf16", "decode", "1.1B, bf16: decode 128"),
 )
-SOURCES = {"headline": "vs_llama_cpp"}  # of tables that have no results of their own
+SOURCES = {
+    "headline": "vs_llama_cpp",
+    "vs_llama_cpp_avx2": "vs_llama_cpp-avx2",
+}  # of tables that have no results of their own
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
@@ -63,6 +66,10 @@ def vs_llama_cpp(results: dict[str, Any]) -> str:
                 rows.append([what, *_beside(taken, "llama.cpp"), shares])
     header = ("tokens/s (medians)", "pronk", "llama.cpp", "ratio", "goal", "peak memory, MB", "of the read ceiling")
     return harness.table(header, rows)
+
+
+def vs_llama_cpp_avx2(results: dict[str, Any]) -> str:
+    return vs_llama_cpp(results)
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -203,6 +210,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         headline,
         vs_transformers,
         vs_llama_cpp,
+        vs_llama_cpp_avx2,
         vs_ctranslate2,
         vs_bitsandbytes,
         vs_peft,

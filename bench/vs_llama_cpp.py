@@ -1,16 +1,20 @@
 """Prefill and decode beside llama.cpp, in turns: same weights, threads and lengths; ceilings measured in the same run.
 
-    python bench/vs_llama_cpp.py [--models smollm2-135m random-1.1b] [--formats q8 int8 q4 bf16] [--threads 2]
+    python bench/vs_llama_cpp.py [--models smollm2-135m random-1.1b] [--formats q8 int8 q4 bf16 Q4_K_M ...]
+                                 [--threads 2] [--isa avx2]
 
 Each side is a process of its own that waits while the other works. pronk is timed from outside, through `LLM.stream`
 and `LLM.generate`: sampling, scheduler and text included. llama.cpp is its own `llama_decode` in a loop, with nothing
 around it but a search for the largest logit. Both read files that llama.cpp's quantizer made; `int8`, which is no type
-of GGUF's, is quantized by pronk from what Q8_0 was quantized from. `--engine torch` runs pronk's other engine instead.
+of GGUF's, is quantized by pronk from what Q8_0 was quantized from; formats named as llama.cpp names its files run as
+they are stored. `--engine torch` runs pronk's other engine instead. With `--isa` results are kept under that name: give
+it where a processor has no more, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +34,7 @@ class Format:
     ours: str | None
     theirs: str
     tasks: tuple[str, ...] = ("prefill", "decode")
+    quantize: str | None = None  # None: its own name
 
 
 FORMATS = {
@@ -37,6 +42,13 @@ FORMATS = {
     "int8": Format(None, "Q8_0", tasks.TASKS),
     "q4": Format("Q4_0", "Q4_0"),
     "bf16": Format("BF16", "BF16"),
+} | {name: Format(name, name, quantize="auto") for name in ("Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "Q2_K")}
+STORED = {
+    "Q4_K_M": {"prefill": 2.2, "decode": 1.35},
+    "Q5_K_M": {"prefill": 2.2, "decode": 1.3},
+    "Q6_K": {"prefill": 2.2, "decode": 1.3},
+    "Q3_K_M": {"prefill": 2.2, "decode": 1.25},
+    "Q2_K": {"prefill": 2.2, "decode": 1.25},
 }
 # The ratios that were set as a goal before the work began.
 GOALS = {
@@ -45,13 +57,23 @@ GOALS = {
         "int8": {"prefill": 3.5, "decode": 1.8, "batch": 3.0, "long": 2.0},
         "q4": {"prefill": 2.2, "decode": 1.35},
         "bf16": {"prefill": 1.85, "decode": 1.05},
-    },
+    }
+    | STORED,
     models.RANDOM: {
         "q8": {"prefill": 2.2, "decode": 1.45},
         "int8": {"prefill": 3.0, "decode": 1.6},
         "q4": {"prefill": 2.2, "decode": 1.6},
         "bf16": {"prefill": 1.3, "decode": 1.05},
-    },
+    }
+    | {name: {"prefill": 2.0, "decode": 1.2} for name in STORED},
+}
+# Where there is no AVX-512: of prefill they were set apart.
+AVX2 = {"int8": 3.2, "q8": 2.4, "q4": 2.2, "bf16": 1.6} | dict.fromkeys(STORED, 2.0)
+GOALS_AVX2 = {
+    model: {
+        name: goals | {"prefill": AVX2[name]} | ({"long": 2.5} if "long" in goals else {}) for name, goals in of.items()
+    }
+    for model, of in GOALS.items()
 }
 
 
@@ -60,13 +82,15 @@ def compare(
 ) -> dict[str, Any]:
     form, sizes = FORMATS[name], tasks.QUICK if options.quick else tasks.Sizes()
     files = {"pronk": models.gguf(model, form.ours or models.ORIGIN[model]), PEER: models.gguf(model, form.theirs)}
-    goals = GOALS[model][name]
+    goals = (GOALS_AVX2 if options.isa == "avx2" else GOALS)[model][name]
     harness.say(f"{model} {name} beside {form.theirs}, tokens/s:")
     measured: dict[str, Any] = {"theirs": form.theirs, "files": {side: path.name for side, path in files.items()}}
     before, stolen = bandwidth.reading(ceiling, options.quick), harness.steal_s()
     with Side("pronk_side") as ours, Side("llama_cpp_side", models.PEERS_PYTHON) as theirs:
         stored = {side: ours.stored_bytes(path=str(path)) for side, path in files.items()}
-        loaded = ours.load(path=str(files["pronk"]), engine=options.engine, quantize=name, threads=options.threads)
+        loaded = ours.load(
+            path=str(files["pronk"]), engine=options.engine, quantize=form.quantize or name, threads=options.threads
+        )
         measured["loaded"] = {"pronk": loaded, PEER: theirs.load(path=str(files[PEER]), threads=options.threads)}
         theirs.prepare(ctx=256, sequences=1)
         theirs.check_last_only(ids=list(range(tasks.FIRST_PLAIN_ID, tasks.FIRST_PLAIN_ID + 32)))
@@ -119,8 +143,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--tasks", nargs="+", choices=tasks.TASKS, help="default: those that a goal was set for")
+    parser.add_argument("--isa", help="take these kernels, as PRONK_ISA does")
     tasks.add_options(parser)
     options = parser.parse_args()
+    if options.isa:
+        os.environ["PRONK_ISA"] = options.isa
     if options.quick:
         options.rounds = 2
 
@@ -136,6 +163,7 @@ def main() -> None:
         "settings": {
             "engine": options.engine,
             "threads": options.threads,
+            "isa": options.isa,
             "rounds": options.rounds,
             "warmup_rounds": 1,
             "sizes": (tasks.QUICK if options.quick else tasks.Sizes()).to_dict(),
@@ -149,7 +177,9 @@ def main() -> None:
         for name in options.formats:
             measured = compare(model, name, options.tasks, options, ceilings[options.threads])
             results["measured"].setdefault(model, {})[name] = measured
-            path = harness.save("vs_llama_cpp", results, folder)  # what has been measured stays if the rest fails
+            path = harness.save(
+                "vs_llama_cpp" + (f"-{options.isa}" if options.isa else ""), results, folder
+            )  # what has been measured stays if the rest fails
     print(report(results))
     harness.say(f"written to {path}")
 

@@ -245,7 +245,7 @@ for path, many in ((("variants",), 17), (("techniques",), 200), (("missing",), 6
     try: render(folder)
     except Exception as error: assert type(error).__name__ == "BadFile", error
     else: raise AssertionError(path)
-    assert process_time() - began < 1, path
+    assert process_time() - began < 3, path
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 print(sane, took, int(peak.split()[1]) / 1e3)  # ru_maxrss counts what the parent had when it forked
 """
@@ -256,5 +256,5 @@ def test_the_dearest_that_is_drawn(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     sane, took, megabytes = map(float, done.stdout.split())
-    assert took < 6 * sane + 1
+    assert took < 6 * sane + 5  # a second; squares of these lengths would take minutes
     assert megabytes < MEGABYTES
