@@ -136,6 +136,18 @@ __attribute__((noinline)) void add_adapters(const Adapted& adapted, int begin, i
     }
 }
 
+// What the first of them will read of them, a few lines that come too late where they are asked for when they are needed.
+PRONK_INLINE void ask_for_adapters(const Adapted& adapted, int token, int panel, int first, int vectors) {
+    const int adapter = adapted.adapters[token];
+    if (adapter < 0) return;
+    const LowRank& of = adapted.of[adapter][adapted.product];
+    if (!of.b) return;
+    const size_t row = kPanelRows / 2 * (of.f16 ? 2 : 4), before = (size_t)panel * (of.rank[0] + of.rank[1]);
+    const uint8_t* begin = of.b + (before + (first ? of.rank[0] : 0)) * row;
+    const uint8_t* end = of.b + (before + of.rank[0] + (first + vectors > kVectors / 2 ? of.rank[1] : 0)) * row;
+    for (const uint8_t* line = begin; line < end && line < begin + kPrefetch; line += 64) __builtin_prefetch(line);
+}
+
 // -- products ---------------------------------------------------------------------------------------------------------
 
 F silu(F x) { return S::div(x, S::add(S::set(1.0f), exp(S::sub(S::zero(), x)))); }
@@ -252,8 +264,9 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
                 for (int v = 0; v < vectors * 16 && n + v < out.cols; v += 16) __builtin_prefetch(row_of(out, t + i) + n + v, 1);
             // Of an adapter's first factor, of as few rows as its rank, nothing is read but these.
-            const bool alone = !traits(kFormat).planes && count == 1 && out.epilogue == Epilogue::store &&
+            const bool alone = (!traits(kFormat).planes || traits(kFormat).bits == 8) && count == 1 && out.epilogue == Epilogue::store &&
                                w.rows - panel * kPanelRows - first * 16 <= 16;
+            if (out.adapted.adapters) ask_for_adapters(out.adapted, t, panel, first, vectors);
             times_panel<kFormat>(w, panel, first, alone ? 1 : vectors, rows, count, y);
             if constexpr (traits(traits(kFormat).activations).outliers) {
                 const uint8_t* data = w.panel(panel);

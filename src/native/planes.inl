@@ -254,6 +254,7 @@ void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vecto
     if (tokens == 1) {
         constexpr int R = tile_vectors(1, 2);
         if constexpr (!Of::as_is) return one_token<kFormat, (R < kVectors / 2 ? R : kVectors / 2)>(panel, groups, first, vectors, x, y);
+        if (vectors == 1) return one_token_of_bytes<kFormat, 1>(panel, groups, first, x, y);
         if (vectors == kVectors) return one_token_of_bytes<kFormat, kVectors>(panel, groups, 0, x, y);
         constexpr int half = R < kVectors / 2 ? R : kVectors / 2;
         for (int v = first; v < first + vectors; v += half) one_token_of_bytes<kFormat, half>(panel, groups, v, x, y);
