@@ -30,7 +30,7 @@ from pronk.measure.noise import over_windows
 WINDOW = 512
 TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 MODEL = models.SMOLLM2
-FOUR_BITS = ("Q4_0", "Q4_K_M")
+FOUR_BITS = ("Q4_0", "Q4_K_M", "Q3_K_M", "Q2_K")  # and fewer
 Floats = NDArray[np.float64]
 
 
@@ -114,6 +114,10 @@ def _file(name: str) -> str | None:
     return FORMATS[name].ours if name in FORMATS else None
 
 
+def _quantize(name: str) -> str:
+    return (FORMATS[name].quantize if name in FORMATS else None) or name
+
+
 def _twin(dtype: str | None, *, named: bool = False) -> str:
     return f",{f' {dtype}' if named else ''} of the rotated twin" if dtype in FOUR_BITS else ""
 
@@ -121,7 +125,7 @@ def _twin(dtype: str | None, *, named: bool = False) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--windows", type=int, default=20)
-    parser.add_argument("--ours", nargs="*", default=[*FORMATS, "llm-int8"])
+    parser.add_argument("--ours", nargs="*", default=["q8", "int8", "q4", "bf16", "llm-int8"])
     parser.add_argument("--theirs", nargs="*", default=["Q8_0", "Q4_0", "BF16"])
     parser.add_argument("--reference", default="torch", choices=["torch", "llama.cpp"])
     parser.add_argument("--engine", default="cpu", choices=["cpu", "torch"])
@@ -138,7 +142,7 @@ def main() -> None:
         )
         sides = {
             f"pronk {name}{_twin(_file(name), named=True)}": load(
-                stack, "pronk", _file(name) or origin, options.engine, name, options.threads
+                stack, "pronk", _file(name) or origin, options.engine, _quantize(name), options.threads
             )
             for name in options.ours
         }
