@@ -10,6 +10,7 @@ A folder with adapter_config.json and adapter_model.safetensors, whose names are
     base_model.model.score.weight                                       [1, K]: the same, which makes a reward model
 
 Which modules these are, the tensors say; the config has each one's alpha, and is held against them where it names them.
+adapter_gguf.py reads and writes llama.cpp's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pronk import system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
+from pronk.checkpoint.containers.gguf_file import MAGIC
+from pronk.checkpoint.containers.mapped import first_bytes
 from pronk.checkpoint.tensors import (
     EMBEDDING,
     HEAD,
@@ -42,6 +45,7 @@ from pronk.errors import BadFile, ModelNotFound, Unsupported, short
 
 __all__ = [
     "CONFIG",
+    "HIGHEST_RANK",
     "TARGETS",
     "WEIGHTS",
     "Adapter",
@@ -50,6 +54,7 @@ __all__ = [
     "applied",
     "base_for",
     "key",
+    "misfit",
     "open",
     "read",
     "read_config",
@@ -58,7 +63,7 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 _PREFIX = "base_model.model."
-_MOST_RANK = 1 << 14  # beyond the width of any matrix that an adapter would be smaller than
+HIGHEST_RANK = 1 << 14  # beyond the width of any matrix that an adapter would be smaller than
 _WHOLE_SCORE = _PREFIX + SCORE
 _TABLE, _ENDS = "model.embed_tokens", {"model.embed_tokens", "lm_head"}  # modules
 
@@ -87,7 +92,11 @@ class Adapter:
 
 
 def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
-    """The adapter in a folder, for this model. Raises BadFile, Unsupported and ModelNotFound."""
+    """The adapter in a folder, or in a GGUF file, for this model. Raises BadFile, Unsupported and ModelNotFound."""
+    if folder.is_file() and first_bytes(folder, len(MAGIC)) == MAGIC:
+        from pronk.checkpoint import adapter_gguf  # which is made of what is here
+
+        return adapter_gguf.read(folder, checkpoint)
     config, path = adapter_config.read(folder), folder / WEIGHTS
     shapes = checkpoint.config.tensor_shapes()
     if not checkpoint.config.num_labels:
@@ -126,8 +135,10 @@ def _products(
         names = [f"{module}.lora_embedding_{part}" if table else f"{module}.lora_{part}.weight" for part in "AB"]
         if not tensors.keys().isdisjoint(names):
             rank = config.rank(module)
-            if rank > _MOST_RANK:
-                raise Unsupported(f"{path.parent / CONFIG}: a rank of {rank} is not supported; at most {_MOST_RANK} is")
+            if rank > HIGHEST_RANK:
+                raise Unsupported(
+                    f"{path.parent / CONFIG}: a rank of {rank} is not supported; at most {HIGHEST_RANK} is"
+                )
             wants = ((rank, rows), (columns, rank)) if table else ((rank, columns), (rows, rank))
             a, b = (_part(path, tensors, name, shape) for name, shape in zip(names, wants, strict=True))
             if table:
@@ -164,7 +175,7 @@ def _whole(
         if not (trained or config.saves(module)):
             raise BadFile(path, f"is none of those that {CONFIG} says were trained", field=f"tensor {short(name)}")
         if tensor.shape != shapes[own]:
-            raise BadFile(path, _misfit(tensor.shape, shapes[own]), field=f"tensor {short(name)}")
+            raise BadFile(path, misfit(tensor.shape, shapes[own]), field=f"tensor {short(name)}")
         plain_dtype(path, name, tensor.dtype)
         found[own] = replace(tensor, name=own, read=partial(_finite, path, name, tensor))
     return found
@@ -224,11 +235,12 @@ def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple
     if tensor is None:
         raise BadFile(path, "absent: it is no adapter of this model", field=f"tensor {short(name)}")
     if tensor.shape != shape:
-        raise BadFile(path, _misfit(tensor.shape, shape), field=f"tensor {short(name)}")
+        raise BadFile(path, misfit(tensor.shape, shape), field=f"tensor {short(name)}")
     return _finite(path, name, tensor).astype(np.float32)
 
 
-def _misfit(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+def misfit(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What is said of a tensor of another shape."""
     return f"shape {shape}, but this model wants {wanted}: it is another model's adapter"
 
 

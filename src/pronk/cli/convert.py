@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
+from pronk.cli import console, converted_adapter, options, progress
 from pronk.cli.saving import open_source, save, tokenizer_for
 from pronk.errors import PronkError
 from pronk.formats import FLOATS, FORMATS, kept
@@ -33,11 +33,12 @@ Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
   pronk convert ./Llama-2-7b llama2-7b.gguf --dtype q8_0
   pronk convert old.gguf new.gguf                                 each tensor in the type it has
+  pronk convert mine mine.gguf                                    a LoRA adapter, for llama.cpp's --lora
   pronk convert stories.bin stories-q.bin --to llama2c --version 2 --group-size 32
   pronk convert smollm2:135m twin --to safetensors --rotate 0     the same function with other weights
 
 At the end pronk reads one text with SRC and with DST, both in f32, and prints the largest difference of
-their logits.
+their logits. Where SRC is a LoRA adapter, the model that it belongs to reads the text with either.
 
 With --rotate, the norms' weights are folded into the matrices behind them, and the residual stream is
 multiplied by a random orthogonal matrix drawn from SEED; lm_head is untied from the embeddings. Weights
@@ -76,6 +77,12 @@ an error of one ulp in every token embedding causes."""
     metavar="SEED",
     help="Write an equivalent model with randomly rotated weights, for measuring quantization fairly.",
 )
+@click.option(
+    "--base",
+    type=options.NAME,
+    metavar="MODEL",
+    help="Where SRC is an adapter: the model that it belongs to.  [default: the one that the adapter names]",
+)
 @options.tokenizer_option
 @options.revision_option
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.  [default: refuse to]")
@@ -88,6 +95,7 @@ def command(
     version: int | None,
     group_size: int | None,
     rotate: int | None,
+    base: str | None,
     tokenizer: str | None,
     revision: str | None,
     overwrite: bool,
@@ -95,12 +103,20 @@ def command(
 ) -> None:
     """Convert a checkpoint to another file format.
 
-    It writes SRC to DST, and measures how far the logits differ.
+    It writes SRC to DST, and measures how far the logits differ. SRC is a model, or a LoRA adapter, which
+    becomes a GGUF file.
     """
     from pronk.checkpoint import rotation
     from pronk.checkpoint.writers import write
 
     to = to or _format_of(dst)
+    if converted_adapter.is_adapter(src):
+        if to != "gguf" or version is not None or group_size is not None or rotate is not None:
+            raise click.UsageError(f"{src} is an adapter, which becomes a GGUF file, with --dtype and --base alone")
+        found = converted_adapter.convert(src, dst, base, dtype or "f32", tokenizer, revision, overwrite, TEXT)
+        return console.write_json(found) if as_json else console.write(_as_text(found) + "\n")
+    if base is not None:
+        raise click.UsageError(f"--base is for an adapter, and {src} is none")
     if dtype and dtype not in write.DTYPES[to]:
         raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
     if to != "llama2c" and version is not None:

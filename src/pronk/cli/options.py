@@ -208,8 +208,8 @@ threads_option = click.option(
 
 adapter_option = together(
     click.option("--adapter", type=NAME, metavar="FOLDER",
-                 help="Apply the LoRA adapter in FOLDER (PEFT's format, which pronk's training verbs write). It "
-                      "is kept beside the weights, in whichever format these are."),
+                 help="Apply the LoRA adapter in FOLDER (PEFT's format, which pronk's training verbs write; or a "
+                      "GGUF file). It is kept beside the weights, in whichever format these are."),
     click.option("--merge-adapter", is_flag=True,
                  help="Add the adapter to the weights instead. They become f32 unless --quantize names a format, and "
                       "generate somewhat faster; a 4-bit format rounds away part of what was learned."),

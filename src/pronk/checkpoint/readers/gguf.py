@@ -104,7 +104,11 @@ def _config(file: GgufFile, described: Mapping[str, tuple[GgufFile, TensorInfo]]
         raise _bad(file, "general.architecture", "absent, or no string")
     if architecture != "llama":
         raise Unsupported(f"{file.path}: architecture {architecture!r:.40} is not supported; 'llama' is")
-    if (kind := metadata.get("general.type", "model")) != "model":
+    if (kind := metadata.get("general.type", "model")) == "adapter":
+        raise Unsupported(
+            f"{file.path}: an adapter, no model by itself; --adapter {file.path} puts it beside its model"
+        )
+    if kind != "model":
         raise Unsupported(f"{file.path}: holds a {kind!r:.40}, not a 'model'")
     llama = {key[6:]: value for key, value in metadata.items() if key.startswith("llama.")}
 

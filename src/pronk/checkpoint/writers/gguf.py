@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,23 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.checkpoint.containers import gguf_blocks
-from pronk.checkpoint.containers.gguf_file import (
-    ARRAY,
-    BOOL,
-    DEFAULT_ALIGNMENT,
-    FLOAT32,
-    INT32,
-    MAGIC,
-    NUMBER_TYPES,
-    STRING,
-    TENSOR_TYPES,
-    UINT32,
-    nbytes,
-)
+from pronk.checkpoint.containers.gguf_file import BOOL, DEFAULT_ALIGNMENT, FLOAT32, INT32, STRING, UINT32
 from pronk.checkpoint.readers.gguf import ROPE_FREQS
 from pronk.checkpoint.readers.names import hf_to_gguf
 from pronk.checkpoint.tensor_stream import TensorStream
 from pronk.checkpoint.tensors import PLAIN_DTYPES
+from pronk.checkpoint.writers.gguf_header import Pair, header, printable
 from pronk.checkpoint.writers.gguf_types import stored
 from pronk.checkpoint.writers.numbers import require_finite, write_array, write_numbers
 from pronk.config import ModelConfig
@@ -38,11 +26,8 @@ from pronk.formats import FORMATS, GROUP
 from pronk.system import processors
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
-_VERSION = 3
-_TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 _END_TOKENS = ("eos", "eot", "eom")
 
-Pair = tuple[str, int, Any]  # key, type, value; a list makes it an array of that type
 Tensors = dict[str, tuple[str, tuple[int, ...], str]]  # by GGUF's name: the model's, shape and format
 
 
@@ -75,8 +60,8 @@ def write(
     """`formats` and `file_type` are gguf_types'."""
     config = stream.config
     tensors, factors = _tensors(config, formats)
-    header, _ = _header(config, tensors, file_type, vocabulary, name)
-    file.write(header)
+    head, _ = _header(config, tensors, file_type, vocabulary, name)
+    file.write(head)
     for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
         if hf_name:
@@ -88,8 +73,8 @@ def write(
 
 def size(config: ModelConfig, formats: Mapping[str, str], vocabulary: Vocabulary | None, name: str) -> int:
     """Bytes of the file that `write` would write of the same."""
-    header, data = _header(config, _tensors(config, formats)[0], 0, vocabulary, name)
-    return -(-len(header) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT + data
+    head, data = _header(config, _tensors(config, formats)[0], 0, vocabulary, name)
+    return -(-len(head) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT + data
 
 
 def _tensors(config: ModelConfig, formats: Mapping[str, str]) -> tuple[Tensors, NDArray[np.float32] | None]:
@@ -110,15 +95,7 @@ def _header(
         *_token_pairs(config, vocabulary),
         *_vocabulary_pairs(vocabulary, config),
     ]
-    header = struct.pack("<4sIQQ", MAGIC, _VERSION, len(tensors), len(pairs))
-    header += b"".join(map(_pack_pair, pairs))
-    offset = 0
-    for gguf_name, (_, shape, format) in tensors.items():
-        kind = stored(format)
-        header += _pack_string(gguf_name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
-        header += struct.pack("<IQ", _TYPE_NUMBERS[kind], offset)
-        offset += -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
-    return header, offset
+    return header(pairs, {name: (shape, stored(format)) for name, (_, shape, format) in tensors.items()})
 
 
 def _write_tensor(file: BinaryIO, stream: TensorStream, name: str, format: str) -> None:
@@ -157,7 +134,7 @@ def _model_pairs(config: ModelConfig, file_type: int, name: str) -> list[Pair]:
     pairs: list[Pair] = [
         ("general.architecture", STRING, "llama"),
         ("general.type", STRING, "model"),
-        ("general.name", STRING, name.encode(errors="replace").decode()),  # a path's bytes may be no UTF-8
+        ("general.name", STRING, printable(name)),
         ("general.file_type", UINT32, file_type),
         ("general.quantization_version", UINT32, 2),
         ("llama.vocab_size", UINT32, config.vocab_size),
@@ -222,23 +199,3 @@ def _vocabulary_pairs(vocabulary: Vocabulary | None, config: ModelConfig) -> lis
     if vocabulary.chat_template is not None:
         pairs.append(("tokenizer.chat_template", STRING, vocabulary.chat_template))
     return pairs
-
-
-def _pack_string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _pack_pair(pair: Pair) -> bytes:
-    key, kind, value = pair
-    if isinstance(value, list):
-        packed = struct.pack("<IIQ", ARRAY, kind, len(value)) + _pack_values(kind, value)
-    else:
-        packed = struct.pack("<I", kind) + _pack_values(kind, [value])
-    return _pack_string(key) + packed
-
-
-def _pack_values(kind: int, values: list[Any]) -> bytes:
-    if kind == STRING:
-        return b"".join(map(_pack_string, values))
-    return np.asarray(values, "<" + NUMBER_TYPES[kind][0]).tobytes()
