@@ -14,8 +14,10 @@ from click.testing import Result
 
 import pronk
 from pronk import checkpoint
-from pronk.checkpoint import adapter
+from pronk.checkpoint import adapter, merging
+from pronk.checkpoint.merging import Part, merged
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.cli import merge
 from pronk.engine.batch import Batch
 from pronk.engine.batch import Run as Rows
 
@@ -160,9 +162,9 @@ def test_what_cannot_be(
 
 def test_no_adapter(run: Run, model: str, tmp_path: Path) -> None:
     result = run("merge", model, str(tmp_path), str(tmp_path / "m"))
-    assert (result.exit_code, result.stderr) == (
-        1, f"pronk: {tmp_path}: no adapter in this folder; looked for adapter_config.json\n",
-    )  # fmt: skip
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert f"{tmp_path}: no model in this folder" in result.stderr
+    assert "nor is it an adapter, which has adapter_config.json" in result.stderr
 
 
 def test_over_a_third_of_what_was_learned_lost(run: Run, model: str, faint: str, tmp_path: Path) -> None:
@@ -224,3 +226,75 @@ def test_a_text_that_shows_nothing_of_what_was_learned(run: Run, model: str, tmp
     learned = json.loads(result.stdout)["learned"]
     assert learned["lost"] is None
     assert "lost of what" not in run("merge", model, silent, str(tmp_path / "m2.gguf")).stdout
+
+
+@pytest.mark.parametrize("method", ["linear", "ties", "dare-linear", "dare-ties"])
+def test_several_by_their_weights(run: Run, model: str, folder: str, faint: str, tmp_path: Path, method: str) -> None:
+    """What is written is what merging.py makes of them, and the receipt says how."""
+    drawn = ["--seed", "7"] if method.startswith("dare") else []
+    kept = ["--density", "0.5"] if method != "linear" else []
+    words = [f"{folder}=0.7", f"{faint}=-0.25", str(tmp_path / "m"), "--method", method, *kept, *drawn]
+    result = run("merge", model, *words, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    receipt = json.loads(result.stdout)
+    assert receipt["merged"] == [{"name": folder, "weight": 0.7}, {"name": faint, "weight": -0.25}]
+    assert (receipt["method"], receipt.get("density"), receipt.get("seed")) == (
+        method, 0.5 if kept else None, 7 if drawn else None
+    )  # fmt: skip
+    base = checkpoint.open(model)
+    parts = [Part(name, adapter.open(Path(name), base), w) for name, w in ((folder, 0.7), (faint, -0.25))]
+    expected = merged(base, parts, method, 0.5 if kept else None, 7)
+    for name, tensor in checkpoint.open(tmp_path / "m").tensors.items():
+        assert np.array_equal(tensor.read(), expected.tensors[name].read()), name
+    again = run("merge", model, *words, "--overwrite")
+    assert again.exit_code == 0
+    assert f"with 0.7 of {folder} and -0.25 of {faint}: 0" in again.stdout
+    assert (f", by {method}, density 0.5" in again.stdout) == (method != "linear")
+
+
+def test_models_and_gguf_adapters(run: Run, model: str, folder: str, tmp_path: Path) -> None:
+    """Half of the way to a model that an adapter was merged into is half of that adapter; SLERP's arc is as good as
+    straight there. A name may hold a =."""
+    assert run("merge", model, folder, str(tmp_path / "a=1")).exit_code == 0
+    assert run("convert", folder, str(tmp_path / "mine.gguf"), "--base", model).exit_code == 0
+    for out, *words in (
+        ("half", f"{tmp_path / 'mine.gguf'}=0.5"),
+        ("mean", f"{tmp_path / 'a=1'}=0.5"),
+        ("arc", str(tmp_path / "a=1"), "--method", "slerp"),
+    ):
+        result = run("merge", model, words[0], str(tmp_path / out), *words[1:])
+        assert (result.exit_code, result.stderr) == (0, "")
+    half, mean, arc = (checkpoint.open(tmp_path / out).tensors for out in ("half", "mean", "arc"))
+    moved = 0.0
+    for name, tensor in checkpoint.open(model).tensors.items():
+        np.testing.assert_allclose(mean[name].read(), half[name].read(), rtol=0, atol=1e-6)
+        assert np.abs(arc[name].read() - half[name].read()).max() < 0.3
+        moved = max(moved, float(np.abs(arc[name].read() - tensor.read()).max()))
+    assert moved > 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["{folder}=much"], 2, "'much' is no weight; give a number behind the ="),
+        (["{folder}=nan"], 1, "a weight must be a number"),
+        (["{folder}", "{folder}", "--method", "slerp"], 1, "slerp goes from BASE towards one other"),
+        (["{folder}", "--density", "0.5"], 2, "linear keeps all"),
+        (["{folder}", "--seed", "1", "--method", "ties"], 2, "--seed is for dare-linear and dare-ties"),
+        (["./nowhere=0.5"], 1, "./nowhere"),
+    ],
+)
+def test_what_cannot_be_merged(
+    run: Run, model: str, folder: str, tmp_path: Path, words: list[str], code: int, problem: str
+) -> None:
+    others = [word.format(folder=folder) for word in words]
+    named = [word for word in others if "/" in word]
+    rest = others[len(named) :]
+    result = run("merge", model, *named, str(tmp_path / "m"), *rest)
+    assert result.exit_code == code
+    assert problem in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_has_the_methods_that_there_are() -> None:
+    assert merge.METHODS == merging.METHODS

@@ -29,8 +29,9 @@ from pronk import system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
-from pronk.checkpoint.containers.gguf_file import MAGIC
+from pronk.checkpoint.containers.gguf_file import MAGIC, open_file
 from pronk.checkpoint.containers.mapped import first_bytes
+from pronk.checkpoint.readers import huggingface
 from pronk.checkpoint.tensors import (
     EMBEDDING,
     HEAD,
@@ -53,6 +54,7 @@ __all__ = [
     "LowRank",
     "applied",
     "base_for",
+    "found",
     "key",
     "misfit",
     "open",
@@ -122,6 +124,13 @@ def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
     if checkpoint.config.tie_word_embeddings:
         whole = _of_one_matrix(config, whole, checkpoint.tensors[EMBEDDING])
     return Adapter(folder, products, whole, nbytes)
+
+
+def found(path: Path) -> bool:
+    """Whether it is an adapter rather than a model: the folder of one, or its GGUF file."""
+    if path.is_file():
+        return first_bytes(path, len(MAGIC)) == MAGIC and open_file(path).metadata.get("general.type") == "adapter"
+    return (path / CONFIG).is_file() and not huggingface.detect(path)
 
 
 def _products(

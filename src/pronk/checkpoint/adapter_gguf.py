@@ -78,8 +78,8 @@ def check(adapter: Adapter, config: ModelConfig) -> None:
     """Raises Unsupported, by name, for what llama.cpp would leave out, or end over."""
     if adapter.replaced:
         raise Unsupported(
-            f"{adapter.path}: holds {min(adapter.replaced)}, trained whole; llama.cpp's adapters hold LoRA alone: merge "
-            "it (pronk merge BASE ADAPTER DST.gguf)"
+            f"{adapter.path}: holds {min(adapter.replaced)}, trained whole; llama.cpp's adapters hold LoRA alone: "
+            "merge it (pronk merge BASE ADAPTER DST.gguf)"
         )
     ends = {name.removesuffix(".weight") for name in (EMBEDDING, HEAD)}
     if config.tie_word_embeddings and (tied := ends & adapter.products.keys()):

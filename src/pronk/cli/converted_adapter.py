@@ -16,12 +16,11 @@ DTYPES = ("f32", "f16", "bf16")
 
 def is_adapter(src: str) -> bool:
     """Whether it is the folder of an adapter, in PEFT's format, and not that of a model."""
-    from pronk.checkpoint.adapter import CONFIG
-    from pronk.checkpoint.readers import huggingface
+    from pronk.checkpoint import adapter
     from pronk.system import expanded
 
     folder = expanded(src)
-    return (folder / CONFIG).is_file() and not huggingface.detect(folder)
+    return folder.is_dir() and adapter.found(folder)
 
 
 def convert(
