@@ -1,6 +1,7 @@
 """A run's folder: for one run alone, with its metrics, its checkpoints and what comes out.
 
 adapter_config.json, adapter_model.safetensors     what comes out, in PEFT's format (with full training: `model/`)
+README.md                                          what was trained, on what and how; see card.py
 metrics.jsonl                                      a line a step, a line an evaluation
 checkpoints/step-000100/                           to go on from; see state.py
 """

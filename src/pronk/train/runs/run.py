@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from pronk.checkpoint.tensors import Checkpoint
-from pronk.errors import BadRequest, NotEnoughMemory, PronkError, out_of_memory
+from pronk.errors import BadRequest, NotEnoughMemory, PronkError, os_problem, out_of_memory
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import pick_device
-from pronk.train import distributed, memory
+from pronk.train import card, distributed, memory
 from pronk.train.data.sources import Data
 from pronk.train.distributed import Group
 from pronk.train.folder import claimed
@@ -135,6 +135,7 @@ class Run(ABC):
             del trainer  # what it kept best is read back, not what it ended with
             if self._result and self.finished:
                 self._result = replace(self._result, samples=tuple(self._samples(before, place)))
+                self._card(self._result, ready.data)
 
     def _alone(self) -> Generator[Metrics]:
         with distributed.joined(self.how.device) as group:
@@ -174,6 +175,15 @@ class Run(ABC):
         self.finished = trainer.finished
         if trainer.group.first and trainer.loop.position.step:
             self._result = self._told(results.of(trainer, self.watcher.note))
+
+    def _card(self, found: Result, data: Data) -> None:
+        assert self.how.out
+        try:
+            problem = card.write(self.how.out, found.to_dict(), self.settings, data)
+        except OSError as error:  # what was trained is there
+            problem = f"{self.how.out / card.CARD} cannot be written: {os_problem(error)}"
+        if problem:
+            self.watcher.note(problem)
 
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()
