@@ -135,6 +135,7 @@ def _change(part: Part, own: LazyTensor, theirs: LazyTensor) -> Floats | None:
     return _read(theirs) - _read(own)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is found, and said to be the part's
 def _made(
     own: LazyTensor,
     name: str,
@@ -172,7 +173,7 @@ def _read(tensor: LazyTensor) -> Floats:
 
 def added(changes: Sequence[Floats], weights: Sequence[float]) -> Floats:
     """sum w D."""
-    total = changes[0] * np.float32(weights[0])
+    total: Floats = changes[0] * np.float32(weights[0])
     for delta, weight in zip(changes[1:], weights[1:], strict=True):
         total += delta * np.float32(weight)
     return total
@@ -201,13 +202,15 @@ def left_by_chance(delta: Floats, density: float, draw: np.random.Generator) -> 
     if density == 1:
         return delta
     kept = draw.random(delta.shape, np.float32) < np.float32(density)
-    return np.where(kept, delta / np.float32(density), np.float32(0))
+    left: Floats = np.where(kept, delta / np.float32(density), np.float32(0))
+    return left
 
 
 def agreeing(changes: Sequence[Floats], weights: Sequence[float]) -> Floats:
     """For each place the mean of those w D whose D has the sign that their sum has."""
     positive = added(changes, [1.0] * len(changes)) >= 0
-    total, count = np.zeros_like(changes[0]), np.zeros(changes[0].shape, np.float32)
+    total: Floats = np.zeros_like(changes[0])
+    count = np.zeros(changes[0].shape, np.float32)
     for delta, weight in zip(changes, weights, strict=True):
         agrees = (delta != 0) & ((delta > 0) == positive)
         total += np.where(agrees, delta * np.float32(weight), np.float32(0))
