@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -145,6 +146,43 @@ def test_stopped_and_resumed(finetune: Run, tmp_path: Path) -> None:
     assert resumed["held_out_loss"] == whole["held_out_loss"]
     assert resumed["samples"] == whole["samples"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_out_of_time(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which a step takes 10 minutes. Each start counts anew, makes a step at least, and exits with 0."""
+    from pronk.train.runs import run as runs
+
+    ticks = count(0.0, 600.0)
+    monkeypatch.setattr(runs, "monotonic", lambda: next(ticks))
+    for limit, more, steps in (("0.25h", [], 2), ("1s", ["--resume"], 3), ("20m", ["--resume"], 5)):
+        result = finetune("--max-time", limit, "--json", *more)
+        assert result.exit_code == 0, result.stderr
+        report = json.loads(result.stdout)
+        assert (report["steps"], report["finished"], report["samples"]) == (steps, False, [])
+        told = f"stopped after step {steps} of 6, for --max-time is over, and saved; "
+        assert result.stderr.splitlines()[-1] == told + "go on with the same command and --resume"
+    last = json.loads(finetune("--max-time", "1d", "--resume", "--json").stdout)
+    (tmp_path / "out").rename(tmp_path / "first")
+    whole = json.loads(finetune("--json").stdout)
+    assert (last["finished"], last["held_out_loss"]) == (True, whole["held_out_loss"])
+
+
+@pytest.mark.parametrize("limit", ["0", "0s", "-5", "5x", "1m1h", "", "nan", "inf", "1e9h", "9" * 400 + "h", "1h 30"])
+def test_no_duration(finetune: Run, limit: str) -> None:
+    result = finetune("--max-time", limit)
+    assert result.exit_code == 2
+    first, _ = result.stderr.splitlines()
+    assert first.startswith("pronk: invalid value for '--max-time': ")
+
+
+def test_a_signal_goes_before_the_clock(finetune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.train.runs import run as runs
+
+    ticks = count(0.0, 600.0)
+    monkeypatch.setattr(runs, "monotonic", lambda: next(ticks))
+    with signalled(signal.SIGTERM, 0):
+        result = finetune("--max-time", "5m")
+    assert (result.exit_code, "--max-time is over" in result.stderr) == (143, False)
 
 
 def test_prolonged_and_begun_from_an_adapter(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:

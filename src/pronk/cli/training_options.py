@@ -11,6 +11,7 @@ import click
 from pronk.cli import options
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
+from pronk.train.runs.duration import seconds
 from pronk.train.runs.options import LOGS, RATES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +30,19 @@ def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...
 
 def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+class Duration(click.ParamType):
+    """As it was typed."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds(value)
+        except ValueError:
+            self.fail(f"{value!r} is no duration over 0, as 90m, 2h, 1h30m, or a number of seconds", param, ctx)
+        return value
 
 
 too_long_option = click.option(
@@ -85,6 +99,9 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
                      help="Pass N times over the data."),
         click.option("--max-steps", type=_N, metavar="N", help="Stop after N optimizer steps; overrides --epochs."),
+        click.option("--max-time", type=Duration(), metavar="TIME",
+                     help="Stop after TIME (90m, 2h, 1h30m, or seconds), counted from this start: the step is finished "
+                     "and saved, and --resume goes on, with as much time again."),
         click.option("--batch-size", "--per-device-train-batch-size", type=_N, default=1, show_default=True,
                      metavar="N", help="Put N examples into a micro-batch."),
         click.option("--accumulate", "--gradient-accumulation-steps", type=_N, default=8, show_default=True,

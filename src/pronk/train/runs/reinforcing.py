@@ -153,10 +153,10 @@ class Reinforcing(Tuning):
         trainer.loop.writer = self._rollouts(sampler, trainer.folder)
         return trainer
 
-    def _trained(self, trainer: Trainer) -> Generator[Metrics]:
+    def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
         """After each look at held-out data, and each checkpoint, there is a page of what was written."""
         drawn, every = 0, self.settings.save_every
-        with closing(super()._trained(trainer)) as lines:
+        with closing(super()._trained(trainer, begun)) as lines:
             for line in lines:
                 step = line["step"]
                 if step > drawn and ("held_out_loss" in line or step % every == 0):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 from pronk.checkpoint.tensors import Checkpoint
@@ -53,9 +54,10 @@ class Run(ABC):
     first of which is before the first step.
 
     Leaving the loop early stops the run as Ctrl-C stops its verb: a checkpoint is saved, from which a run with
-    `resume=True` goes on to the same numbers. Ctrl-C in the midst of a step lets it end, saves, and raises
-    KeyboardInterrupt. Under torchrun all processes are to leave after the same step, or to call `stop`, which need
-    not be at the same time; only the first has a result.
+    `resume=True` goes on to the same numbers. A run whose `max_time` is over ends likewise, and `out_of_time` is True.
+    Ctrl-C in the midst of a step lets it end, saves, and raises KeyboardInterrupt. Under torchrun all
+    processes are to leave after the same step, or to call `stop`, which need not be at the same time; only the first
+    has a result.
     """
 
     less = memory.LESS  # options that take less memory
@@ -63,6 +65,7 @@ class Run(ABC):
     def __init__(self, settings: Settings, how: How) -> None:
         self.settings, self.how, self.watcher = settings, how, Watcher()
         self.finished = False  # whether it came to its end
+        self.out_of_time = False  # whether it was left because `max_time` was over
         self._begun = self._stopped = False
         self._result: Result | None = None
 
@@ -115,7 +118,7 @@ class Run(ABC):
             raise Contradiction(lambda o: f"name a folder for what comes out: {o('out')}")
         if self._begun:
             raise BadRequest("this run has begun already; make another with resume=True, which goes on with it")
-        self._begun, folder = True, self.how.out
+        self._begun, folder, begun = True, self.how.out, monotonic()
         with ExitStack() as held:
             group.lead(lambda _: held.enter_context(claimed(folder, resume=self.how.resume)))
             held.enter_context(self._memory_suffices())
@@ -127,7 +130,7 @@ class Run(ABC):
             if self.how.resume:
                 self._resume(trainer)
             try:
-                yield from self._trained(trainer)
+                yield from self._trained(trainer, begun)
             except GeneratorExit:
                 self._end(trainer)
                 raise
@@ -140,12 +143,24 @@ class Run(ABC):
         with distributed.joined(self.how.device) as group:
             yield from self.steps(group)
 
-    def _trained(self, trainer: Trainer) -> Generator[Metrics]:
+    def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
         wanted = self.how.log_to if trainer.group.first else ()
         note, position = self.watcher.note, trainer.loop.position
         logs = Logs(wanted, trainer.folder, flat(trainer.settings), position.step, note)
         with closing(logs) as trainer.listener, self.watcher.training(trainer):
-            yield from unbroken(trainer.metrics(lambda: self._stopped, self.watcher.looking))
+            yield from unbroken(trainer.metrics(self._ending(trainer, begun), self.watcher.looking))
+
+    def _ending(self, trainer: Trainer, begun: float) -> Callable[[], bool]:
+        """Whether to end now. Each start makes a step at least: so one that is started again and again gets on."""
+        first, most = trainer.loop.position.step, self.how.max_time
+
+        def ending() -> bool:
+            if most is not None:  # one process says when, and all must ask
+                late = trainer.loop.position.step > first and monotonic() - begun >= most
+                self.out_of_time = trainer.group.any(late)
+            return self._stopped or self.out_of_time
+
+        return ending
 
     def _trainer(self, ready: Prepared, group: Group) -> Trainer:
         assert self.how.out

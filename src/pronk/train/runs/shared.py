@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 Name = str | Path  # of a model, a file or a folder
+Duration = str | float  # "90m", "1h30m", or seconds
 Log = Literal["tensorboard", "wandb"]
 Precision = Literal["f32", "bf16", "f16"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd"]
@@ -30,6 +31,7 @@ class Shared(TypedDict, total=False):
     quantize: str | None
     epochs: float
     max_steps: int | None
+    max_time: Duration | None
     batch_size: int
     accumulate: int
     pack: int | None
