@@ -67,7 +67,16 @@ def test_an_adapter_and_a_report(finetune: Run, run: Run, model: str, tmp_path: 
     assert adapter.read_config(tmp_path / "out")[0].rank == 4
     names = {path.name for path in (tmp_path / "out").iterdir()}
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
-    own = {adapter.CONFIG, adapter.WEIGHTS, "metrics.jsonl", "checkpoints", "loss.svg"}
+    own = {
+        adapter.CONFIG,
+        adapter.WEIGHTS,
+        "metrics.jsonl",
+        "checkpoints",
+        "loss.svg",
+        "run.yaml",
+        "curves.html",
+        "samples.jsonl",
+    }
     assert names - {".lock"} == own | tokenizer
     said = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "64", "-p", sample["prompt"])
     assert said.exit_code == 0, said.stderr

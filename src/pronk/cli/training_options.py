@@ -32,7 +32,7 @@ def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-class Duration(click.ParamType):
+class Duration(click.types.StringParamType):
     """As it was typed."""
 
     name = "duration"
@@ -46,8 +46,9 @@ class Duration(click.ParamType):
 
 
 too_long_option = click.option(
-    "--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
-    help="Refuse examples that are longer, cut their end off, or leave them out.",
+    "--too-long", type=click.Choice(["error", "cut", "skip", "split"]), default="error", show_default=True,
+    help="Refuse examples that are longer, cut their end off, leave them out, or split bare texts into several (and "
+    "refuse other examples).",
 )  # fmt: skip
 skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
 fields_option = click.option(
@@ -60,8 +61,9 @@ template_option = click.option(
 )  # fmt: skip
 data = options.together(
     click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
-                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; or a dataset on the hub "
-                 "(owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, FILE=2 each twice."),
+                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; on all texts of a folder; or on "
+                 "a dataset on the hub (owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, "
+                 "FILE=2 each twice."),
     click.option("--max-length", type=_N, metavar="N",
                  help="Allow examples of at most N tokens.  [default: the context length]"),
     too_long_option,
@@ -154,6 +156,9 @@ def shared(lr: str) -> Callable[[F], F]:
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
         click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                      help="Answer N held-out prompts before and after training, and print both answers."),
+        click.option("--samples-at", type=click.Choice(["ends", "looks"]), default="ends", show_default=True,
+                     help="looks: answer them after each evaluation as well, into samples.jsonl and curves.html; each "
+                     "time that takes as long as so many answers."),
         heading="Evaluation",
     )  # fmt: skip
     output = options.together(

@@ -51,6 +51,7 @@ class How:
     samples: int
     log_to: tuple[str, ...]
     max_time: float | None = None  # seconds
+    samples_at: str = "ends"
     tokenizer: str | None = None
 
 
@@ -134,7 +135,8 @@ RULES: dict[str, _Rule] = {
     **dict.fromkeys("weight_decay clip center_rewards kl_coef importance_cap".split(), _NOT_NEGATIVE),
     "data": _NAMES,
     "fields": _Rule("a mapping from your records' keys to the names they are read as", _are_fields),
-    "too_long": _one_of("error", "cut", "skip"),
+    "samples_at": _one_of("ends", "looks"),
+    "too_long": _one_of("error", "cut", "skip", "split"),
     "instructions": _one_of("auto", "chat", "alpaca"),
     "loss_type": _Rule("the name of a loss", lambda value: isinstance(value, str)),  # objectives know theirs
     "reward": _Rule("a reward (file.py:function, exact, a reward model, ...), or a list of such", _are_names),

@@ -61,8 +61,10 @@ class Reinforcing(Tuning):
             raise Contradiction(
                 lambda o: f"{o('lora_dropout')} would make what is trained another model than what writes; leave it out"
             )
-        if settings.too_long == "cut":
-            raise Contradiction(lambda o: f"{o('too_long')} cut would ask half a question; give error or skip")
+        if settings.too_long in ("cut", "split"):
+            raise Contradiction(
+                lambda o: f"{o('too_long')} {settings.too_long} would ask half a question; give error or skip"
+            )
 
     def plan(self, device: str | None = None) -> Plan:
         """With the engine that writes: its weights, and keys and values of all completions of a step."""
