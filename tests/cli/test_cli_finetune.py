@@ -185,12 +185,13 @@ def test_no_duration(finetune: Run, limit: str) -> None:
 
 
 def test_a_signal_goes_before_the_clock(finetune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends a run is told that it ended it."""
     from pronk.train.runs import run as runs
 
     ticks = count(0.0, 600.0)
     monkeypatch.setattr(runs, "monotonic", lambda: next(ticks))
-    with signalled(signal.SIGTERM, 0):
-        result = finetune("--max-time", "5m")
+    with signalled(signal.SIGTERM, 1):  # in the very step after which time is over
+        result = finetune("--max-time", "15m")
     assert (result.exit_code, "--max-time is over" in result.stderr) == (143, False)
 
 
