@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,7 +67,17 @@ def test_an_adapter_and_a_report(finetune: Run, run: Run, model: str, tmp_path: 
     assert adapter.read_config(tmp_path / "out")[0].rank == 4
     names = {path.name for path in (tmp_path / "out").iterdir()}
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
-    own = {adapter.CONFIG, adapter.WEIGHTS, "README.md", "metrics.jsonl", "checkpoints", "loss.svg"}
+    own = {
+        adapter.CONFIG,
+        adapter.WEIGHTS,
+        "README.md",
+        "metrics.jsonl",
+        "checkpoints",
+        "loss.svg",
+        "run.yaml",
+        "curves.html",
+        "samples.jsonl",
+    }
     assert names - {".lock"} == own | tokenizer
     said = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "64", "-p", sample["prompt"])
     assert said.exit_code == 0, said.stderr
@@ -145,6 +156,44 @@ def test_stopped_and_resumed(finetune: Run, tmp_path: Path) -> None:
     assert resumed["held_out_loss"] == whole["held_out_loss"]
     assert resumed["samples"] == whole["samples"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_out_of_time(finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which a step takes 10 minutes. Each start counts anew, makes a step at least, and exits with 0."""
+    from pronk.train.runs import run as runs
+
+    ticks = count(0.0, 600.0)
+    monkeypatch.setattr(runs, "monotonic", lambda: next(ticks))
+    for limit, more, steps in (("0.25h", [], 2), ("1s", ["--resume"], 3), ("20m", ["--resume"], 5)):
+        result = finetune("--max-time", limit, "--json", *more)
+        assert result.exit_code == 0, result.stderr
+        report = json.loads(result.stdout)
+        assert (report["steps"], report["finished"], report["samples"]) == (steps, False, [])
+        told = f"stopped after step {steps} of 6, for --max-time is over, and saved; "
+        assert result.stderr.splitlines()[-1] == told + "go on with the same command and --resume"
+    last = json.loads(finetune("--max-time", "1d", "--resume", "--json").stdout)
+    (tmp_path / "out").rename(tmp_path / "first")
+    whole = json.loads(finetune("--json").stdout)
+    assert (last["finished"], last["held_out_loss"]) == (True, whole["held_out_loss"])
+
+
+@pytest.mark.parametrize("limit", ["0", "0s", "-5", "5x", "1m1h", "", "nan", "inf", "1e9h", "9" * 400 + "h", "1h 30"])
+def test_no_duration(finetune: Run, limit: str) -> None:
+    result = finetune("--max-time", limit)
+    assert result.exit_code == 2
+    first, _ = result.stderr.splitlines()
+    assert first.startswith("pronk: invalid value for '--max-time': ")
+
+
+def test_a_signal_goes_before_the_clock(finetune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends a run is told that it ended it."""
+    from pronk.train.runs import run as runs
+
+    ticks = count(0.0, 600.0)
+    monkeypatch.setattr(runs, "monotonic", lambda: next(ticks))
+    with signalled(signal.SIGTERM, 1):  # in the very step after which time is over
+        result = finetune("--max-time", "15m")
+    assert (result.exit_code, "--max-time is over" in result.stderr) == (143, False)
 
 
 def test_prolonged_and_begun_from_an_adapter(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:

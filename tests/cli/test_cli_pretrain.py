@@ -57,7 +57,8 @@ def test_a_model_that_all_others_read(pretrain: Run, run: Run, tmp_path: Path) -
     assert notes[0].endswith(" held out; 360 different ones, of 1.31 bytes on average")
     assert [note.split(":")[0] for note in notes[1:]] == ["step 0 of 12", "step 6 of 12", "step 12 of 12"]
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names - {".lock"} == {"README.md", "metrics.jsonl", "checkpoints", "model", "loss.svg"}
+    beside = {"curves.html", "samples.jsonl", "run.yaml"}
+    assert names - {".lock"} == {"README.md", "metrics.jsonl", "checkpoints", "model", "loss.svg", *beside}
     model = str(tmp_path / "out" / "model")
     assert report["model_folder"] == model
     opened = checkpoint.open(model)

@@ -47,6 +47,18 @@ def test_records_are_documents(tmp_path: Path) -> None:
         documents.read(path)
 
 
+def test_a_folder_is_documents(tmp_path: Path) -> None:
+    """Each file one or several, the files by their names."""
+    (tmp_path / "more").mkdir()
+    written(tmp_path, TALES)
+    written(tmp_path, "five\n", "more/a.txt")
+    written(tmp_path, "zero", "a.rst")
+    assert documents.read(str(tmp_path)) == ["zero", "five", "one one\ntwo", "three <|endoftext|> three", "four"]
+    written(tmp_path, b"\0", "more/b")
+    with pytest.raises(BadFile, match=r"more.b.*is no text"):
+        documents.read(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -66,7 +78,7 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
 def test_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFound, match="no such file"):
         documents.read(str(tmp_path / "text.txt"))
-    with pytest.raises(BadFile, match="cannot be read: Is a directory"):
+    with pytest.raises(BadFile, match="holds no text"):
         documents.read(str(tmp_path))
     path = written(tmp_path, "a" * 1000)
     monkeypatch.setattr("pronk.system.free_memory", lambda: 1000)

@@ -319,3 +319,120 @@ def test_what_is_no_list_of_records_is_told_what_it_is(tmp_path: Path, content: 
     (tmp_path / "data").write_text(content)
     with pytest.raises(BadFile, match=problem):
         records.read(tmp_path / "data")
+
+
+SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+
+
+def test_sharegpt(tmp_path: Path) -> None:
+    """Becomes the messages that it stands for, whoever speaks; a system prompt may stand beside it."""
+    whole = [{"from": "system", "value": "Be kind."}, *SHAREGPT]
+    raw = [
+        {"conversations": SHAREGPT, "id": "x_0"},
+        {"conversations": whole},
+        {"conversations": SHAREGPT, "system": "Be kind."},
+        {"messages": [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": "Hello", "weight": 1}]},
+    ]
+    found = records.read(write_lines(tmp_path / "data", *raw)).items
+    system = {"role": "system", "content": "Be kind."}
+    talks = [TALK, [system, *TALK], [system, *TALK], [TALK[0], {**TALK[1], "weight": 1}]]
+    assert [dict(one.values) for one in found] == [{"messages": talk} for talk in talks]
+    assert [one.unread for one in found] == [("id",), (), (), ()]
+    assert {one.kind for one in found} == {"messages"}
+
+
+def test_sharegpt_with_tools_and_preferences(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    raw = [
+        {"from": "human", "value": "2+2?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "4"},
+        {"from": "gpt", "value": "Four."},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    asked, called, told, said = (
+        {"role": "user", "content": "2+2?"},
+        {"type": "function", "function": call},
+        "4",
+        "Four.",
+    )
+    path = write_lines(tmp_path / "data", {"conversations": raw, "tools": json.dumps(tools)})
+    (found,) = records.read(path).items
+    assert found.values["tools"] == tools
+    assert found.values["messages"] == [
+        asked,
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": told},
+        {"role": "assistant", "content": said},
+    ]
+    answers = {"chosen": SHAREGPT[1], "rejected": {"from": "gpt", "value": "Go away."}}
+    path = write_lines(tmp_path / "pairs", {"conversations": SHAREGPT[:1], "system": "Be kind.", **answers})
+    (pair,) = records.read(path).items
+    assert pair.kind == "preference"
+    assert pair.values["prompt"] == [{"role": "system", "content": "Be kind."}, TALK[0]]
+    assert (pair.values["chosen"], pair.values["rejected"][0]["content"]) == ([TALK[1]], "Go away.")
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ([], "conversations must be a list of messages"),
+        (
+            [{"from": "alien", "value": "Hi"}],
+            "message 0 of conversations is from 'alien', whom nobody knows; known are",
+        ),
+        ([{"from": ["human"], "value": "Hi"}], "whom nobody knows"),
+        ([{"from": "human", "value": 7}, SHAREGPT[1]], "the content of message 0 must be text, not 7"),
+        ([{"from": "human"}, SHAREGPT[1]], "the content of message 0 must be text, not None"),
+        ([SHAREGPT[0]], "has no answer: none of the messages is the assistant's"),
+        ([SHAREGPT[0], {"from": "gpt", "value": " "}], "has no answer: message 1"),
+        ([{"from": "human", "value": "a", "content": "b"}, SHAREGPT[1]], "has both value and content"),
+        ([SHAREGPT[0], {"from": "function_call", "value": "add(2)"}], "must be a call of a function as JSON"),
+        ([SHAREGPT[0], {"from": "function_call", "value": "[]"}], "must be a call of a function as JSON"),
+        ([SHAREGPT[0], {"from": "function_call", "value": "[" * 100_000}], "must be a call of a function as JSON"),
+    ],
+)
+def test_what_is_no_sharegpt(tmp_path: Path, raw: list[Any], problem: str) -> None:
+    with pytest.raises(BadFile) as error:
+        records.read(write_lines(tmp_path / "data", {"conversations": raw}))
+    assert problem in str(error.value)
+
+
+def test_two_system_prompts(tmp_path: Path) -> None:
+    talk = [{"from": "system", "value": "Be brief."}, *SHAREGPT]
+    with pytest.raises(BadFile, match=r"has a system prompt beside the conversation and one in it"):
+        records.read(write_lines(tmp_path / "data", {"conversations": talk, "system": "Be kind."}))
+
+
+def test_a_folder_of_texts(tmp_path: Path) -> None:
+    """In the order of their names, with those of its folders; nothing hidden, nothing empty, and what is no text is
+    told by its name."""
+    folder = tmp_path / "texts"
+    for name, content in {
+        "b.txt": "two", "a.md": "\ufeffone\r\nline", "c/d/e.py": "three", "c/empty.txt": " \n", ".git/config": "no",
+        "c/.hidden": "no",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode())
+    found = records.read(folder).items
+    assert [(one.where, one.values["text"]) for one in found] == [
+        ("a.md", "one\nline"), ("b.txt", "two"), ("c/d/e.py", "three"),
+    ]  # fmt: skip
+    (folder / "c" / "picture.png").write_bytes(b"\x89PNG\0")
+    (folder / "z.txt").write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(BadFile, match=r"2 bad records: c/picture.png: is no text: a byte .* z.txt: not UTF-8 text"):
+        records.read(folder)
+    kept = records.read(folder, skip_bad=True)
+    assert (len(kept.items), [where for where, _ in kept.skipped]) == (3, ["c/picture.png", "z.txt"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_folder_of_other_things(tmp_path: Path) -> None:
+    """A pipe would be waited for, and a circle of links has no end."""
+    (tmp_path / "circle").symlink_to(tmp_path)
+    with pytest.raises(BadFile, match="is a folder without texts"):
+        records.read(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadFile, match=r"link: cannot be read: No such file.*pipe: is a pipe or a device"):
+        records.read(tmp_path)

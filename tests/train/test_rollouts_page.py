@@ -11,6 +11,7 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+from pronk.train import pages
 from pronk.train.objectives.rollouts import FILE
 from pronk.train.rollouts import lines, page
 from pronk.train.runs.reinforcing import _newest
@@ -78,10 +79,11 @@ def test_what_models_write_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_a_page_that_escapes_nothing_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inverse of the test before."""
-    real = page._template()
+    of = "pronk.train.rollouts", "page.html.jinja"
+    real = pages._template(*of)
     monkeypatch.setattr(real.environment, "autoescape", False)
     bare = real.environment.from_string((Path(page.__file__).parent / "page.html.jinja").read_text())
-    monkeypatch.setattr(page, "_template", lambda: bare)
+    monkeypatch.setattr(pages, "_template", lambda *_: bare)
     found = Seen(made(tmp_path, [line(1, "a", text) for text in HOSTILE]))
     assert {"script", "img"} <= set(found.tags)
 

@@ -14,6 +14,7 @@ from tiny_folder import save_tiny_chat_model
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.tokenizer import Tokenizer
+from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder, Example, Pair
 from pronk.train.data.records import Record, parse
 from pronk.train.data.sources import Data, prepare
@@ -49,6 +50,28 @@ def texts(codec: Tokenizer, example: Example) -> tuple[str, str]:
         learned += "|" * bool(learned and at != last + 1) + pieces[at]
         last = at
     return "".join(pieces), learned
+
+
+@pytest.mark.parametrize("most", [2, 3, 5, 8])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_long_text_is_split(codec: Tokenizer, monkeypatch: pytest.MonkeyPatch, most: int, begins: bool) -> None:
+    """Each token but the first is learned, once; each piece begins as the text does, or with the token before it."""
+    record = parse({"text": "Once upon a time there was"}, "line 1")
+    (whole,) = SFT().encode(record, Encoder(codec, 1000))
+    monkeypatch.setattr(codec, "bos_id", int(whole.ids[0]) if begins else None)
+    encoder = Encoder(codec, most, too_long="split")
+    pieces = SFT().encode(record, encoder)
+    assert len(pieces) > 2
+    assert all(2 <= len(piece) <= most and piece.targets == len(piece) - 1 for piece in pieces)
+    learned = [int(token) for piece in pieces for token in piece.ids[piece.loss_mask]]
+    assert learned == whole.ids[1:].tolist()
+    firsts = [int(piece.ids[0]) for piece in pieces]
+    before = [int(whole.ids[0]), *(int(piece.ids[-1]) for piece in pieces[:-1])]
+    assert firsts == (before[:1] * len(pieces) if begins else before)
+    assert (encoder.cut, encoder.skipped) == (0, 0)
+    assert len(SFT().encode(record, Encoder(codec, len(whole), too_long="split"))) == 1
+    with pytest.raises(BadRecord, match="takes 9 tokens"):
+        SFT().encode(parse({"prompt": "Say:", "completion": " a b"}, "line 1"), Encoder(codec, 4, too_long="split"))
 
 
 def test_only_the_answer_and_its_end_are_learned(codec: Tokenizer) -> None:

@@ -25,8 +25,9 @@ Examples:
   pronk finetune smollm2:135m --data mine.jsonl --out mine --resume
   pronk generate -m smollm2:135m --adapter mine --chat "..."
 
-A record is {"messages": [...]}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"question",
-"answer"} or {"text"}; --fields reads records whose keys have other names.
+A record is {"messages": [...]}, {"conversations": [...]} as ShareGPT has them, {"prompt", "completion"},
+{"instruction", "input", "output"}, {"question", "answer"} or {"text"}; --fields reads records whose keys have
+other names. A folder is read as texts.
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from pronk import engines, formats
-from pronk.cli import typed
+from pronk.cli import recipe, typed
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -29,7 +29,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Verb(click.Command):
-    """A command whose option names may be spelled with _ for -, as --max_new_tokens, or as other programs do."""
+    """A command whose option names may be spelled with _ for -, as --max_new_tokens, or as other programs do; and whose
+    options a file may have."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        config = click.Option(
+            ["--config"], type=NAME, metavar="FILE", is_eager=True, expose_value=False, callback=recipe.take,
+            help="Take options from FILE, YAML in the words of this page (lora-rank: 16); those given here come first.",
+        )  # fmt: skip
+        self.params.append(config)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
@@ -52,6 +61,7 @@ class Verb(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
             if isinstance(error, click.BadParameter):
+                recipe.blame(ctx, error)
                 typed.blame(ctx, error)
             if isinstance(error, click.NoSuchOption) and (way_out := self._way_out(error.option_name, ctx)):
                 raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None

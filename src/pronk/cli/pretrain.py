@@ -65,7 +65,8 @@ Examples:
   pronk generate -m tales/model --temperature 0.8 "Once upon a time"
   pronk convert tales/model tales.bin --to llama2c
 
-TEXT is UTF-8, or JSON lines, JSON, CSV or Parquet of {"text"} records (by the file's name), or a dataset on the hub.
+TEXT is UTF-8, a folder of such files, JSON lines, JSON, CSV or Parquet of {"text"} records (by the file's name), or a
+dataset on the hub.
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )

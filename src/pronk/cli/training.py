@@ -30,14 +30,14 @@ def perform(make: Callable[..., Run], given: Mapping[str, Any]) -> None:
         run = make(**{name: value for name, value in given.items() if name not in views})
     if run.how.out is None and not looks:
         raise click.UsageError("name a folder for what comes out: --out FOLDER")
-    run.watcher = watch = Watch(run.stop)
+    run.watcher = watch = Watch(run)
     with _joined(run.how.device) as group:
         if looks:
             _look(run, group, looks[0], views["as_json"])
             return
         for metrics in run.steps(group):
             watch.tell(metrics)
-        if not run.finished:  # 0: it was another process that was told to stop
+        if not (run.finished or (run.out_of_time and not watch.code)):  # 0: another process was told to stop
             raise click.exceptions.Exit(watch.code or 128 + signal.SIGTERM)
         if group.first:
             report = run.result.to_dict()

@@ -11,6 +11,7 @@ import click
 from pronk.cli import options
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
+from pronk.train.runs.duration import seconds
 from pronk.train.runs.options import LOGS, RATES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,9 +32,23 @@ def _fields(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+class Duration(click.types.StringParamType):
+    """As it was typed."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds(value)
+        except ValueError:
+            self.fail(f"{value!r} is no duration over 0, as 90m, 2h, 1h30m, or a number of seconds", param, ctx)
+        return value
+
+
 too_long_option = click.option(
-    "--too-long", type=click.Choice(["error", "cut", "skip"]), default="error", show_default=True,
-    help="Refuse examples that are longer, cut their end off, or leave them out.",
+    "--too-long", type=click.Choice(["error", "cut", "skip", "split"]), default="error", show_default=True,
+    help="Refuse examples that are longer, cut their end off, leave them out, or split bare texts into several (and "
+    "refuse other examples).",
 )  # fmt: skip
 skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
 fields_option = click.option(
@@ -46,8 +61,9 @@ template_option = click.option(
 )  # fmt: skip
 data = options.together(
     click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
-                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; or a dataset on the hub "
-                 "(owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, FILE=2 each twice."),
+                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; on all texts of a folder; or on "
+                 "a dataset on the hub (owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, "
+                 "FILE=2 each twice."),
     click.option("--max-length", type=_N, metavar="N",
                  help="Allow examples of at most N tokens.  [default: the context length]"),
     too_long_option,
@@ -85,6 +101,9 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
                      help="Pass N times over the data."),
         click.option("--max-steps", type=_N, metavar="N", help="Stop after N optimizer steps; overrides --epochs."),
+        click.option("--max-time", type=Duration(), metavar="TIME",
+                     help="Stop after TIME (90m, 2h, 1h30m, or seconds), counted from this start: the step is finished "
+                     "and saved, and --resume goes on, with as much time again."),
         click.option("--batch-size", "--per-device-train-batch-size", type=_N, default=1, show_default=True,
                      metavar="N", help="Put N examples into a micro-batch."),
         click.option("--accumulate", "--gradient-accumulation-steps", type=_N, default=8, show_default=True,
@@ -137,6 +156,9 @@ def shared(lr: str) -> Callable[[F], F]:
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
         click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                      help="Answer N held-out prompts before and after training, and print both answers."),
+        click.option("--samples-at", type=click.Choice(["ends", "looks"]), default="ends", show_default=True,
+                     help="looks: answer them after each evaluation as well, into samples.jsonl and curves.html; each "
+                     "time that takes as long as so many answers."),
         heading="Evaluation",
     )  # fmt: skip
     output = options.together(

@@ -15,6 +15,7 @@ from pronk.cli import console, progress
 from pronk.train.runs.watcher import Advance, Of, Watcher, Work
 
 if TYPE_CHECKING:
+    from pronk.train.runs.run import Run
     from pronk.train.trainer import Trainer
 
 _UNITS: dict[Of, progress.Unit] = {
@@ -28,11 +29,11 @@ _LOGGED = ("characters", "examples")  # of which there may be so many that a fil
 
 
 class Watch(Watcher):
-    """Ctrl-C and SIGTERM call `stop`, so that the step is finished and saved; a second one ends the program at once."""
+    """Ctrl-C and SIGTERM stop the run: the step is finished and saved; a second one ends the program at once."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, run: Run) -> None:
         self.code = 0  # the exit code that says why it was stopped
-        self._stop = stop
+        self._run = run
         self.tell: Callable[[Mapping[str, Any]], None] = lambda metrics: None
 
     def note(self, text: str) -> None:
@@ -90,9 +91,11 @@ class Watch(Watcher):
             self.tell = lambda metrics: None  # and holds the run no longer
             self.looking = lambda done, total: None  # type: ignore[method-assign]
         if not run.finished:
+            late = self._run.out_of_time and not self.code
+            why = ", for --max-time is over," if late else ","
             console.note(
-                f"stopped after step {run.loop.position.step} of {steps}, and saved; go on with the same command and "
-                "--resume"
+                f"stopped after step {run.loop.position.step} of {steps}{why} and saved; go on with the same command "
+                "and --resume"
             )
 
     @contextmanager
@@ -101,7 +104,7 @@ class Watch(Watcher):
             if self.code:
                 os._exit(self.code)
             self.code = 128 + number
-            self._stop()
+            self._run.stop()
             with suppress(OSError):  # a stderr that is closed; and not by click, which may be at work just now
                 os.write(sys.stderr.fileno(), b"\nstopping after this step; once more stops at once\n")
 

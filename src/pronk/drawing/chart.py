@@ -145,7 +145,7 @@ class Panel:
 
 def chart(
     panels: Sequence[tuple[str, Axis, Axis]], height: float, keys: Sequence[Key] = (), *, stacked: bool = False,
-    above: float = 0, right: float = 0,
+    above: float = 0, right: float = 0, width: float = WIDTH,
 ) -> tuple[Drawing, list[Panel]]:  # fmt: skip
     """Panels of (title, axis across, axis up), side by side or `stacked`, each `height` high, with one legend above.
 
@@ -156,17 +156,17 @@ def chart(
     lefts, rights = zip(*(_margins(across, up, right) for _, across, up in panels), strict=True)
     if stacked:
         lefts, rights = [max(lefts)] * len(panels), [max(rights)] * len(panels)
-    room = [WIDTH - a - b for a, b in zip(lefts, rights, strict=True)] if stacked else [
-        (WIDTH - sum(lefts) - sum(rights)) / len(panels)] * len(panels)  # fmt: skip
-    top = above + _legend(drawing := Drawing(0), keys) + (34 if any(title for title, _, _ in panels) else 12)
+    room = [width - a - b for a, b in zip(lefts, rights, strict=True)] if stacked else [
+        (width - sum(lefts) - sum(rights)) / len(panels)] * len(panels)  # fmt: skip
+    top = above + _legend(drawing := Drawing(0, width), keys) + (34 if any(title for title, _, _ in panels) else 12)
     left, found, ends = 0.0, [], []
-    for (title, across, up), before, after, width in zip(panels, lefts, rights, room, strict=True):
-        found.append(Panel(drawing, left + before, top, width, height, across, up))
+    for (title, across, up), before, after, wide in zip(panels, lefts, rights, room, strict=True):
+        found.append(Panel(drawing, left + before, top, wide, height, across, up))
         ends.append(_ground(found[-1], title))
         if stacked:
             top = ends[-1] + (34 if title else 12)
         else:
-            left += before + width + after
+            left += before + wide + after
     drawing.height = math.ceil(max(ends))
     return drawing, found
 
@@ -185,8 +185,8 @@ def _legend(drawing: Drawing, keys: Sequence[Key]) -> float:
     """Its lower end."""
     x, y = 12.0, 22.0
     for key in keys:
-        name = fitted(key.name, WIDTH / 3, SMALL)
-        if x > 12 and x + 32 + width_of(name, SMALL) > WIDTH - 12:
+        name = fitted(key.name, drawing.width / 3, SMALL)
+        if x > 12 and x + 32 + width_of(name, SMALL) > drawing.width - 12:
             x, y = 12.0, y + 22
         if key.kind == "tick":
             drawing.line([(x + 12, y - 11), (x + 12, y + 3)], key.colour, 2, kind="key")

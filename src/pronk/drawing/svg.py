@@ -77,8 +77,8 @@ def fitted(text: str, width: float, size: float = SIZE, bold: bool = False) -> s
 class Drawing:
     """What is added later lies on top."""
 
-    def __init__(self, height: float) -> None:
-        self.height = math.ceil(height)
+    def __init__(self, height: float, width: float = WIDTH) -> None:
+        self.height, self.width = math.ceil(height), width
         self.parts: list[str] = []
 
     def rect(self, x: float, y: float, w: float, h: float, fill: str, *, pale: bool = False, kind: str = "bar") -> None:
@@ -119,19 +119,19 @@ class Drawing:
 
     def element(self, said: str) -> str:
         """For a page: `said` is what is read aloud."""
-        head = f'<svg role="img" aria-label="{_escaped(said)}" viewBox="0 0 {WIDTH} {self.height}" style="{FONT}">'
+        head = f'<svg role="img" aria-label="{_escaped(said)}" viewBox="0 0 {self.width} {self.height}" style="{FONT}">'
         return "\n".join([head, *self.parts, "</svg>"])
 
     def file(self, title: str, said: str) -> str:
         light, dark = ("; ".join(f"--{name}: {value}" for name, value in theme.items()) for theme in (LIGHT, DARK))
         return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" role="img" aria-labelledby="title said">',
             f'<title id="title">{_escaped(title)}</title>',
             f'<desc id="said">{_escaped(said)}</desc>',
             f"<style>svg {{ {light}; {FONT} }}",
             f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>",
-            f'<rect width="{WIDTH}" height="{self.height}" rx="6" style="fill: var(--paper)"/>',
+            f'<rect width="{self.width}" height="{self.height}" rx="6" style="fill: var(--paper)"/>',
             *self.parts,
             "</svg>\n",
         ])  # fmt: skip

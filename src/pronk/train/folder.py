@@ -4,6 +4,7 @@ adapter_config.json, adapter_model.safetensors     what comes out, in PEFT's for
 README.md                                          what was trained, on what and how; see card.py
 metrics.jsonl                                      a line a step, a line an evaluation
 checkpoints/step-000100/                           to go on from; see state.py
+run.yaml                                           what it was asked for; see runs/recipe.py
 """
 
 from __future__ import annotations

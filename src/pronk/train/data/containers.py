@@ -1,7 +1,7 @@
 """Containers: the files and datasets that records come in, one raw record after the other.
 
-A file of JSON lines, of one JSON list, of comma-separated values or of Parquet, told apart by content; or a dataset on
-the Hugging Face hub.
+A file of JSON lines, of one JSON list, of comma-separated values or of Parquet, told apart by content; a folder, whose
+files are texts; or a dataset on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, short
 from pronk.strict_json import half_character
+from pronk.train.data import plain
 
 
 class BadRecord(ValueError):
@@ -39,7 +40,8 @@ def read(source: str | Path) -> Iterator[tuple[str, Any]]:
             yield from _dataset(str(source))
             return
         if path.is_dir():
-            raise BadFile(path, "is a folder; give the path of a file: JSON lines, JSON, CSV or Parquet")
+            yield from _folder(path)
+            return
         if not path.is_file():
             raise BadFile(path, "is a pipe or a device, and it is read more than once; write it to a file first")
         with path.open("rb") as file:
@@ -62,6 +64,22 @@ def read(source: str | Path) -> Iterator[tuple[str, Any]]:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:  # of a library's
         raise BadFile(path, "holds text that is not UTF-8; convert it first") from None
+
+
+def _folder(path: Path) -> Iterator[tuple[str, Any]]:
+    """A record of each file that is not empty."""
+    there = False
+    for one in plain.files(path):
+        text: Any
+        try:
+            text = plain.read(one)
+        except BadFile as error:
+            text = BadRecord(f"{error.problem} (a folder is read as texts)")
+        if isinstance(text, BadRecord) or text.strip():
+            there = True
+            yield one.relative_to(path).as_posix(), text if isinstance(text, BadRecord) else {"text": text}
+    if not there:
+        raise BadFile(path, "is a folder without texts; give that of texts, or a file: JSON lines, JSON, CSV, Parquet")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pronk import system
 from pronk.errors import BadFile, os_problem
 from pronk.system import expanded
-from pronk.train.data import records
+from pronk.train.data import plain, records
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's, and TinyStories'
 _RECORDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -17,27 +17,22 @@ _BYTES = 16  # of memory for each byte of a text: itself, its tokens and sequenc
 
 
 def read(source: str, separator: str = SEPARATOR) -> list[str]:
-    """The documents of a text, which lines of `separator` alone part; or records of {"text"}, one document each.
+    """The documents of a text, which lines of `separator` alone part, or of all texts of a folder; or records of
+    {"text"}, one document each.
 
     Raises BadFile or ModelNotFound, and PronkError where memory does not suffice.
     """
     path = expanded(source)
-    if path.suffix.lower() in _RECORDS or not path.exists():
+    if not path.is_dir() and (path.suffix.lower() in _RECORDS or not path.exists()):
         return [record.values["text"] for record in records.read(source, ("text",)).items]
+    found = plain.files(path) if path.is_dir() else [path]
     try:
-        system.check_memory(_BYTES * path.stat().st_size, f"{path}: training on it", "take a part of the text")
-        raw = path.read_bytes()
+        size = sum(one.stat().st_size for one in found)
     except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror or os_problem(error)}") from None
-    if (nul := raw.find(b"\0")) >= 0:
-        raise BadFile(path, "is no text: a byte of it is 0", offset=nul)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"not UTF-8 text (byte {error.start}); convert it first") from None
-    text = text.replace("\r\n", "\n")
-    parts = re.split(rf"^{re.escape(separator)}[ \t]*$", text, flags=re.MULTILINE)
-    documents = [part.strip("\n") for part in parts if part.strip()]
+        raise BadFile(error.filename or path, f"cannot be read: {error.strerror or os_problem(error)}") from None
+    system.check_memory(_BYTES * size, f"{path}: training on it", "take a part of the text")
+    parts = re.compile(rf"^{re.escape(separator)}[ \t]*$", re.MULTILINE)
+    documents = [part.strip("\n") for one in found for part in parts.split(plain.read(one)) if part.strip()]
     if not documents:
         raise BadFile(path, "holds no text")
     return documents

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ROLES = ("system", "user", "assistant")
 
-TooLong = Literal["error", "cut", "skip"]
+TooLong = Literal["error", "cut", "skip", "split"]
 
 
 class Overlong(BadRecord):
@@ -113,7 +113,8 @@ class Encoder:
     """Makes examples of texts, answers and conversations, for objectives that say which records hold what.
 
     `template`: a chat template's file or name, instead of the model's own. `max_length`: tokens of the longest example;
-    what is longer is an error, or cut at its end, or skipped, and counted. `ctx_size`: what it can be raised to.
+    what is longer is an error, or cut at its end, or skipped, and counted; or a text is split, and all else an error.
+    `ctx_size`: what it can be raised to.
     """
 
     tokenizer: Tokenizer
@@ -148,6 +149,20 @@ class Encoder:
         """All of it is learned."""
         ids = self._ended(self.tokenizer.encode(text))
         return _example(ids, [(0, len(ids))])
+
+    def parts(self, text: Example) -> list[Example]:
+        """A text, or where it is too long, and is to be split, its pieces: each begins as the text does, or else with
+        the token before it, so that all but the first is learned, and once."""
+        ids, most = text.ids, self.max_length
+        if self.too_long != "split" or len(ids) <= most or most < 2:
+            return [text]
+        begins = ids[0] == self.tokenizer.bos_id
+        found = []
+        for at in range(1, len(ids), most - 1):
+            first = ids[:1] if begins else ids[at - 1 : at]
+            piece = np.concatenate([first, ids[at : at + most - 1]])
+            found.append(Example(piece, np.arange(len(piece)) > 0))
+        return found
 
     def answer(self, prompt: str, answer: str) -> Example:
         alone = self.tokenizer.encode(prompt)
@@ -208,7 +223,7 @@ class Encoder:
         if not ids:
             raise BadRecord("its prompt is empty, and this model has no token to begin a text with")
         if len(ids) + room > self.max_length:
-            if self.too_long == "error":
+            if self.too_long in ("error", "split"):
                 most = f"takes {len(ids)} tokens, and beside {room} new ones {self.max_length - room} is the most"
                 raise Overlong(f"{most}; write fewer, or say with --too-long that such records are to be skipped")
             self.skipped += 1
@@ -244,8 +259,8 @@ class Encoder:
 
     def _fit(self, example: Example) -> Example | None:
         if (length := len(example)) > self.max_length:
-            if self.too_long == "error":
-                ways = "say with --too-long that such records are to be cut or skipped"
+            if self.too_long in ("error", "split"):
+                ways = "say with --too-long that such records are to be cut or skipped, or texts split"
                 if self.ctx_size is not None and length > self.ctx_size:
                     raise Overlong(f"takes {length} tokens, and the model's context has {self.ctx_size}; {ways}")
                 most = f"{self.max_length} is the most; raise --max-length, or {ways}"

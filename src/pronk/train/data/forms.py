@@ -1,8 +1,8 @@
 """Forms: the ways in which people write the records that training knows, told apart by their keys, and made one.
 
-The keys are those of TRL, of Stanford's Alpaca, and of the data sets that are called question and answer, prompt and
-response, instruction and response; preferences also as in HH-RLHF (texts in which Human and Assistant speak) and in
-Orca's pairs. What has other names is given these by `renamed`.
+The keys are those of TRL, of ShareGPT, of Stanford's Alpaca, and of the data sets that are called question and answer,
+prompt and response, instruction and response; preferences also as in HH-RLHF (texts in which Human and Assistant
+speak) and in Orca's pairs. What has other names is given these by `renamed`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Form(NamedTuple):
 FORMS = (
     Form("preference", ("chosen", "rejected"), ("prompt", "tools", "margin")),
     Form("preference", ("question", "chosen", "rejected"), ("system", "margin")),
+    Form("preference", ("conversations", "chosen", "rejected"), ("system", "tools", "margin")),
     Form("messages", ("messages",), ("tools",)),
+    Form("messages", ("conversations",), ("system", "tools")),
     Form("completion", ("prompt", "completion"), ("tools",)),
     Form("instruction", ("instruction", "output"), ("input", "system")),
     Form("instruction", ("instruction", "response"), ("input", "system")),
@@ -112,13 +114,16 @@ def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
     if "tools" in values:
         values["tools"] = _tools(values["tools"])
     if form.kind == "messages":
-        return _talk({**values, "messages": messages.checked("messages", values["messages"])})
+        (key,) = form.needed
+        values["messages"] = _with_system(values, messages.checked(key, values.pop(key)))
+        return _talk(values)
     if form.kind == "completion" and isinstance(values["prompt"], list):
         parts = [messages.checked(key, values.pop(key)) for key in form.needed]
         return _talk({**values, "messages": parts[0] + parts[1], "first": len(parts[0])})
     if form.kind == "preference":
         margin = {"margin": _margin(values.pop("margin"))} if "margin" in values else {}
-        return _preference(_orca(values) if "question" in form.needed else values) | margin
+        made = {"question": _orca, "conversations": _sharegpt}.get(form.needed[0])
+        return _preference(made(values) if made else values) | margin
     for key in (key for key in values if key != "tools"):
         _check_text(key, values[key])
     if not values[form.needed[-1]].strip():
@@ -178,6 +183,24 @@ def _orca(values: dict[str, Any]) -> dict[str, Any]:
     asked = {"system": values.get("system", ""), "user": values["question"]}
     found: dict[str, Any] = {"prompt": [{"role": role, "content": said} for role, said in asked.items() if said]}
     return found | {key: [{"role": "assistant", "content": values[key]}] for key in _ANSWERS}
+
+
+def _sharegpt(values: dict[str, Any]) -> dict[str, Any]:
+    """{"system", "conversations", "chosen", "rejected"}: the prompt's messages, and a message each."""
+    said = _with_system(values, messages.checked("conversations", values.pop("conversations")))
+    answers = {key: values[key] if isinstance(values[key], list) else [values[key]] for key in _ANSWERS}
+    return {**values, "prompt": said, **answers}
+
+
+def _with_system(values: dict[str, Any], said: list[messages.Message]) -> list[messages.Message]:
+    """A system prompt that stands beside the conversation is its first message."""
+    system = values.pop("system", None)
+    if system is None:
+        return said
+    _check_text("system", system)
+    if said[0]["role"] == "system":
+        raise BadRecord("has a system prompt beside the conversation and one in it; leave one out (--fields system=)")
+    return [{"role": "system", "content": system}, *said] if system else said
 
 
 def _preference(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""Messages of a record, as OpenAI has them: {"role", "content"}, "tool_calls", and on the assistant's a "weight"."""
+"""Messages of a record, as OpenAI has them: {"role", "content"}, "tool_calls", and on the assistant's a "weight".
+
+Or as ShareGPT has them, {"from", "value"}, which become those.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +18,14 @@ Message = dict[str, Any]
 _TOOL_ROLES = ("tool", "ipython")  # whose content may be any JSON
 _SPEAKERS = re.compile(r"\n\n(Human|Assistant):")  # of Anthropic's HH-RLHF
 _ROLES = {"Human": "user", "Assistant": "assistant"}
+# Who speaks in ShareGPT's conversations, and in those that were made after them.
+_FROM = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
+_CALLS = "function_call"
 
 
 def checked(key: str, value: object) -> list[Message]:
@@ -22,6 +34,8 @@ def checked(key: str, value: object) -> list[Message]:
         raise BadRecord(f"{key} must be a list of messages, not {short(value)}")
     found = []
     for number, raw in enumerate(value):
+        if isinstance(raw, Mapping) and "from" in raw and "role" not in raw:
+            raw = _of_sharegpt(raw, f"message {number} of {key}")
         if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
             raise BadRecord(f'{key}: message {number} must be {{"role": ..., "content": ...}}, not {short(raw)}')
         message = {name: it for name, it in raw.items() if it is not None}
@@ -42,6 +56,32 @@ def _check(name: str, key: str, message: Message) -> None:
         if type(weight) not in (int, float) or weight not in ((0, 1) if answers else (0,)):
             rule = "0 or 1" if answers else "0: only the assistant's are learned"
             raise BadRecord(f"{key}: the weight of {name} must be {rule}, not {short(weight)}")
+
+
+def _of_sharegpt(raw: Mapping[str, Any], name: str) -> Message:
+    """Raises BadRecord."""
+    who, said = raw["from"], raw.get("value")
+    rest = {key: it for key, it in raw.items() if key not in ("from", "value")}
+    if who == _CALLS:
+        return {**rest, "role": "assistant", "content": "", "tool_calls": _calls(said, name)}
+    if not isinstance(who, str) or who not in _FROM:
+        known = ", ".join((*_FROM, _CALLS))
+        raise BadRecord(f"{name} is from {short(who)}, whom nobody knows; known are {known}")
+    if "content" in rest:
+        raise BadRecord(f"{name} has both value and content; leave one out")
+    return {**rest, "role": _FROM[who], "content": said}
+
+
+def _calls(said: object, name: str) -> list[dict[str, Any]]:
+    """Of functions, which are written as JSON: {"name", "arguments"}, or a list of such."""
+    try:
+        found = json.loads(said) if isinstance(said, str) else said
+    except (ValueError, RecursionError):
+        found = None
+    calls: list[Any] = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in calls):
+        raise BadRecord(f'{name} must be a call of a function as JSON, {{"name", "arguments"}}, not {short(said)}')
+    return [{"type": "function", "function": dict(one)} for one in calls]
 
 
 def learned(message: Mapping[str, Any]) -> bool:

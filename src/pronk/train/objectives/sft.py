@@ -46,8 +46,9 @@ class SFT(NextToken):
     def encode(self, record: Record, encoder: Encoder) -> list[Example]:
         values = record.values
         if record.kind == "text":
-            example = encoder.text(values["text"])
-        elif record.kind == "messages":
+            parts = encoder.parts(encoder.text(values["text"]))
+            return [fitted for part in parts for fitted in encoder.fitted(part)]
+        if record.kind == "messages":
             example = encoder.conversation(values)
         elif record.kind == "completion":
             encoder.unused.update(key for key in ("tools",) if key in values)  # a text is no chat template's

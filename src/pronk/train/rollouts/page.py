@@ -1,36 +1,24 @@
-"""The page of a run's rollouts: one file, which asks for nothing and runs nothing, made anew while the run goes on.
-
-What models wrote is hostile: all of it is escaped by the template, signs stand for what would turn the direction of
-the page, and the page's own policy lets no script run and nothing be fetched.
-"""
+"""The page of a run's rollouts, made anew while the run goes on."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from pronk import terminal
-from pronk.drawing import svg
 from pronk.errors import os_problem
-from pronk.system import replacing
-from pronk.train import curve
+from pronk.train import curve, pages
+from pronk.train.pages import clipped, spread
 from pronk.train.rollouts.lines import read
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 PAGE = "rollouts.html"  # in the run's folder
-_STEPS, _PROMPTS, _COMPLETIONS, _CHARACTERS = 12, 8, 16, 2000  # that are shown; the file has them all
+_STEPS, _PROMPTS, _COMPLETIONS = 12, 8, 16  # that are shown; the file has them all
 _STEP = re.compile(rb'\{"step": (\d{1,15}), ')
 
 Line = Mapping[str, Any]  # of rollouts.jsonl
-Item = TypeVar("Item")
 
 
 def refresh(folder: Path, rollouts: Path, note: Callable[[str], None]) -> None:
@@ -47,22 +35,19 @@ def draw(folder: Path, rollouts: Path) -> Path | None:
     Raises OSError where it cannot be read or written; what was there stays.
     """
     steps = _by_step(rollouts)
-    chosen = {step: _read(steps[step]) for step in _spread(sorted(steps), _STEPS)}
+    chosen = {step: _read(steps[step]) for step in spread(sorted(steps), _STEPS)}
     shown = [_step(step, lines) for step, lines in reversed(chosen.items()) if lines]
     if not shown:
         return None
     path = folder / PAGE
     picture = curve.picture(folder)
     said = {
-        "name": folder.resolve().name,
         "file": rollouts.name,
         "steps": shown,
         "written": len(steps),
         "picture": picture[0].element(picture[1]) if picture else "",
-        "themes": [svg.LIGHT, svg.DARK],
     }
-    with replacing(path) as fresh:
-        fresh.write_text(_template().render(said), encoding="utf-8", newline="\n")
+    pages.write(path, (__package__, "page.html.jinja"), said)
     return path
 
 
@@ -83,7 +68,7 @@ def _step(step: int, lines: Sequence[Line]) -> dict[str, Any]:
         "reward": sum(line["reward"] for line in lines) / len(lines),
         "prompts": len(groups),
         "completions": len(lines),
-        "groups": [_group(asked, group, most) for asked, group in _spread(groups, _PROMPTS)],
+        "groups": [_group(asked, group, most) for asked, group in spread(groups, _PROMPTS)],
     }
 
 
@@ -91,16 +76,16 @@ def _group(asked: str, lines: Sequence[Line], most: float) -> dict[str, Any]:
     """The best first. `most`: the largest advantage, or disadvantage, of the step."""
     ranked = sorted(lines, key=lambda line: -line["reward"])
     return {
-        "asked": _clipped(asked),
+        "asked": clipped(asked),
         "written": len(lines),
         "completions": [
             {
                 **line,
-                "text": _clipped(line["completion"]),
+                "text": clipped(line["completion"]),
                 "part": round(50 * min(1.0, abs(line["advantage"]) / most), 1),  # per cent of a bar's width
                 "rewards": line["rewards"] if len(line["rewards"]) > 1 else {},
             }
-            for line in _spread(ranked, _COMPLETIONS)
+            for line in spread(ranked, _COMPLETIONS)
         ],
     }
 
@@ -117,26 +102,3 @@ def _by_step(rollouts: Path) -> dict[int, list[bytes]]:
 def _read(raws: Sequence[bytes]) -> list[Line]:
     """Up to one that is damaged, as the last may be, half written."""
     return [line for line in takewhile(lambda line: line is not None, map(read, raws)) if line]
-
-
-def _spread(items: Sequence[Item], most: int) -> list[Item]:
-    """The first, the last, and some of those between."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]
-
-
-def _clipped(text: str) -> tuple[str, int]:
-    """With how many characters were left out."""
-    return terminal.shown(text[:_CHARACTERS]), max(0, len(text) - _CHARACTERS)
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    found = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=FunctionLoader(lambda name: files(__package__).joinpath(name).read_text(encoding="utf-8")),
-    )  # fmt: skip
-    return found.get_template("page.html.jinja")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pronk.torch_engine import import_torch
 from pronk.train.runs.names import named
-from pronk.train.runs.shared import Log, Name, Optimizer, Precision, Schedule, Shared
+from pronk.train.runs.shared import Duration, Log, Name, Optimizer, Precision, SamplesAt, Schedule, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -120,13 +120,14 @@ def pretrain(
     text: Name, out: Name | None = None, *,
     separator: str = "<|endoftext|>", vocab_size: int | None = None, tokenizer: Name | None = None,
     hidden: int = 128, layers: int = 4, heads: int = 4, kv_heads: int | None = None, ctx_size: int = 256,
-    epochs: float = 1.0, max_steps: int | None = None, batch_size: int = 4, accumulate: int = 1,
+    epochs: float = 1.0, max_steps: int | None = None, max_time: Duration | None = None, batch_size: int = 4,
+    accumulate: int = 1,
     lr: float | None = None, warmup: float = 0.05, schedule: Schedule = "cosine", weight_decay: float = 0.1,
     clip: float = 1.0, optimizer: Optimizer = "adamw", seed: int = 0, precision: Precision | None = None,
     recompute: int = 0, gradient_checkpointing: bool = False, threads: int | None = None, device: str | None = None,
     eval_data: Name | None = None, eval_share: float = 0.1, eval_every: int | None = None,
-    patience: int | None = None, samples: int = 2, save_every: int = 50, resume: bool = False,
-    log_to: Log | Sequence[Log] = (),
+    patience: int | None = None, samples: int = 2, samples_at: SamplesAt = "ends", save_every: int = 50,
+    resume: bool = False, log_to: Log | Sequence[Log] = (),
 ) -> Run:  # fmt: skip
     """A run that makes a small LLaMA and its tokenizer from nothing but `text`: a file, or a dataset on the hub.
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _END = object()
 
 
-def unbroken(lines: Generator[T]) -> Iterator[T]:
+def unbroken(lines: Generator[T]) -> Generator[T]:
     """The same, but none is broken off: a KeyboardInterrupt waits until it is there, and `lines` are closed.
 
     A second Ctrl-C does not wait. Whoever handles the signal already goes on to do so.

@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import ParamSpec, TypeVar
 
 from pronk.errors import BadRequest
+from pronk.train.runs import recipe
 from pronk.train.runs.shared import DEFAULTS, Shared
 
 P = ParamSpec("P")
@@ -62,8 +63,11 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs.keys() - taken.parameters.keys():
             if (ours := SAME.get(name)) in taken.parameters:
                 raise BadRequest(f"{function.__name__}() has no {name}=; {ours}= is its name here")
-        taken.bind(*args, **kwargs)
-        return function(*args, **{**shared, **kwargs})
+        given = taken.bind(*args, **kwargs).arguments
+        run = function(*args, **{**shared, **kwargs})
+        usual = {name: one.default for name, one in taken.parameters.items()}
+        run.recipe = function.__name__, recipe.words(given, usual)  # type: ignore[attr-defined]
+        return run
 
     call.__signature__ = taken  # type: ignore[attr-defined]
     return call

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pronk.errors import BadRequest, short
 from pronk.formats import FLOATS, TRAINED, names
 from pronk.system import expanded
+from pronk.train.runs.duration import seconds
 
 if TYPE_CHECKING:
     from pronk.train.objectives.objective import Objective
@@ -49,6 +50,8 @@ class How:
     resume: bool
     samples: int
     log_to: tuple[str, ...]
+    max_time: float | None = None  # seconds
+    samples_at: str = "ends"
     tokenizer: str | None = None
 
 
@@ -99,6 +102,13 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def _is_duration(value: object) -> bool:
+    try:
+        return isinstance(value, str | int | float) and seconds(value) > 0
+    except ValueError:
+        return False
+
+
 _FLAG = _Rule("True or False", lambda value: isinstance(value, bool))
 _NAME = _Rule("a name or a path that is not empty", _is_name)
 _NAMES = _Rule("the name of a file or a dataset, or a list of such names", _are_names)
@@ -121,10 +131,12 @@ RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys("epochs beta reward_timeout".split(), _POSITIVE),
     **dict.fromkeys("lr lora_alpha".split(), _or_none(_POSITIVE)),
+    "max_time": _or_none(_Rule("a duration as 90m, 1h30m or a number of seconds, over 0", _is_duration)),
     **dict.fromkeys("weight_decay clip center_rewards kl_coef importance_cap".split(), _NOT_NEGATIVE),
     "data": _NAMES,
     "fields": _Rule("a mapping from your records' keys to the names they are read as", _are_fields),
-    "too_long": _one_of("error", "cut", "skip"),
+    "samples_at": _one_of("ends", "looks"),
+    "too_long": _one_of("error", "cut", "skip", "split"),
     "instructions": _one_of("auto", "chat", "alpaca"),
     "loss_type": _Rule("the name of a loss", lambda value: isinstance(value, str)),  # objectives know theirs
     "reward": _Rule("a reward (file.py:function, exact, a reward model, ...), or a list of such", _are_names),
@@ -231,6 +243,7 @@ def _how(options: dict[str, Any]) -> How:
     """Taken out of the options."""
     found = {field.name: options.pop(field.name) for field in fields(How)}
     found["out"] = None if found["out"] is None else expanded(found["out"])
+    found["max_time"] = None if found["max_time"] is None else seconds(found["max_time"])
     found["log_to"] = _words(found["log_to"])
     if found["log_to"]:
         from pronk.train import logs

@@ -61,8 +61,10 @@ class Reinforcing(Tuning):
             raise Contradiction(
                 lambda o: f"{o('lora_dropout')} would make what is trained another model than what writes; leave it out"
             )
-        if settings.too_long == "cut":
-            raise Contradiction(lambda o: f"{o('too_long')} cut would ask half a question; give error or skip")
+        if settings.too_long in ("cut", "split"):
+            raise Contradiction(
+                lambda o: f"{o('too_long')} {settings.too_long} would ask half a question; give error or skip"
+            )
 
     def plan(self, device: str | None = None) -> Plan:
         """With the engine that writes: its weights, and keys and values of all completions of a step."""
@@ -153,10 +155,10 @@ class Reinforcing(Tuning):
         trainer.loop.writer = self._rollouts(sampler, trainer.folder)
         return trainer
 
-    def _trained(self, trainer: Trainer) -> Generator[Metrics]:
+    def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
         """After each look at held-out data, and each checkpoint, there is a page of what was written."""
         drawn, every = 0, self.settings.save_every
-        with closing(super()._trained(trainer)) as lines:
+        with closing(super()._trained(trainer, begun)) as lines:
             for line in lines:
                 step = line["step"]
                 if step > drawn and ("held_out_loss" in line or step % every == 0):

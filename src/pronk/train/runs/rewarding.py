@@ -12,11 +12,18 @@ from pronk.loading import load
 from pronk.tokenizer import Tokenizer
 from pronk.train.folder import MODEL
 from pronk.train.reward import padded, with_score
+from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.tuning import Tuning
+from pronk.train.settings import Settings
 
 
 class Rewarding(Tuning):
     worse = "held-out pairs were never told apart better than by chance: take another --lr, or more data"
+
+    def __init__(self, settings: Settings, how: How) -> None:
+        super().__init__(settings, how)
+        if how.samples_at == "looks":
+            raise Contradiction(lambda o: f"{o('samples_at')} looks is of what a model writes, and this one scores")
 
     def _begun_as(self, checkpoint: Checkpoint, codec: Tokenizer) -> Checkpoint:
         return with_score(checkpoint, codec, self.settings.seed)

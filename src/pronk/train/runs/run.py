@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError, os_problem, out_of_memory
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.backend import pick_device
-from pronk.train import card, distributed, memory
+from pronk.train import card, curves, distributed, memory
 from pronk.train.data.sources import Data
 from pronk.train.distributed import Group
 from pronk.train.folder import claimed
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
+from pronk.train.runs import recipe, samples
 from pronk.train.runs import result as results
 from pronk.train.runs.interrupt import unbroken
 from pronk.train.runs.options import Contradiction, How
@@ -53,9 +55,10 @@ class Run(ABC):
     first of which is before the first step.
 
     Leaving the loop early stops the run as Ctrl-C stops its verb: a checkpoint is saved, from which a run with
-    `resume=True` goes on to the same numbers. Ctrl-C in the midst of a step lets it end, saves, and raises
-    KeyboardInterrupt. Under torchrun all processes are to leave after the same step, or to call `stop`, which need
-    not be at the same time; only the first has a result.
+    `resume=True` goes on to the same numbers. A run whose `max_time` is over ends likewise, and `out_of_time` is True.
+    Ctrl-C in the midst of a step lets it end, saves, and raises KeyboardInterrupt. Under torchrun all
+    processes are to leave after the same step, or to call `stop`, which need not be at the same time; only the first
+    has a result.
     """
 
     less = memory.LESS  # options that take less memory
@@ -63,6 +66,8 @@ class Run(ABC):
     def __init__(self, settings: Settings, how: How) -> None:
         self.settings, self.how, self.watcher = settings, how, Watcher()
         self.finished = False  # whether it came to its end
+        self.out_of_time = False  # whether it was left because `max_time` was over
+        self.recipe: tuple[str, Mapping[str, Any]] | None = None  # its verb, and what that was given
         self._begun = self._stopped = False
         self._result: Result | None = None
 
@@ -115,19 +120,21 @@ class Run(ABC):
             raise Contradiction(lambda o: f"name a folder for what comes out: {o('out')}")
         if self._begun:
             raise BadRequest("this run has begun already; make another with resume=True, which goes on with it")
-        self._begun, folder = True, self.how.out
+        self._begun, folder, begun = True, self.how.out, monotonic()
         with ExitStack() as held:
             group.lead(lambda _: held.enter_context(claimed(folder, resume=self.how.resume)))
             held.enter_context(self._memory_suffices())
             ready = self.prepared
             self._note(ready)
             place = {"device": group.device or self.how.device, "threads": self.how.threads}
+            if group.size > 1 and self.how.samples_at == "looks":
+                raise Contradiction(lambda o: f"{o('samples_at')} looks is for one process; start without torchrun")
             before = group.lead(lambda _: self._before(place)) or []
             trainer = self._trainer(ready, group)
             if self.how.resume:
                 self._resume(trainer)
             try:
-                yield from self._trained(trainer)
+                yield from self._trained(trainer, begun)
             except GeneratorExit:
                 self._end(trainer)
                 raise
@@ -135,18 +142,46 @@ class Run(ABC):
             del trainer  # what it kept best is read back, not what it ended with
             if self._result and self.finished:
                 self._result = replace(self._result, samples=tuple(self._samples(before, place)))
+                self._show(self._result)
                 self._card(self._result, ready.data)
 
     def _alone(self) -> Generator[Metrics]:
         with distributed.joined(self.how.device) as group:
             yield from self.steps(group)
 
-    def _trained(self, trainer: Trainer) -> Generator[Metrics]:
+    def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
         wanted = self.how.log_to if trainer.group.first else ()
         note, position = self.watcher.note, trainer.loop.position
         logs = Logs(wanted, trainer.folder, flat(trainer.settings), position.step, note)
-        with closing(logs) as trainer.listener, self.watcher.training(trainer):
-            yield from unbroken(trainer.metrics(lambda: self._stopped, self.watcher.looking))
+        lines = unbroken(trainer.metrics(self._ending(trainer, begun), self.watcher.looking))
+        with closing(logs) as trainer.listener, self.watcher.training(trainer), closing(lines):
+            for number, line in enumerate(lines):
+                if trainer.group.first:
+                    self._keep(trainer, line, first=not number)
+                yield line
+
+    def _keep(self, trainer: Trainer, line: Metrics, *, first: bool) -> None:
+        """What lies in the folder beside what is trained, when there is a checkpoint: else it would be no run's."""
+        note, folder = self.watcher.note, trainer.folder
+        if first and self.recipe:
+            recipe.write(folder, *self.recipe, note)
+        looked = "held_out_loss" in line
+        if looked and self.how.samples_at == "looks" and (asked := self._prompts()[0]):
+            samples.add(folder, samples.live(trainer, self.prepared, asked, self._prompts()[1], note), note)
+        if looked or line["step"] % self.settings.save_every == 0:
+            curves.refresh(folder, trainer.loop.schedule.steps, note, done=trainer.finished)
+
+    def _ending(self, trainer: Trainer, begun: float) -> Callable[[], bool]:
+        """Whether to end now. Each start makes a step at least: so one that is started again and again gets on."""
+        first, most = trainer.loop.position.step, self.how.max_time
+
+        def ending() -> bool:
+            if most is not None:  # one process says when, and all must ask
+                late = trainer.loop.position.step > first and monotonic() - begun >= most
+                self.out_of_time = trainer.group.any(late)
+            return self._stopped or self.out_of_time
+
+        return ending
 
     def _trainer(self, ready: Prepared, group: Group) -> Trainer:
         assert self.how.out
@@ -175,6 +210,7 @@ class Run(ABC):
         self.finished = trainer.finished
         if trainer.group.first and trainer.loop.position.step:
             self._result = self._told(results.of(trainer, self.watcher.note))
+            curves.refresh(trainer.folder, trainer.loop.schedule.steps, self.watcher.note, done=True)
 
     def _card(self, found: Result, data: Data) -> None:
         assert self.how.out
@@ -187,6 +223,8 @@ class Run(ABC):
 
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()
+        if trainer.group.first:
+            samples.forget(trainer.folder, after=trainer.loop.position.step)
         if trainer.prolonged_from:
             self.watcher.note(
                 f"prolonged from {trainer.prolonged_from} to {trainer.loop.schedule.steps} steps; from step "
@@ -203,6 +241,18 @@ class Run(ABC):
                 f"each step reads all the data {settings.accumulate / there:.1f} times: --accumulate is "
                 f"{settings.accumulate}, and the micro-batches of an epoch are {there}"
             )
+
+    def _show(self, found: Result) -> None:
+        """Samples of what was kept."""
+        assert self.how.out
+        kept = int(found.held_out_loss["kept_step"]) if found.held_out_loss else found.steps
+        if lines := samples.ends(found.samples, kept, first=self.how.samples_at == "ends"):
+            samples.add(self.how.out, lines, self.watcher.note)
+            curves.refresh(self.how.out, found.planned_steps, self.watcher.note, done=True)
+
+    def _prompts(self) -> tuple[Sequence[Sequence[int]], Mapping[str, Any]]:
+        """What is asked at each look, and how answers are drawn."""
+        return [], {}
 
     def _before(self, place: Mapping[str, Any]) -> list[str]:
         """Answers of the model as it is, on that device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -72,12 +72,15 @@ class Scratch(Run):
             bits_a_byte=ready.bits_a_byte(losses["kept"]) if losses else None,
         )
 
-    def _samples(self, before: list[str], place: Mapping[str, Any]) -> list[dict[str, str]]:
-        """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
+    def _prompts(self) -> tuple[Sequence[list[int]], Mapping[str, Any]]:
         ready, count = self.ready, self.how.samples
         prompts = [one.ids[: _PROMPT + 1].tolist() for one in ready.data.held_out if len(one) > _PROMPT + 1][:count]
         room = min(answers.TOKENS * 2, ready.checkpoint.config.max_position_embeddings - _PROMPT - 1)
-        drawn = {"max_new_tokens": room, "temperature": 0.8, "seed": ready.settings.seed}
+        return prompts, {"max_new_tokens": room, "temperature": 0.8, "seed": ready.settings.seed}
+
+    def _samples(self, before: list[str], place: Mapping[str, Any]) -> list[dict[str, str]]:
+        """How held-out texts go on, drawn at a temperature of 0.8: a small model's likeliest text goes in circles."""
+        ready, (prompts, drawn) = self.ready, self._prompts()
         assert self.how.out
         texts = answers.answered(str(self.how.out / MODEL), prompts, self.watcher, drawn, **place)
         return [{"prompt": ready.tokenizer.decode(p), "goes on": text} for p, text in zip(prompts, texts, strict=True)]

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 Name = str | Path  # of a model, a file or a folder
+Duration = str | float  # "90m", "1h30m", or seconds
 Log = Literal["tensorboard", "wandb"]
 Precision = Literal["f32", "bf16", "f16"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
-TooLong = Literal["error", "cut", "skip"]
+SamplesAt = Literal["ends", "looks"]
+TooLong = Literal["error", "cut", "skip", "split"]
 
 
 class Shared(TypedDict, total=False):
@@ -30,6 +32,7 @@ class Shared(TypedDict, total=False):
     quantize: str | None
     epochs: float
     max_steps: int | None
+    max_time: Duration | None
     batch_size: int
     accumulate: int
     pack: int | None
@@ -51,6 +54,7 @@ class Shared(TypedDict, total=False):
     eval_every: int | None
     patience: int | None
     samples: int
+    samples_at: SamplesAt
     save_every: int
     resume: bool
     log_to: Log | Sequence[Log]
@@ -61,5 +65,6 @@ DEFAULTS: dict[str, Any] = {
     "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "epochs": 3.0, "batch_size": 1,
     "accumulate": 8, "bucket": False, "warmup": 0.03, "schedule": "cosine", "weight_decay": 0.0, "clip": 1.0,
     "optimizer": "adamw", "seed": 0, "recompute": 0, "gradient_checkpointing": False, "eval_share": 0.1, "samples": 2,
+    "samples_at": "ends",
     "save_every": 50, "resume": False, "log_to": (),
 }  # fmt: skip

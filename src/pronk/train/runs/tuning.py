@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +64,9 @@ class Tuning(Run):
     @cached_property
     def _asked(self) -> tuple[list[list[int]], list[dict[str, str]]]:
         return answers.prompts(self.data, self.prepared.tokenizer, self.how.samples)
+
+    def _prompts(self) -> tuple[Sequence[Sequence[int]], Mapping[str, Any]]:
+        return self._asked[0], {}
 
     def _before(self, place: Mapping[str, Any]) -> list[str]:
         return self._answered(self.settings.model, tokenizer=self.how.tokenizer, **place)
