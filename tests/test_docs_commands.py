@@ -39,6 +39,8 @@ SHORT = {
     "merge": ["--accept-loss"],  # a single step's adapter is finer than any rounding
     "serve": ["--port", "0"],
 }
+# What a page goes on with, that another one made.
+ADAPTERS = {"docs/preferences.md": ["mine"], "docs/trained-adapters.md": ["mine", "alpaca"]}
 SHORT_AFTER = {"--layer": ["--layer", "1", "--head", "1"]}  # the tiny model has no layer 16
 NOT_RUN = {
     "docs/cli.md": "it is what --help prints, which a test of its own holds to the program",
@@ -145,6 +147,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_run(page: str, there: Path, served: list[str]) -> None:
+    for name in ADAPTERS.get(page, []):
+        shutil.copytree(there / "poet", there / name)
     for line in commands(page):
         arguments, said = typed(line)
         if "--resume" in arguments and arguments[0] != "compare":

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from fake_llm import FakeLLM
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pronk.cli import VERBS, group, options, recipe
@@ -82,12 +82,14 @@ def test_the_command_line_goes_first(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@example("\x85")
+@example("a\u2028b")
 def test_any_word_comes_back(tmp_path_factory: pytest.TempPathFactory, word: str) -> None:
-    """As run.yaml has it."""
-    import yaml
+    """As run.yaml has it. U+0085 came back as a space."""
+    from pronk.train.runs.recipe import text
 
     folder = tmp_path_factory.mktemp("words")
-    (folder / "run.yaml").write_text(yaml.safe_dump({"model": word}, allow_unicode=True), "utf-8", newline="\n")
+    (folder / "run.yaml").write_text(text({"model": word}), "utf-8", newline="\n")
     assert asked("--config", str(folder / "run.yaml"))["model"] == word
 
 

@@ -17,6 +17,7 @@ from pronk.train.rewards.names import spelled
 FILE = "run.yaml"  # in the run's folder
 _JOINED = ("fields", "target_modules", "reward_weights")  # whose values have commas between them
 _WITHOUT = ("resume",)
+_ENDS = {"\x85", "\u2028", "\u2029"}  # of lines, to YAML, whose dumper would not escape them
 
 
 def words(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,15 +26,22 @@ def words(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "-"): _word(name, value) for name, value in chosen.items() if value is not None}
 
 
-def write(folder: Path, verb: str, said: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """`note` hears where it cannot be written: the run is worth more."""
+def text(said: Mapping[str, Any]) -> str:
+    """As YAML."""
     import yaml
 
-    text = yaml.safe_dump(dict(said), allow_unicode=True, sort_keys=False, width=1 << 20)
+    plain = yaml.safe_dump(dict(said), allow_unicode=True, sort_keys=False, width=1 << 20)
+    if _ENDS.isdisjoint(plain):
+        return plain
+    return yaml.safe_dump(dict(said), sort_keys=False, width=1 << 20)
+
+
+def write(folder: Path, verb: str, said: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """`note` hears where it cannot be written: the run is worth more."""
     head = f"# pronk {verb} --config {FILE} --out FOLDER does this again; what is not here is as it is by default.\n"
     try:
         with replacing(folder / FILE) as fresh:
-            fresh.write_text(head + text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            fresh.write_text(head + text(said), encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
         note(f"{folder / FILE} cannot be written: {os_problem(error)}")
 
