@@ -85,6 +85,13 @@ def test_stopped_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
+def test_a_run_that_is_prolonged_has_its_beginning_once(model: Path, data: Path, tmp_path: Path) -> None:
+    for steps, resume in ((2, False), (4, True)):
+        pronk.finetune(model, data, tmp_path / "run", resume=resume, **{**QUICK, "max_steps": steps}).run()
+    lines = samples.read(tmp_path / "run")
+    assert [(line["step"] == 0, line.get("kept", False)) for line in lines] == [(True, False)] * 2 + [(False, True)] * 2
+
+
 def test_pretraining_draws_with_the_same_seed(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"the {n}th of the lines, and no other one\n" for n in range(120)))

@@ -224,7 +224,8 @@ class Run(ABC):
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()
         if trainer.group.first:
-            samples.forget(trainer.folder, after=trainer.loop.position.step)
+            all_again = self.how.samples_at == "ends"
+            samples.forget(trainer.folder, after=-1 if all_again else trainer.loop.position.step)
         if trainer.prolonged_from:
             self.watcher.note(
                 f"prolonged from {trainer.prolonged_from} to {trainer.loop.schedule.steps} steps; from step "
