@@ -10,8 +10,7 @@ import click
 from pronk.cli import console, progress
 from pronk.cli.saving import open_source
 from pronk.errors import BadRequest, PronkError
-
-DTYPES = ("f32", "f16", "bf16")
+from pronk.formats import FLOATS
 
 
 def is_adapter(src: str) -> bool:
@@ -42,8 +41,8 @@ def convert(
     from pronk.system import expanded, replacing
     from pronk.tokenizer.source import chat_template
 
-    if dtype not in DTYPES:
-        raise click.UsageError(f"an adapter is not written in {dtype}; choose from {', '.join(DTYPES)}")
+    if dtype not in FLOATS:
+        raise click.UsageError(f"an adapter is not written in {dtype}; choose from {', '.join(FLOATS)}")
     folder, destination = expanded(src), expanded(dst)
     named = base or adapter_config.read(folder).base
     if not named:
