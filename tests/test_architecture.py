@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ MOST_AT_THE_ROOT = 12
 HEAVY = {"torch", "transformers", "gguf", "safetensors"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     names = {}
     for path in SRC.rglob("*.py"):
@@ -52,6 +54,7 @@ def room(module: str) -> str:
     return name if (SRC / name).is_dir() else f"floor {floor(module)}"
 
 
+@cache
 def imports(path: Path, *, at_module_level: bool = False) -> set[str]:
     """Every module named in an import; those under TYPE_CHECKING are left out."""
     tree = ast.parse(path.read_text())
