@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +68,7 @@ class Counted(CpuBackend):
         return super().forward(batch, kv)
 
 
-def test_eight_threads_get_the_texts_that_they_get_alone_in_less_than_half_of_the_time(tmp_path: Path) -> None:
+def test_eight_threads_get_the_texts_that_they_get_alone_in_less_than_a_quarter_of_the_passes(tmp_path: Path) -> None:
     config = tiny_config(
         vocab_size=259, hidden_size=512, intermediate_size=1024, num_hidden_layers=6, max_position_embeddings=256
     )
@@ -94,21 +93,22 @@ def test_eight_threads_get_the_texts_that_they_get_alone_in_less_than_half_of_th
         assert not isinstance(found, list)
         return found.text, found.tokens
 
-    def timed(work: Callable[[], list[tuple[str, list[int]]]]) -> tuple[Any, int, float]:
-        passes, begun = backend.passes, time.process_time()
-        return work(), backend.passes - passes, time.process_time() - begun
+    def counted(work: Callable[[], list[tuple[str, list[int]]]]) -> tuple[Any, int]:
+        before = backend.passes
+        return work(), backend.passes - before
 
-    quickest = 1.0
+    # Passes, not seconds: what a pass of eight costs beside a pass of one is the kernels' affair (bench/few_tokens.py),
+    # and differs between processors; that eight texts share their passes is the Session's.
+    one_by_one, passes = counted(lambda: [text(n, together=False) for n in range(8)])
+    shared = passes
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(6):  # other programs share the processor's caches
-            one_by_one, passes, seconds = timed(lambda: [text(n, together=False) for n in range(8)])
-            at_once, fewer_passes, fewer_seconds = timed(lambda: list(pool.map(text, range(8))))
+        for _ in range(6):  # a busy machine starts some threads late
+            at_once, fewer = counted(lambda: list(pool.map(text, range(8))))
             assert at_once == one_by_one
-            assert fewer_passes < passes / 2
-            quickest = min(quickest, fewer_seconds / seconds)
-            if quickest < 0.5:
+            shared = min(shared, fewer)
+            if shared < passes / 4:
                 break
-    assert quickest < 0.5
+    assert shared < passes / 4
 
 
 def test_what_is_submitted_comes_out_of_steps() -> None:
