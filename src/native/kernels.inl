@@ -134,11 +134,11 @@ constexpr int tile_tokens(int accumulators) {
 constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpacked, and how many share it
 
 // Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
-template <int kMost, class Add>
+template <int kMost, bool kEven = true, class Add>  // kEven: eight are twice four
 PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     int t = 0;
     if constexpr (kMost > 4) {
-        for (; t + kMost <= tokens && t + 8 != tokens; t += kMost) add(std::integral_constant<int, kMost>(), t);
+        for (; t + kMost <= tokens && !(kEven && t + 8 == tokens); t += kMost) add(std::integral_constant<int, kMost>(), t);
     }
     constexpr int some = kMost < 4 ? kMost : 4;
     for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);

@@ -23,18 +23,20 @@ struct Planes {
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
     static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
+    static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
+    static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
     static constexpr int middle = format.table ? kRaised : 1 << (format.bits - 1);
     static_assert(minima || format.table || format.offset == middle);
     static_assert(wide || middle * 127 * 2 * (kSteps / parts) <= 32767);
 
-    // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
+    // Codes of step `from` + kStep of 16 rows, whose words in the group's first line are at p. `from`: a multiple of `period`.
     template <int kStep>
-    PRONK_INLINE S::Bytes codes(const uint8_t* p) {
+    PRONK_INLINE S::Bytes codes(const uint8_t* p, unsigned from = 0) {
         S::Bytes found;
         const auto take = [&]<int kPlane>(std::integral_constant<int, kPlane>) __attribute__((always_inline)) {
             if constexpr (has_plane(format.bits, kPlane)) {
                 constexpr int under = bits_under(format.bits, kPlane), fields = 8 / kPlane;
-                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes);
+                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes + size_t(from / fields) * kLineBytes);
                 const S::Bytes part = S::template field<kStep % fields * kPlane - under, ((1 << kPlane) - 1) << under>(line);
                 if constexpr (under) found = S::either(found, part);
                 else found = part;
@@ -47,7 +49,7 @@ struct Planes {
     }
 
     // Of part h of group g of a block, for 16 rows from `row` on.
-    PRONK_INLINE F scale(const uint8_t* block, int g, int h, int row) {
+    PRONK_INLINE F scale(const uint8_t* block, int g, int h, size_t row) {
         const F half = S::load_f16(block + layout.halves + row * 2);
         if constexpr (!whole) return half;
         const uint8_t* p = block + g * layout.group + layout.scale(h) + row;
@@ -55,7 +57,7 @@ struct Planes {
     }
 
     // What a sum of x is multiplied with, that of codes being around their middle.
-    PRONK_INLINE F minimum(const uint8_t* block, int g, int h, int row, F scale) {
+    PRONK_INLINE F minimum(const uint8_t* block, int g, int h, size_t row, F scale) {
         F minimum = S::load_f16(block + layout.minimum_half() + row * 2);
         if constexpr (whole) {
             const uint8_t* p = block + g * layout.group + layout.minimum(format, h) + row;
@@ -93,26 +95,49 @@ struct Planes {
 };
 
 // Of a panel as it is packed, one group, from row `row` on.
-template <Format kFormat>
+template <Format kFormat, bool kAhead = false>
 struct InPanel {
     using Of = Planes<kFormat>;
+    static constexpr int period = Of::period;
     const uint8_t* block;
-    int group, row;  // of the block
+    int group;   // of the block
+    size_t row;  // as wide as a pointer: of rows side by side one address is kept, and lines are read in their order
 
     template <int kStep>
-    __attribute__((always_inline)) S::Bytes codes(int r) const {
-        return Of::template codes<kStep>(block + group * Of::layout.group + (row + r * 16) * 4);
+    __attribute__((always_inline)) S::Bytes codes(int r, unsigned from) const {
+        return Of::template codes<kStep>(words(r), from);
     }
+    // For what comes next, line by line, by who reads them first.
+    template <int kStep>
+    __attribute__((always_inline)) void ask(int r, unsigned from) const {
+        if constexpr (kAhead)
+            for (const int plane : kPlaneBits)
+                if (has_plane(Of::format.bits, plane) && kStep % (8 / plane) == 0)
+                    __builtin_prefetch(words(r) + kPrefetch + (bits_under(Of::format.bits, plane) + kStep / (8 / plane)) * kLineBytes + size_t(from / (8 / plane)) * kLineBytes);
+    }
+    __attribute__((always_inline)) void ask_for_scales() const {
+        const uint8_t* p = block + kPrefetch;
+        for (int line = group * Of::layout.group + Of::layout.codes; line < (group + 1) * Of::layout.group; line += 64) __builtin_prefetch(p + line);
+        if (group == 0)
+            for (int line = Of::layout.halves; line < Of::layout.block; line += 64) __builtin_prefetch(p + line);
+    }
+    __attribute__((always_inline)) const uint8_t* words(int r) const { return block + group * Of::layout.group + row * 4 + r * 64; }
     __attribute__((always_inline)) F scale(int h, int r) const { return Of::scale(block, group, h, row + r * 16); }
     __attribute__((always_inline)) F minimum(int h, int r, F scale) const { return Of::minimum(block, group, h, row + r * 16, scale); }
 };
 
 struct InCache {
+    static constexpr int period = 1;
     const Unpacked& of;
-    int group, row;
+    int group;
+    size_t row;
 
     template <int kStep>
-    __attribute__((always_inline)) S::Bytes codes(int r) const { return S::load_bytes(of.codes[group][kStep] + (row + r * 16) * 4); }
+    __attribute__((always_inline)) S::Bytes codes(int r, unsigned from) const {
+        return S::load_bytes(of.codes[group][kStep + from] + (row + r * 16) * 4);
+    }
+    template <int>
+    void ask(int, unsigned) const {}
     __attribute__((always_inline)) F scale(int h, int r) const { return S::load(of.scales[group][h] + row + r * 16); }
     __attribute__((always_inline)) F minimum(int h, int r, F) const { return S::load(of.minima[group][h] + row + r * 16); }
 };
@@ -128,20 +153,21 @@ PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, i
         for (int t = 0; t < T; ++t) {
             const int at = t * x.groups + g;
             const auto start = [&] {
-                if constexpr (kWide) return S::set_int(-middle * x.sum[at]);
+                if constexpr (kParts == 1 && (kWide || S::sums_in_words)) return S::set_int(-middle * x.sum[at]);
                 else if constexpr (kParts == 2) return S::begin(x.sums[2 * at + kPart], -middle);
                 else return S::add_short(S::begin(x.sums[2 * at], -middle), S::begin(x.sums[2 * at + 1], -middle));
             }();
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) sum[t][r] = start;
         }
-        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>) __attribute__((always_inline)) {
+        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>, unsigned from) __attribute__((always_inline)) {
             S::Bytes w[R];
+            for (int r = 0; r < R; ++r) weights.template ask<kStep>(r, from);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r);
+            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r, from);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * kStep));
+                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * (kStep + from)));
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
                     if constexpr (kWide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
@@ -149,9 +175,22 @@ PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, i
                 }
             }
         };
-        [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
-            (step(std::integral_constant<int, kPart * steps + kStep>()), ...);
-        }(std::make_integer_sequence<int, steps>());
+        constexpr int period = Weights::period < steps ? Weights::period : steps;
+        const auto some = [&](unsigned from) __attribute__((always_inline)) {
+            [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
+                if constexpr (period == steps) (step(std::integral_constant<int, kPart * steps + kStep>(), 0), ...);
+                else (step(std::integral_constant<int, kStep>(), kPart * steps + from), ...);
+            }(std::make_integer_sequence<int, period>());
+        };
+        if constexpr (T <= 2) {
+            // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of them with
+            // long strides are not foreseen. What few tokens read comes from memory.
+#pragma GCC unroll 1
+            for (unsigned from = 0; from < steps; from += period) some(from);
+        } else {
+#pragma GCC unroll 8
+            for (unsigned from = 0; from < steps; from += period) some(from);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             const F scale = weights.scale(kPart, r);
@@ -246,11 +285,51 @@ void add_groups_of_all(const WeightsOf& weights_of, const Ahead& ahead, int from
     });
 }
 
+// -- where tiles have registers enough to unpack for themselves ------------------------------------------------------------
+
+constexpr bool kUnpacksInTiles = S::registers / S::registers_per_vector >= 32;
+
+template <Format kFormat, int T, int R>
+__attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y) {
+    using Of = Planes<kFormat>;
+    F acc[T][R];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
+    InPanel<kFormat, (T <= 2)> weights{panel, 0, size_t(first) * 16};
+    for (int g = 0; g < groups; ++g) {
+        add_group<Of::parts, Of::minima, Of::wide>(weights, Of::middle, x, g, acc);
+        if constexpr (T <= 2) weights.ask_for_scales();  // after codes, for processors foresee what is read in order
+        if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
+}
+
+template <Format kFormat>
+void planes_in_tiles(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+    in_tiles<tile_tokens(2), false>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+        const auto with = [&]<int R>(std::integral_constant<int, R>) {
+            for (int v = first; v < first + vectors; v += R)
+                planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows);
+        };
+        if constexpr (T == 1 && Planes<kFormat>::as_is) {
+            if (vectors == 1) return with(std::integral_constant<int, 1>());
+        }
+        if constexpr (T <= 2) {
+            if (vectors == kVectors) return with(std::integral_constant<int, kVectors>());
+        }
+        with(std::integral_constant<int, kVectors / 2>());
+    });
+}
+
 // y [tokens][64] of some rows of a panel.
 template <Format kFormat>
-void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+void planes_through_cache(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
-    const int groups = (w.cols + kGroup - 1) / kGroup;
     if (tokens == 1) {
         constexpr int R = tile_vectors(1, 2);
         if constexpr (!Of::as_is) return one_token<kFormat, (R < kVectors / 2 ? R : kVectors / 2)>(panel, groups, first, vectors, x, y);
@@ -272,12 +351,27 @@ void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vecto
         if constexpr (Of::as_is) {
             const auto block = [=](int g) { return panel + g * Of::layout.block; };
             all(block, [=](int g, int row) { return Of::scale(block(g), 0, 0, row); },
-                [=](int g, int row) { return InPanel<kFormat>{block(g), 0, row}; }, [=](int g) { Of::prefetch(block(g), 0); });
+                [=](int g, size_t row) { return InPanel<kFormat>{block(g), 0, row}; }, [=](int g) { Of::prefetch(block(g), 0); });
         } else {
             Of::unpack(panel, from, to, first, vectors, unpacked);
             all([&](int g) { return unpacked.codes[g - from][0]; },
                 [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); },
-                [&](int g, int row) { return InCache{unpacked, g - from, row}; }, [](int) {});
+                [&](int g, size_t row) { return InCache{unpacked, g - from, row}; }, [](int) {});
         }
+    }
+}
+
+template <Format kFormat>
+void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+    using Of = Planes<kFormat>;
+    const int groups = (w.cols + kGroup - 1) / kGroup;
+    // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
+    [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
+    if constexpr (kUnpacksInTiles && Of::one_plane) {
+        return planes_in_tiles<kFormat>(panel, groups, first, vectors, x, tokens, y);
+    } else {
+        if constexpr (kUnpacksInTiles)
+            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat>(panel, groups, first, vectors, x, tokens, y);
+        planes_through_cache<kFormat>(panel, groups, first, vectors, x, tokens, y);
     }
 }

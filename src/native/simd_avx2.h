@@ -176,6 +176,7 @@ struct Simd {
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
 #else
     // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
+    static constexpr bool sums_in_words = false;
     PRONK_INLINE int32_t sums(I x) {
         const __m256i s = _mm256_add_epi32(x.a, x.b);
         const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1)), pairs = _mm_hadd_epi32(q, q);

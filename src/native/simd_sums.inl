@@ -1,5 +1,6 @@
 // Part of a Simd whose dot_short adds up four products in 32 bits: sums of small codes are whole numbers like any other.
 
+    static constexpr bool sums_in_words = true;
     PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
     PRONK_INLINE int32_t total(int32_t sums) { return sums; }
     PRONK_INLINE I begin(int32_t sums, int factor) { return set_int(factor * sums); }
