@@ -112,7 +112,9 @@ export class App extends EventTarget {
   // By each of the chat's models, side by side.
   answer(question, models = this.chat.models) {
     const group = question.id + "/" + question.children.length;
-    const nodes = models.map((model) => tree.add(this.chat, question, "assistant", { model, group, tokens: tree.noTokens() }));
+    // Side by side all draw with one seed: where they part is then the models' doing, not that of luck.
+    const seed = models.length > 1 ? Math.floor(Math.random() * 2 ** 32) : undefined;
+    const nodes = models.map((model) => tree.add(this.chat, question, "assistant", { model, group, seed, tokens: tree.noTokens() }));
     question.chosen = nodes[0].id;
     this.run(nodes);
   }

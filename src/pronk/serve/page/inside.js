@@ -82,7 +82,9 @@ export class Inside {
       tab.tabIndex = n === this.shown ? 0 : -1;
     });
     this.panel.setAttribute("aria-labelledby", `tab-${this.shown}`);
+    const held = this.panel.contains(document.activeElement);
     this.tabs[this.shown][1].draw(this.panel, node, at);
+    if (held && !this.panel.contains(document.activeElement)) this.panel.focus(); // what was pressed is gone
   }
 
   // Shows what `work` makes once it is there, unless something else is looked at by then.
