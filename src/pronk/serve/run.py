@@ -24,6 +24,7 @@ from pronk.serve.models import Models
 
 MAX_SEQUENCES, MAX_WAITING, MAX_WAIT_S = 64, 256, 300.0
 DRAIN_S = 60  # seconds that texts under way have to end in once the server is told to
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of a machine
 _MAX_HEADERS = 64 << 10  # bytes
 
 
@@ -98,7 +99,9 @@ def run(
     def refused(scope: Scope, status: int) -> None:
         server.note("refused", scope, status, time.perf_counter())
 
-    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys), page.PATHS, refused)
+    guarded = Guard(
+        application(server, start), names, tuple(origins), tuple(keys), page.PATHS, refused, host in EVERYWHERE
+    )
     config = uvicorn.Config(
         guarded,
         http=Connection,
