@@ -118,3 +118,18 @@ def test_a_server_that_dies_is_told_of(opened: Opened) -> None:
     view.wait_for_selector(".answer.running .body :not(:empty)")
     scripted.die()
     expect(view.locator(".answer .problem")).to_contain_text("what came is kept")
+
+
+def test_the_list_of_chats_on_a_narrow_screen(server: Running, opened: Opened) -> None:
+    view = opened(server.url, viewport={"width": 400, "height": 800})
+    chats = view.locator("#chats")
+    press(view, "#bar [aria-label='Chats']")
+    expect(chats).to_be_visible()
+    assert focused(view) == "Close the list of chats"
+    view.keyboard.press("Escape")
+    expect(chats).to_be_hidden()
+    assert focused(view) == "Chats"
+    view.keyboard.press("Enter")
+    expect(chats).to_be_visible()
+    view.mouse.click(380, 400)
+    expect(chats).to_be_hidden()

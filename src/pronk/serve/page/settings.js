@@ -21,7 +21,7 @@ export class Settings {
     bar.append(
       el(
         "div", { class: "row" },
-        sign("☰", "Chats", () => document.getElementById("chats").classList.toggle("open"), { class: "sign narrow" }),
+        sign("☰", "Chats", (event) => app.tell("chats opened", event.currentTarget), { class: "sign narrow" }),
         this.models,
         el("span", { class: "gap" }),
         this.opens,
