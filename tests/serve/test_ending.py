@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+
+import pronk
+from pronk.serve import run as serving
+from pronk.serve.models import Models
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 
@@ -62,6 +70,38 @@ def test_a_second_signal_ends_at_once(program: tuple[subprocess.Popen[str], str]
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
+
+
+def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked before the model was loaded heard nothing at all until it was."""
+    may_load, really = threading.Event(), pronk.load
+
+    def slow(*arguments: Any, **options: Any) -> pronk.LLM:
+        may_load.wait(60)
+        return really(*arguments, **options)
+
+    monkeypatch.setattr(pronk, "load", slow)
+    bound, made = serving.listen("127.0.0.1", 0), list[serving.Uvicorn]()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}/health"
+    options: dict[str, Any] = {"ready": lambda address: None, "made": made.append}
+    thread = threading.Thread(
+        target=serving.run, args=(Models({"tiny": str(folder)}, {}, {"threads": 1}), bound), kwargs=options
+    )
+    thread.start()
+    try:
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.urlopen(url, timeout=30)
+        assert (found.value.code, json.loads(found.value.read())) == (503, {"status": "loading"})
+        may_load.set()
+        client = openai.OpenAI(base_url=url.replace("/health", "/v1"), api_key="none", max_retries=0, timeout=60)
+        assert client.completions.create(model="tiny", prompt="x", max_tokens=1).usage  # it waited
+        client.close()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        may_load.set()
+        made[0].should_exit = True
+        thread.join(60)
 
 
 def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def run(
             await models.load_all()
         except Exception as error:
             problem.append(error)
-            raise
+            served.should_exit = True
+            return
         shown = f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{port}")
 
@@ -120,9 +121,6 @@ def run(
     made(served)
     try:
         asyncio.run(served.serve([bound]))
-    except SystemExit:  # uvicorn's, of a start that failed
-        if not problem:
-            raise
     finally:
         bound.close()
     if problem:
