@@ -188,8 +188,7 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         raise ApiError(400, f"the body must be a JSON object, not {short(given)}")
     given = {name: value for name, value in given.items() if value is not None}
     for name, why in refused.items():
-        empty = () if name in _ASK_EMPTY else ([], {}, "", False)
-        if name in given and given[name] not in empty:
+        if name in given and (given[name] not in ([], {}, "", False) or name in _ASK_EMPTY):
             raise ApiError(400, f"{name} {why}", name)
     try:
         request = msgspec.convert(given, kind)
