@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import openai
 import pytest
+from served import Running
 
 import pronk
 from pronk.serve import run as serving
@@ -70,6 +72,29 @@ def test_a_second_signal_ends_at_once(program: tuple[subprocess.Popen[str], str]
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
+
+
+def test_who_waits_for_its_end_is_told_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After Ctrl-C nothing was said for as long as texts went on, up to a minute."""
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
+    session = running.models.models["tiny"].session
+    assert session
+    assert running.server
+    step = session.step
+    monkeypatch.setattr(session, "step", lambda: time.sleep(0.01) or step())
+    stream = running.client().completions.create(
+        model="tiny", prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    with caplog.at_level("INFO", logger="pronk.serve"):
+        running.server.should_exit = True
+        until = time.monotonic() + 8  # 900 tokens take longer
+        while "ending" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+        running.stop()  # whose client leaves
+    assert "ending: 1 text under way" in caplog.text
 
 
 def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
