@@ -133,3 +133,24 @@ def test_the_list_of_chats_on_a_narrow_screen(server: Running, opened: Opened) -
     expect(chats).to_be_visible()
     view.mouse.click(380, 400)
     expect(chats).to_be_hidden()
+
+
+def test_enter_once_more_goes_inside_and_escape_comes_back(server: Running, opened: Opened) -> None:
+    """From a token to what was opened beside it Tab led through all the rest of the chat."""
+    view = opened(server.url)
+    set_options(view, temperature=0, max_tokens=6)
+    ask(view)
+    answered(view)
+    press(view, "button:text-is('Look inside')")
+    assert focused(view) == "Token"
+    view.keyboard.press("Escape")
+    assert focused(view) == "Look inside"
+    view.click("button:text-is('Tokens')")
+    view.focus(".strip .token >> nth=0")
+    view.keyboard.press("ArrowRight")
+    view.keyboard.press("Enter")
+    assert focused(view).startswith("token 2,")
+    view.keyboard.press("Enter")
+    assert focused(view) == "Token"
+    view.keyboard.press("Escape")
+    assert focused(view).startswith("token 2,")

@@ -141,7 +141,7 @@ export class AnswerView {
 
   buttons(ended) {
     const copying = button("Copy", () => copy(this.node.text, copying));
-    const inside = button("Look inside", () => this.app.tell("inside", { node: this.node, at: 0 }), { disabled: !this.node.tokens?.ids.length });
+    const inside = button("Look inside", () => this.app.tell("inside", { node: this.node, at: 0, enters: true }), { disabled: !this.node.tokens?.ids.length });
     const does = ended ? [copying, button("Regenerate", () => this.app.again(this.node)), inside] : [button("Stop", () => this.app.runs.get(this.node.id)?.stop())];
     swap(this.bar, does);
   }
