@@ -19,9 +19,9 @@ SEQUENCES, WAITING = 8, 24
 class Running:
     """`engine`, `models`, `port`; `stop` lets it end."""
 
-    def __init__(self, models: Models, **options: Any) -> None:
+    def __init__(self, models: Models, host: str = "127.0.0.1", **options: Any) -> None:
         self.models, self._ready = models, threading.Event()
-        bound = serving.listen("127.0.0.1", 0)
+        bound = serving.listen(host, 0)
         self.port = bound.getsockname()[1]
         self.server: serving.Uvicorn | None = None
         self._clients: list[Any] = []

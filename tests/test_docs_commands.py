@@ -95,6 +95,7 @@ def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": r["prompt"]}) for r in records))
     Path("person.json").write_text('{"type": "object", "properties": {"age": {"type": "integer"}}}')
     Path("keys.txt").write_text("a-key\n")
+    Path("on.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
     Path("sums.lark").write_text('start: /[0-9]/ ("+" /[0-9]/)*')
     for name in ("stories.txt", "wikitext-2/test.txt"):
         Path(name).parent.mkdir(exist_ok=True)

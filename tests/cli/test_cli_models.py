@@ -229,6 +229,22 @@ def test_tensors_are_listed_in_the_order_of_layers(run: Run, tmp_path: Path) -> 
     assert max(layers) == 11
 
 
+def test_layers_that_are_alike_are_one_line(run: Run, tmp_path: Path) -> None:
+    """Of 30 layers there were 272 lines, and what comes before them had left the screen."""
+    config = tiny_config(num_hidden_layers=12)
+    weights = random_weights(config)
+    odd = "model.layers.5.mlp.down_proj.weight"
+    save_huggingface(tmp_path, config, {**weights, odd: weights[odd].astype(np.float16)})
+    lines = run("inspect", str(tmp_path)).stdout.splitlines()
+    found = [line.split()[0] for line in lines if line.startswith("model.layers.")]
+    assert "model.layers.0-11.mlp.up_proj.weight" in found
+    down = [name for name in found if name.endswith(".mlp.down_proj.weight")]
+    assert down == [f"model.layers.{layers}.mlp.down_proj.weight" for layers in ("0-4", "5", "6-11")]
+    assert len(found) == len({name.split(".", 3)[3] for name in weights if ".layers." in name}) + 2
+    norm = next(line for line in lines if line.startswith("model.layers.0-11.input_layernorm.weight"))
+    assert norm.split()[-1] == f"{4 * config.hidden_size:,}"
+
+
 @pytest.mark.parametrize("engine", ["cpu", "torch"])
 def test_verify_training(run: Run, model: str, engine: str) -> None:
     result = run("verify", model, "--training", "--engine", engine, "--threads", "1", "-n", "20")

@@ -64,6 +64,11 @@ class Scripted:
         self._server.should_exit = True
         self._thread.join(30)
 
+    def die(self) -> None:
+        """Amid answers, whose connections break off."""
+        self._server.force_exit = True
+        self.stop()
+
     async def _models(self, request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 

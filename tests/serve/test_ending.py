@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from served import Running
+
+import pronk
+from pronk.serve import run as serving
+from pronk.serve.models import Models
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 
@@ -64,6 +74,61 @@ def test_a_second_signal_ends_at_once(program: tuple[subprocess.Popen[str], str]
     assert process.wait(30) == 0
 
 
+def test_who_waits_for_its_end_is_told_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After Ctrl-C nothing was said for as long as texts went on, up to a minute."""
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
+    session = running.models.models["tiny"].session
+    assert session
+    assert running.server
+    step = session.step
+    monkeypatch.setattr(session, "step", lambda: time.sleep(0.01) or step())
+    stream = running.client().completions.create(
+        model="tiny", prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    with caplog.at_level("INFO", logger="pronk.serve"):
+        running.server.should_exit = True
+        until = time.monotonic() + 8  # 900 tokens take longer
+        while "ending" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+        running.stop()  # whose client leaves
+    assert "ending: 1 text under way" in caplog.text
+
+
+def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked before the model was loaded heard nothing at all until it was."""
+    may_load, really = threading.Event(), pronk.load
+
+    def slow(*arguments: Any, **options: Any) -> pronk.LLM:
+        may_load.wait(60)
+        return really(*arguments, **options)
+
+    monkeypatch.setattr(pronk, "load", slow)
+    bound, made = serving.listen("127.0.0.1", 0), list[serving.Uvicorn]()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}/health"
+    options: dict[str, Any] = {"ready": lambda address: None, "made": made.append}
+    thread = threading.Thread(
+        target=serving.run, args=(Models({"tiny": str(folder)}, {}, {"threads": 1}), bound), kwargs=options
+    )
+    thread.start()
+    try:
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.urlopen(url, timeout=30)
+        assert (found.value.code, json.loads(found.value.read())) == (503, {"status": "loading"})
+        may_load.set()
+        client = openai.OpenAI(base_url=url.replace("/health", "/v1"), api_key="none", max_retries=0, timeout=60)
+        assert client.completions.create(model="tiny", prompt="x", max_tokens=1).usage  # it waited
+        client.close()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        may_load.set()
+        made[0].should_exit = True
+        thread.join(60)
+
+
 def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:
     def said(*options: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "pronk", "serve", *options]
@@ -75,6 +140,10 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
         (("-m", str(tmp_path / "nowhere"), "--port", "0"), 1, "nowhere"),
         (("-m", str(folder), "--host", "0.0.0.0"), 2, "others can reach"),
         (("-m", str(folder), "--port", "0", "--max-memory", "1000"), 1, "--max-memory"),
+        (("-m", str(folder), "--max-memory", "12 GBs"), 2, "12GB"),
+        (("-m", str(folder), "--port", "0", "--max-memory", "0.1kB"), 1, "--max-memory"),
+        (("-m", str(tmp_path / "nowhere"), "--port", "0", "--chat-template", "llama9"), 1, "llama9"),
+        (("-m", str(tmp_path / "nowhere"), "--port", "0", "--adapter", "a=x"), 1, "x: no such folder"),
         (("-m", str(folder), "--api-key-file", str(tmp_path / "empty")), 1, "holds no key"),
         (("-m", str(folder), "--adapter", "a=x", "--adapter", "a=y"), 2, "two adapters"),
     ]:

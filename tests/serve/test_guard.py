@@ -63,6 +63,22 @@ def test_as_it_is_it_answers(server: Running) -> None:
 def test_another_host_is_refused(server: Running, host: str) -> None:
     """A page whose name comes to mean loopback (DNS rebinding) sends its own name."""
     assert status(asked(server, f"Host: {host}")) in (400, 403)
+    assert status(asked(server, "Host: 192.0.2.7")) == 403  # it listens at loopback alone
+
+
+def test_at_all_addresses_each_is_its_own(folder: Path) -> None:
+    """Who listens at 0.0.0.0 was asked by its address in the network, and refused it. Digits are no name that could
+    come to mean another machine; names stay refused."""
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}), host="0.0.0.0", keys=("secret",))
+    try:
+
+        def told(host: str) -> int:
+            return status(spoken(running.port, "GET /health HTTP/1.1", f"Host: {host}"))
+
+        assert [told(host) for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost")] == [200, 200, 200]
+        assert [told(host) for host in ("evil.example", "192.0.2.7.evil.example", "1")] == [403] * 3
+    finally:
+        running.stop()
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8000"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from served import SEQUENCES, Running
+from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk.errors import BadRequest
@@ -116,3 +118,23 @@ def test_a_model_in_another_format_beside_itself(folder: Path) -> None:
     running.stop()
     with pytest.raises(BadRequest, match="a-q8"):
         Models({"a": str(folder), "a-q8": str(folder)}, {}, {}, also=("q8",))
+
+
+def test_a_model_without_a_chat_template_is_given_one(tmp_path: Path) -> None:
+    """What a request without one is told names the option that `pronk serve` then has."""
+    bare = save_tiny_chat_model(tmp_path / "bare")
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    running = Running(Models({"bare": str(bare)}, {}, {"threads": 1}, max_sequences=SEQUENCES))
+    with pytest.raises(openai.BadRequestError, match="--chat-template"):
+        say(running, "bare")
+    running.stop()
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("{{ messages[-1].content }}")
+    models = Models({"bare": str(bare)}, {}, {"threads": 1}, max_sequences=SEQUENCES, chat_template=str(plain))
+    running = Running(models)
+    said = say(running, "bare")
+    running.stop()
+    with pronk.load(bare, threads=1) as llm:
+        assert said == llm.chat(ASKED, max_new_tokens=5, temperature=1.0, seed=1, chat_template=plain).text

@@ -78,6 +78,8 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"functions": [{}]}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"answer_ids": [10**6]}, "answer_ids"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
@@ -89,17 +91,17 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"modalities": ["audio"]}, "modalities"),
         ({"messages": []}, "messages"),
         ({"messages": "x"}, "messages"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, None),
-        ({"messages": [{"role": "user"}]}, None),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": "y"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"messages": [*MESSAGES, {"role": "tool", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [*MESSAGES, {"role": "tool", "content": ["x"]}]}, "messages"),
         ({"num_beams": 2, "temperature": 0.5}, None),
         ({"num_beams": 0}, None),
         ({"speculative": "magic"}, "speculative"),
-        ({"truncate": "middle"}, None),
+        ({"truncate": "middle"}, "truncate"),
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
     ],
@@ -111,6 +113,27 @@ def test_wrong_values(server: Running, wrong: dict[str, Any], param: str | None)
     assert "\n" not in body["error"]["message"]
     if param:
         assert body["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "param"),
+    [
+        ("/v1/completions", {"prompt": [10**6]}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 2000}, "prompt"),
+        ("/v1/completions", {"prompt": "x", "truncate": "middle"}, "truncate"),
+        ("/v1/completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
+        ("/v1/responses", {"input": "x" * 2000}, "input"),
+        ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/v1/look", {"text": "x", "attention": {"token": 9, "layer": 0}}, "attention"),
+        ("/v1/look", {"text": "x", "lens": {"token": -1}}, "lens"),
+        ("/v1/look", {"text": "x", "top": 1000}, "top"),
+        ("/v1/look", {"text": [10**6]}, "text"),
+    ],
+)
+def test_the_field_at_fault_is_named(server: Running, path: str, wrong: dict[str, Any], param: str) -> None:
+    status, body = posted(server, path, wrong)
+    assert (status, body["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b'{"messages": 1}', b"{}"])

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer.vocabulary import Vocabulary
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
 
 @dataclass(frozen=True)
 class Limit:
@@ -34,7 +32,7 @@ class Limit:
         """`beside`: bytes of what is no tensor."""
         if self.unit == "bpw":
             return int(self.number * weights / 8) + beside
-        return int(self.number * _UNITS[self.unit])
+        return int(self.number * options.UNITS[self.unit])
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click alone
@@ -42,7 +40,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
         found = re.fullmatch(r"(\d{1,15}|\d{0,15}\.\d{1,9}) *([a-z]*)", str(value).strip().lower())
-        if not found or found[2] not in (*_UNITS, "bpw") or not float(found[1]) > 0:
+        if not found or found[2] not in (*options.UNITS, "bpw") or not float(found[1]) > 0:
             self.fail(
                 f"{value!r} is no size; write 80MB, 1.5GB, a number of bytes, or 4.5bpw (bits a weight)", param, ctx
             )

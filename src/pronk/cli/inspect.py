@@ -28,6 +28,7 @@ def command(model: str, revision: str | None, as_json: bool) -> None:
     """Show format, config, tokenizer, memory need and tensors.
 
     It reads only a few rows of weights, to detect earlier quantization (the line "grid").
+    Layers that are alike are one line, with the bytes of one; --json has each tensor.
     """
     from pronk import checkpoint
     from pronk.checkpoint.hub import resolve as hub
@@ -76,6 +77,34 @@ def _tensors(opened: Checkpoint) -> list[LazyTensor]:
         return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in tensor.name.split(".")]
 
     return sorted(opened.tensors.values(), key=natural)
+
+
+def _folded(tensors: list[LazyTensor]) -> list[tuple[str, str, str, str]]:
+    """Rows of a table. From three layers on that are alike, one row is all of them's: `model.layers.0-29.mlp...`."""
+    runs: list[tuple[str, int, int, list[LazyTensor]]] = []  # a name around its layer, first and last layer
+    open_runs: dict[str, int] = {}  # where a name's latest run is
+    for tensor in tensors:
+        parts = tensor.name.split(".")
+        at = next((n for n, part in enumerate(parts) if part.isdigit()), None)
+        around = ".".join(part if n != at else "{}" for n, part in enumerate(parts))
+        layer = -1 if at is None else int(parts[at])
+        where = open_runs.get(around)
+        if where is not None:
+            name, first, last, alike = runs[where]
+            if layer == last + 1 and (tensor.shape, tensor.dtype) == (alike[0].shape, alike[0].dtype):
+                runs[where] = (name, first, layer, [*alike, tensor])
+                continue
+        open_runs[around] = len(runs)
+        runs.append((around, layer, layer, [tensor]))
+
+    def row(name: str, tensor: LazyTensor) -> tuple[str, str, str, str]:
+        return name, " x ".join(map(str, tensor.shape)), tensor.dtype, f"{tensor.nbytes:,}"
+
+    rows = []
+    for around, first, last, alike in runs:
+        names = [each.name for each in alike] if len(alike) < 3 else [around.format(f"{first}-{last}")]
+        rows += [row(name, tensor) for name, tensor in zip(names, alike, strict=False)]
+    return rows
 
 
 def _config(opened: Checkpoint) -> dict[str, Any]:
@@ -138,6 +167,5 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ),
     ]
     config = [(key, json.dumps(value)) for key, value in _config(opened).items()]
-    tensors = [(t.name, " x ".join(map(str, t.shape)), t.dtype, f"{t.nbytes:,}") for t in _tensors(opened)]
-    tensors.insert(0, ("tensor", "shape", "type", "bytes"))
+    tensors = [("tensor", "shape", "type", "bytes"), *_folded(_tensors(opened))]
     return "\n\n".join([console.table(head), console.table(config), console.table(tensors, right=(3,))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,6 +115,21 @@ class Name(click.types.StringParamType):
         if value == "":
             self.fail("must not be empty", param, ctx)
         return value
+
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]  # generic in newer click alone
+    """A number of bytes, in words that people have for it: 12GB, 1.5 GiB, 12000000000."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"(\d{1,18}|\d{0,15}\.\d{1,9}) *([a-z]*)", str(value).strip().lower())
+        if not found or found[2] not in UNITS or (size := int(float(found[1]) * UNITS[found[2]])) < 1:
+            self.fail(f"{value!r} is no size; write 12GB, 1.5GiB, or a number of bytes", param, ctx)
+        return size
 
 
 NAME = Name()

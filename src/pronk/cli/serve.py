@@ -43,6 +43,9 @@ one ends at once."""
     click.option("--also", type=click.Choice(engines.FORMATS), multiple=True, metavar="FORMAT",
                  help="Serve each model in FORMAT as well, as NAME-FORMAT; the page shows both side by side. "
                  "Repeatable."),
+    click.option("--chat-template", type=options.NAME, metavar="FILE|NAME",
+                 help="Use this chat template, not the models': a Jinja file, llama2 or llama3. An adapter's own "
+                 "stays."),
     heading=options.LOADED,
 )  # fmt: skip
 @options.loading_options
@@ -69,8 +72,9 @@ one ends at once."""
     click.option("--max-wait", type=options.Number(0, min_open=True), default=300.0, show_default=True,
                  metavar="SECONDS", help="Refuse a request that has waited SECONDS and was not "
                  "begun: with 429, or with an error event in a stream that has its status already."),
-    click.option("--max-memory", type=click.IntRange(1), metavar="BYTES",
-                 help="Hold models and their caches in BYTES at most.  [default: most of what is free]"),
+    click.option("--max-memory", type=options.Bytes(), metavar="SIZE",
+                 help="Hold models and their caches in SIZE at most: 12GB, 1.5GiB, or a number of bytes.  "
+                 "[default: most of what is free]"),
     heading="Limits",
 )  # fmt: skip
 def command(
@@ -88,6 +92,7 @@ def command(
     max_wait: float,
     max_memory: int | None,
     also: tuple[str, ...],
+    chat_template: str | None,
     **loading: Any,
 ) -> None:
     """Serve models over HTTP, to OpenAI's clients."""
@@ -97,7 +102,10 @@ def command(
     except ImportError as error:
         raise PronkError(f"pronk serve needs {error.name}; pip install 'pronk[serve]'") from None
     from pronk.system import expanded
+    from pronk.tokenizer import chat
 
+    if chat_template is not None:
+        chat.named(chat_template)  # before loading, which may take a while
     keys = [*api_keys, *_keys(api_key_file)]
     if "" in keys:
         raise click.UsageError("a key is empty")
@@ -108,6 +116,7 @@ def command(
         loading,
         adapters_folder=expanded(adapters_folder) if adapters_folder else None,
         also=also,
+        chat_template=chat_template,
         max_sequences=max_sequences,
         max_memory=max_memory,
     )

@@ -229,8 +229,10 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         server.engine.start(asyncio.get_running_loop())
-        await on_start()
+        starting = asyncio.ensure_future(on_start())  # meanwhile /health says so, and requests wait for their model
         yield
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
         server.engine.stop()
         server.models.close()
 

@@ -14,7 +14,7 @@ from pronk.errors import BadRequest, short
 from pronk.grammar.structure import Structure
 from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
-from pronk.serve.failures import ApiError
+from pronk.serve.failures import ApiError, about, renamed
 from pronk.serve.forms import form_of
 from pronk.serve.models import Leased
 from pronk.serve.tools import Toolset, toolset
@@ -188,11 +188,14 @@ async def chat(
         template = leased.adapter.template if leased.adapter else None
         called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
         given = {"tools": list(called.tools)} if called else {}
-        ids, left_out = llm.fitted_chat(known, params, overflow, template, **given, **dict(variables or {}))
+        with about("messages", "num_beams"):
+            ids, left_out = llm.fitted_chat(known, params, overflow, template, **given, **dict(variables or {}))
         if called and called.forced and called.dialect.token:
             ids += llm.tokenizer.encode(called.dialect.token, bos=False)
-        ids += checked_ids(begun, llm.config.vocab_size)
-        ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
+        with about("answer_ids"):
+            ids += checked_ids(begun, llm.config.vocab_size)
+        with about("messages", "truncate"):
+            ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
         return ids, cut + left_out, called, _grammar(llm, form, param, called)
 
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
@@ -215,11 +218,13 @@ async def completion(
     if max_tokens < 0:
         raise ApiError(400, f"max_tokens must not be negative, as {max_tokens} is", "max_tokens")
     advised = llm.checkpoint.generation.sampling
-    params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
+    with renamed({"top_logprobs": "logprobs"}):
+        params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
     form, param = form_of(request)
 
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:
-        found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
+        with about("prompt", "truncate"):
+            found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
         return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)
 
     encoded, cut, grammar = await asyncio.to_thread(prepared)

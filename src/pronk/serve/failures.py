@@ -94,11 +94,11 @@ def of(error: BaseException) -> ApiError:
             f"This model's maximum context length is {error.limit + 1} tokens, and the prompt has "
             f"{error.prompt_tokens} tokens; shorten it"
         )
-        return ApiError(400, message, "messages", "context_length_exceeded")
+        return ApiError(400, message, getattr(error, "at_fault", "messages"), "context_length_exceeded")
     if isinstance(error, NotEnoughMemory) or out_of_memory(error):
         return ApiError(503, f"the server's memory does not suffice: {getattr(error, 'problem', 'it ran out')}")
     if isinstance(error, BadRequest | Unsupported | NoTokenizer | BadFile | Ungrammatical):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), getattr(error, "at_fault", None))
     if isinstance(error, PronkError):
         return ApiError(500, str(error))
     return ApiError(500, "the server failed at this request, which its log tells of")
@@ -110,6 +110,18 @@ def amid(error: Exception) -> ApiError:
     if told.status >= 500:
         log.error("a stream failed", exc_info=error)
     return told
+
+
+@contextmanager
+def about(param: str, *fields: str) -> Iterator[None]:
+    """What a model or its template refuses within is the fault of that field, or of the one of `fields` that the word
+    begins with."""
+    try:
+        yield
+    except PronkError as error:
+        word = str(error).partition(" ")[0]
+        error.at_fault = word if word in fields else param  # type: ignore[attr-defined]  # it stays what it is
+        raise
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -28,7 +29,8 @@ _SECURE = {
 class Guard:
     """`hosts`: names that this server is called by. `origins`: of pages that may ask from elsewhere. `keys`: none, and
     everybody may ask; who may not is refused before the path is looked at, so that all paths are alike. `page`: paths
-    that a browser fetches before anybody could type a key. `note` is told of what is refused, with the status."""
+    that a browser fetches before anybody could type a key. `note` is told of what is refused, with the status.
+    `at_all`: it listens at all addresses of a machine, which in digits are no name that could come to mean another."""
 
     app: ASGIApp
     hosts: Collection[str]
@@ -36,6 +38,7 @@ class Guard:
     keys: Sequence[str] = ()
     page: Collection[str] = ()
     note: Callable[[Scope, int], None] = lambda scope, status: None
+    at_all: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +80,7 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:
             raise ApiError(400, "a request with two lengths is two requests to somebody; send one", headers=close)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or _name(hosts[0]) not in self.hosts:
+        if len(hosts) != 1 or not self._answers_to(_name(hosts[0])):
             said = hosts[0][:80] if hosts else "none"
             problem = f"this server does not answer to the host {said!r}; --allowed-host lets it"
             raise ApiError(403, problem, code="host_not_allowed", headers=close)
@@ -89,6 +92,9 @@ class Guard:
             and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
             raise ApiError(415, "the body's content type must be application/json")
+
+    def _answers_to(self, name: str) -> bool:
+        return name in self.hosts or (self.at_all and _in_digits(name))
 
     def _is_own(self, origin: str, host: str) -> bool:
         """Whether it is this server's page that asks. Its host is one of ours: that was seen before."""
@@ -108,6 +114,14 @@ class Guard:
             problem = "a key is wanted, as in Authorization: Bearer KEY" if not given else "the key is wrong"
             raise ApiError(401, problem, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return matches.index(True) + 1
+
+
+def _in_digits(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name(host: str) -> str:

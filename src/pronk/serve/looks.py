@@ -12,7 +12,7 @@ from pronk.engine.params import SamplingParams
 from pronk.errors import PronkError
 from pronk.serve import asking
 from pronk.serve.engine import Engine, Wanted
-from pronk.serve.failures import ApiError
+from pronk.serve.failures import ApiError, about
 from pronk.serve.models import Leased
 from pronk.serve.requests import LookRequest
 
@@ -71,10 +71,12 @@ class Looks:
         found: dict[str, Any] = {"id": name, "object": "look", "created": int(time.time()), "model": leased.name}
         found |= await asyncio.to_thread(look.to_dict, min(start, len(look)), min(stop, len(look)))
         if row := request.attention:
-            weights = await self._engine.call(lambda: look.attention(row.token, row.layer, row.head))
+            with about("attention"):
+                weights = await self._engine.call(lambda: look.attention(row.token, row.layer, row.head))
             found["attention"] = {"token": row.token, "layer": row.layer, "head": row.head, "weights": weights.tolist()}
         if through := request.lens:
-            lens = await self._engine.call(lambda: look.lens(through.token, through.k))
+            with about("lens"):
+                lens = await self._engine.call(lambda: look.lens(through.token, through.k))
             found["lens"] = lens.to_dict()
         return found
 
@@ -92,7 +94,8 @@ class Looks:
         if request.top is not None:
             options["top"] = request.top
 
-        look = await asyncio.to_thread(llm.look, asked, answer=request.answer, **options)
+        with about("text" if request.messages is None else "messages", "top", "answer"):
+            look = await asyncio.to_thread(llm.look, asked, answer=request.answer, **options)
         _check_length(len(look) + (request.max_tokens or 0))
         if request.max_tokens:
             ids = look.ids.tolist()

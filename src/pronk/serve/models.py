@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pronk
 from pronk import checkpoint as checkpoints
 from pronk import engines, system
+from pronk.checkpoint import adapter_config
 from pronk.checkpoint.hub import resolve as hub
 from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
@@ -61,7 +62,8 @@ class Leased:
 class Models:
     """`sources`: name -> what pronk.load takes. `adapters`: name -> folder, each of the first model that it fits.
     `adapters_folder`: each folder in it is one too, whenever it is put there. `loading`: options of pronk.load. `also`:
-    formats in which each model is there once more, as NAME-FORMAT. Raises BadRequest for two of one name.
+    formats in which each model is there once more, as NAME-FORMAT. `chat_template`: a file or a built-in one's name, in
+    place of the models' own. Raises BadRequest for two of one name.
 
     `max_memory` bounds weights and caches of all loaded models together, in bytes; None: most of what is free.
     """
@@ -76,6 +78,7 @@ class Models:
         also: Sequence[str] = (),
         max_sequences: int = 64,
         max_memory: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self.models = {name: Model(name, source, loading) for name, source in sources.items()}
         for name, source in sources.items():
@@ -84,6 +87,7 @@ class Models:
                 if self.models.setdefault(other.name, other) is not other:
                     raise BadRequest(f"two models would be called {other.name}; load one of them under a link")
         self._adapters, self._folder = dict(adapters), adapters_folder
+        self._chat_template = chat_template
         self._max_sequences, self._drops = max_sequences, threading.Lock()
         free = engines.ENGINES[0].free_memory(None)
         self._max_memory = max_memory if max_memory is not None else int(_SHARE * (free or 1 << 62))
@@ -135,6 +139,9 @@ class Models:
     async def load_all(self) -> None:
         """As many as memory has room for, so that the first request need not wait; the first must load."""
         first, *others = self.models.values()
+        for folder in self._adapters.values():
+            if not folder.is_file():
+                adapter_config.read(folder)  # what is wrong with it is said before a model is loaded for it
         await self._load(first)
         for name, folder in self._adapters.items():
             await self._of_adapter(name, folder)
@@ -183,6 +190,8 @@ class Models:
             self._make_room(model, weights + ctx_size * kv_a_token)  # of one text that is as long as can be
             left = self._max_memory - weights - sum(each.bytes for each in self.loaded)
             llm = await asyncio.to_thread(pronk.load, model.source, **model.loading)
+            if self._chat_template is not None and llm.has_tokenizer:
+                llm.tokenizer.chat_template = llm.template(self._chat_template)
             most = self._max_sequences * llm.ctx_size
             tokens = max(llm.ctx_size, min(most, left // max(1, kv_a_token) // 2))
             model.bytes = weights + tokens * kv_a_token

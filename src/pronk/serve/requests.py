@@ -168,6 +168,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+_ASK_EMPTY = {"web_search_options"}  # {} asks for a search, as OpenAI has it
+
+
 def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, list[str]]:
     """The request, and the names of fields that it has and nobody heeds.
 
@@ -185,7 +188,7 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         raise ApiError(400, f"the body must be a JSON object, not {short(given)}")
     given = {name: value for name, value in given.items() if value is not None}
     for name, why in refused.items():
-        if given.get(name) not in (None, [], {}, "", False):
+        if name in given and (given[name] not in ([], {}, "", False) or name in _ASK_EMPTY):
             raise ApiError(400, f"{name} {why}", name)
     try:
         request = msgspec.convert(given, kind)

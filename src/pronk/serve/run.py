@@ -22,8 +22,11 @@ from pronk.serve.http import Connection
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
 
+log = logging.getLogger("pronk.serve")
+
 MAX_SEQUENCES, MAX_WAITING, MAX_WAIT_S = 64, 256, 300.0
 DRAIN_S = 60  # seconds that texts under way have to end in once the server is told to
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of a machine
 _MAX_HEADERS = 64 << 10  # bytes
 
 
@@ -39,6 +42,13 @@ class Uvicorn(uvicorn.Server):
             self.force_exit = True
         self.engine.draining = self.should_exit = True
         # Not raised again when all is done: who asked for an orderly end has got it.
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Not where the signal is taken, which may be amid another line.
+        if (texts := self.engine.texts) and not self.force_exit:
+            some = f"{texts} text{'s' * (texts > 1)} under way"
+            log.info("ending: %s, for %d seconds at most; the same once more ends at once", some, DRAIN_S)
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,7 +99,8 @@ def run(
             await models.load_all()
         except Exception as error:
             problem.append(error)
-            raise
+            served.should_exit = True
+            return
         shown = f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{port}")
 
@@ -98,7 +109,9 @@ def run(
     def refused(scope: Scope, status: int) -> None:
         server.note("refused", scope, status, time.perf_counter())
 
-    guarded = Guard(application(server, start), names, tuple(origins), tuple(keys), page.PATHS, refused)
+    guarded = Guard(
+        application(server, start), names, tuple(origins), tuple(keys), page.PATHS, refused, host in EVERYWHERE
+    )
     config = uvicorn.Config(
         guarded,
         http=Connection,
@@ -117,9 +130,6 @@ def run(
     made(served)
     try:
         asyncio.run(served.serve([bound]))
-    except SystemExit:  # uvicorn's, of a start that failed
-        if not problem:
-            raise
     finally:
         bound.close()
     if problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pronk.serve import asking
-from pronk.serve.failures import ApiError
+from pronk.serve.failures import ApiError, about
 from pronk.serve.models import Leased
 from pronk.serve.requests import DetokenizeRequest, TokenizeRequest
 
@@ -17,9 +17,9 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
         raise ApiError(400, "give one of prompt, messages and content", given[1] if given else "prompt")
     llm = leased.llm
     if request.messages is not None:
-        ids = llm.chat_prompt(
-            asking.conversation(request.messages), leased.adapter.template if leased.adapter else None
-        )
+        template = leased.adapter.template if leased.adapter else None
+        with about("messages"):
+            ids = llm.chat_prompt(asking.conversation(request.messages), template)
         return _vllm(leased, ids)
     if request.prompt is not None:
         bos = False if request.add_special_tokens is False else None
@@ -34,7 +34,8 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
 
 def detokenize(leased: Leased, request: DetokenizeRequest) -> dict[str, Any]:
     """Raises BadRequest for an id that there is not."""
-    text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
+    with about("tokens"):
+        text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
     return {"prompt": text, "content": text}
 
 

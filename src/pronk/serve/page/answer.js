@@ -27,6 +27,7 @@ export class Run {
       stream: true,
       stream_options: { include_usage: true },
       return_tokens_as_token_ids: true,
+      seed: node.seed,
       ...asked(chat.options, this.advised),
     };
     if (begun.length) body.answer_ids = [...begun];

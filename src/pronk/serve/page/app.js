@@ -16,7 +16,7 @@ export class App extends EventTarget {
     this.runs = new Map(); // by node
   }
 
-  // Events: "chats", "chat" (another one), "thread" (its messages), "settings", and "grew" with a node.
+  // Events: "chats", "chat" (another one), "thread" (its messages), "settings", "chats opened" by a button, and "grew" with a node.
   tell(kind, detail) {
     this.dispatchEvent(new CustomEvent(kind, { detail }));
   }
@@ -112,7 +112,9 @@ export class App extends EventTarget {
   // By each of the chat's models, side by side.
   answer(question, models = this.chat.models) {
     const group = question.id + "/" + question.children.length;
-    const nodes = models.map((model) => tree.add(this.chat, question, "assistant", { model, group, tokens: tree.noTokens() }));
+    // Side by side all draw with one seed: what parts them is then no other draw.
+    const seed = models.length > 1 ? Math.floor(Math.random() * 2 ** 32) : undefined;
+    const nodes = models.map((model) => tree.add(this.chat, question, "assistant", { model, group, seed, tokens: tree.noTokens() }));
     question.chosen = nodes[0].id;
     this.run(nodes);
   }

@@ -31,6 +31,21 @@ export function sign(mark, name, does, given = {}) {
   return button(mark, does, { class: "sign", "aria-label": name, title: name, ...given });
 }
 
+// Who is at a button is at the one of the same name when others take its place; or at the first of them.
+export function swap(container, children) {
+  const held = container.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  container.replaceChildren(...children.filter(Boolean));
+  if (held !== null) (named(container, held) ?? container.querySelector("button:not(:disabled)"))?.focus({ preventScroll: true });
+}
+
+export function nameOf(button) {
+  return button.dataset.place ?? button.ariaLabel ?? button.textContent;
+}
+
+export function named(container, name) {
+  return [...container.querySelectorAll("button:not(:disabled)")].find((each) => nameOf(each) === name);
+}
+
 // Said to who listens to the page rather than sees it.
 export function say(text) {
   document.getElementById("status").textContent = text;

@@ -38,13 +38,16 @@ export class Inside {
     this.shown = 0;
   }
 
-  open({ node, at }) {
-    // Where the panel is closed from, one comes back to.
-    if (!this.container.contains(document.activeElement)) this.from = document.activeElement;
+  // `enters`: the keyboard goes into the panel, too. So it does for a token that is open already: Enter twice.
+  open({ node, at, enters }) {
+    const outside = !this.container.contains(document.activeElement);
+    if (outside) this.from = document.activeElement; // where one comes back to
+    const again = outside && this.node === node && this.at === at;
     this.node = node;
     this.at = Math.max(0, Math.min(at, node.tokens.ids.length - 1));
     this.container.hidden = false;
     this.draw();
+    if (enters || again) this.list.children[this.shown].focus();
   }
 
   close() {
@@ -82,7 +85,9 @@ export class Inside {
       tab.tabIndex = n === this.shown ? 0 : -1;
     });
     this.panel.setAttribute("aria-labelledby", `tab-${this.shown}`);
+    const held = this.panel.contains(document.activeElement);
     this.tabs[this.shown][1].draw(this.panel, node, at);
+    if (held && !this.panel.contains(document.activeElement)) this.panel.focus(); // what was pressed is gone
   }
 
   // Shows what `work` makes once it is there, unless something else is looked at by then.

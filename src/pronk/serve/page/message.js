@@ -1,6 +1,6 @@
 // One message as it is shown, with what can be done with it.
 
-import { button, copy, el, number, sign } from "./dom.js";
+import { button, copy, el, number, sign, swap } from "./dom.js";
 import { Flow } from "./flow.js";
 import { Strip } from "./strip.js";
 import { branches, choose, parentOf } from "./tree.js";
@@ -40,9 +40,7 @@ export class Question {
 
   refresh() {
     const copying = button("Copy", () => copy(this.node.text, copying));
-    this.bar.replaceChildren(
-      ...[turns(this.app, this.node), copying, button("Edit", () => this.edit()), button("Ask again", () => this.app.answer(this.node))].filter(Boolean),
-    );
+    swap(this.bar, [turns(this.app, this.node), copying, button("Edit", () => this.edit()), button("Ask again", () => this.app.answer(this.node))]);
   }
 
   edit() {
@@ -108,7 +106,7 @@ export class AnswerView {
       VIEWS.map(([view, label, title]) =>
         button(label, () => this.show(view), { title, "aria-pressed": String(this.view === view), disabled: view === "tokens" && !this.node.tokens })),
     );
-    this.head.replaceChildren(...[el("strong", { class: "model" }, this.node.model), turns(this.app, this.node), views].filter(Boolean));
+    swap(this.head, [el("strong", { class: "model" }, this.node.model), turns(this.app, this.node), views]);
     this.grow();
   }
 
@@ -143,8 +141,8 @@ export class AnswerView {
 
   buttons(ended) {
     const copying = button("Copy", () => copy(this.node.text, copying));
-    const inside = button("Look inside", () => this.app.tell("inside", { node: this.node, at: 0 }), { disabled: !this.node.tokens?.ids.length });
+    const inside = button("Look inside", () => this.app.tell("inside", { node: this.node, at: 0, enters: true }), { disabled: !this.node.tokens?.ids.length });
     const does = ended ? [copying, button("Regenerate", () => this.app.again(this.node)), inside] : [button("Stop", () => this.app.runs.get(this.node.id)?.stop())];
-    this.bar.replaceChildren(...does);
+    swap(this.bar, does);
   }
 }

@@ -23,6 +23,13 @@ export const OPTIONS = [
 
 const OWN = { temperature: 0.7, top_p: 0.95 }; // at 1, small models lose their thread
 
+// What an option is where nobody chose it, if that is the same for all models that are asked.
+export function usual(name, options, advised) {
+  const { [name]: chosen, ...others } = options;
+  const found = new Set(advised.map((each) => asked(others, each)[name] ?? each[name]));
+  return found.size === 1 ? [...found][0] : undefined;
+}
+
 // The fields of a request. `advised`: sampling, by the makers of the model that is asked.
 export function asked(options, advised) {
   const said = [options.temperature ?? "", advised.temperature ?? ""].some((each) => each !== "");

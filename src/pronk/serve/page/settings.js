@@ -2,7 +2,7 @@
 
 import { button, el, sign } from "./dom.js";
 import { download } from "./export.js";
-import { OPTIONS } from "./options.js";
+import { OPTIONS, usual } from "./options.js";
 import { MOST_MODELS } from "./tree.js";
 
 export class Settings {
@@ -10,11 +10,18 @@ export class Settings {
     Object.assign(this, { app, bar });
     this.models = el("div", { class: "models", role: "group", "aria-label": "Models" });
     this.panel = el("div", { class: "options", id: "options", hidden: true, role: "region", "aria-label": "Options" });
+    this.panel.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // it stops no answer
+      document.activeElement.blur(); // what was typed counts
+      this.toggle();
+      this.opens.focus();
+    });
     this.opens = button("Options", () => this.toggle(), { "aria-expanded": "false", "aria-controls": "options" });
     bar.append(
       el(
         "div", { class: "row" },
-        sign("☰", "Chats", () => document.getElementById("chats").classList.toggle("open"), { class: "sign narrow" }),
+        sign("☰", "Chats", (event) => app.tell("chats opened", event.currentTarget), { class: "sign narrow" }),
         this.models,
         el("span", { class: "gap" }),
         this.opens,
@@ -87,6 +94,13 @@ export class Settings {
         this.draw();
       })),
     );
+    this.tellUsual(chat);
+  }
+
+  // In each empty place what counts there. A temperature that is chosen changes what top p is.
+  tellUsual(chat) {
+    const advised = chat.models.map((model) => this.app.card(model)?.pronk?.sampling ?? {});
+    for (const { name, kind } of OPTIONS) if (kind === "number") this.panel.querySelector(`#option-${name}`).placeholder = usual(name, chat.options, advised) ?? "default";
   }
 
   option(chat, option) {
@@ -94,7 +108,7 @@ export class Settings {
     const id = `option-${name}`;
     let input;
     if (kind === "choice") input = el("select", { id }, option.choices.map(([value, text]) => el("option", { value, selected: (chat.options[name] ?? "") === value }, text)));
-    else if (kind === "number") input = el("input", { id, type: "number", min: String(option.min), max: String(option.max), step: option.step < 1 ? "any" : "1", placeholder: "default", inputmode: "decimal" });
+    else if (kind === "number") input = el("input", { id, type: "number", min: String(option.min), max: String(option.max), step: option.step < 1 ? "any" : "1", inputmode: "decimal" });
     else input = el("input", { id, type: "text", placeholder: "nothing" });
     if (kind !== "choice") input.value = chat.options[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-help`);
@@ -102,6 +116,7 @@ export class Settings {
       if (!input.reportValidity()) return;
       if (input.value === "") delete chat.options[name];
       else chat.options[name] = kind === "number" ? Number(input.value) : input.value;
+      this.tellUsual(chat);
       if (Object.keys(chat.nodes).length > 1) this.app.save();
     });
     return el("div", { class: "option" }, el("label", { for: id }, label), input, el("p", { class: "faint", id: `${id}-help` }, help));

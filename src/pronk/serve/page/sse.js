@@ -5,7 +5,9 @@ export async function* events(response) {
   let held = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new Error("the connection to the server broke off; what came is kept");
+      });
       if (done) return;
       held += value;
       const whole = held.split(/\r?\n\r?\n/);

@@ -1,6 +1,6 @@
 // The conversation that is shown: questions, and answers, several side by side where several models were asked.
 
-import { button, el } from "./dom.js";
+import { button, el, named, nameOf } from "./dom.js";
 import { AnswerView, Question } from "./message.js";
 import { soon } from "./pacing.js";
 import { parting } from "./parting.js";
@@ -30,10 +30,22 @@ export class Thread {
   // Views are kept, so that what was drawn is never drawn again.
   arrange() {
     const rows = path(this.app.chat).map((node) => (node.role === "user" ? this.view(node).element : this.answers(node)));
+    const held = document.activeElement;
+    const at = [...this.container.children].findIndex((row) => row.contains(held));
     this.container.replaceChildren(...(rows.length ? rows : [this.welcome()]));
+    if (held.isConnected && at >= 0) held.focus({ preventScroll: true }); // what is moved loses the keyboard
     for (const view of this.views.values()) if (view.element.isConnected) view.refresh();
+    if (at >= 0 && !this.container.contains(document.activeElement)) this.regain(held, rows[at]);
     this.compare();
     this.scroll();
+  }
+
+  // Who was at a button that is gone is at its like in the row that took its place, or at the other one of a pair
+  // (the last branch has none behind it), or else where the next question is typed.
+  regain(held, row) {
+    const pair = held.closest(".turns") && row?.querySelector(".turns button:not(:disabled)");
+    const found = (row && named(row, nameOf(held))) ?? pair;
+    (found || document.getElementById("question")).focus({ preventScroll: true });
   }
 
   welcome() {
@@ -48,11 +60,11 @@ export class Thread {
   answers(node) {
     const nodes = beside(this.app.chat, node);
     if (nodes.length === 1) return this.view(node).element;
-    const columns = nodes.map((each) => {
+    const columns = nodes.map((each, at) => {
       const { element } = this.view(each, "tokens");
       element.classList.toggle("chosen", each === node);
       const on = each === node ? "The talk goes on from this one" : "Go on from this one";
-      const choosing = button(on, () => this.app.choose(each), { class: "goes-on", "aria-pressed": String(each === node) });
+      const choosing = button(on, () => this.app.choose(each), { class: "goes-on", "aria-pressed": String(each === node), "data-place": `column ${at}` });
       return el("div", { class: "column" }, element, choosing);
     });
     return el("div", { class: "columns", role: "group", "aria-label": "Answers side by side" }, columns);
