@@ -31,7 +31,7 @@ def _as_text(found: Plan, settings: Settings) -> str:
     answer = {True: "It fits.", False: "It does not fit.", None: "How much memory is free is unknown."}[found.fits]
     if found.total > found.in_a_step:
         answer += " The peak comes while weights are loaded."
-    method = "LoRA" if settings.lora else "all weights"
+    method = ("DoRA" if settings.lora.dora else "LoRA") if settings.lora else "all weights"
     return "\n".join(
         [
             console.table(rows, right=(1, 2)),

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
-from pronk.train import lora, optimizers
+from pronk.train import lora, neftune, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
 from pronk.train.objectives.objective import Objective, Writer
@@ -119,11 +119,14 @@ class Loop:
     def of(cls, settings: Settings, model: Llama, examples: Sequence[Any], batches: Batches, **more: Any) -> Loop:
         """As `settings` have it, with an objective that has not seen another run; `more`: of the arguments above."""
         steps = settings.steps(batches)
+        if settings.neftune_alpha:
+            neftune.add(model, settings.neftune_alpha)
+        ratio = settings.lora_plus_ratio
         return cls(
             model,
             examples,
             batches,
-            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay),
+            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay, ratio=ratio),
             Schedule(settings.lr, steps, round(settings.warmup * steps), settings.schedule),  # type: ignore[arg-type]
             objective=replace(settings.objective),
             clip=settings.clip,
@@ -144,7 +147,7 @@ class Loop:
         self.model.train()
         lr = self.schedule.at(position.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
         chosen = [self._next() for _ in range(self.accumulate)]
         mine = self.group.share(chosen)
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
