@@ -160,6 +160,8 @@ class Loop:
                     self.model, position.step, passes, lambda: [self.examples[i] for i in self._next()]
                 )
             self.model.train()
+        with self.autocast():
+            self.objective.begin(self.model, passes, self.group)
         micro = [self.objective.collate(examples, self.device) for examples in passes]
         weight, tokens = map(int, self.group.sum(sum(m.weight for m in micro), sum(m.tokens for m in micro)))
         read = [i for indices in chosen for i in indices]
@@ -205,6 +207,10 @@ class Loop:
         if self.writer:
             with self.autocast():
                 examples = self.writer.answer(self.model, examples)
+        turns = [done + self.group.rank for done in range(0, len(examples), self.group.size)]
+        with self.autocast():
+            own = [[examples[min(at, len(examples) - 1)]] for at in turns]
+            self.objective.begin(self.model, own, self.group, [at < len(examples) for at in turns])
         for done in range(0, len(examples), self.group.size):
             if watch:
                 watch(done, len(examples))

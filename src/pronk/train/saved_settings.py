@@ -26,6 +26,7 @@ ADDED: Mapping[str, Any] = {
     "lora.dora": False,
     "lora_plus_ratio": None,
     "neftune_alpha": None,
+    "objective.simpo_gamma": 0.5,
 }
 
 # How long a run is, and what follows from it: it may become longer when it is resumed.

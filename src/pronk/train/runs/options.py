@@ -32,6 +32,7 @@ class Rates(NamedTuple):
 RATES = {
     "sft": Rates(lora=2e-4, full=2e-5),
     "dpo": Rates(lora=5e-5, full=1e-6),
+    "kto": Rates(lora=5e-5, full=1e-6),
     "reward": Rates(lora=1e-4, full=1e-5),
     "grpo": Rates(lora=5e-5, full=1e-6),
 }
@@ -132,7 +133,11 @@ RULES: dict[str, _Rule] = {
     **dict.fromkeys("epochs beta reward_timeout".split(), _POSITIVE),
     **dict.fromkeys("lr lora_alpha lora_plus_ratio neftune_alpha".split(), _or_none(_POSITIVE)),
     "max_time": _or_none(_Rule("a duration as 90m, 1h30m or a number of seconds, over 0", _is_duration)),
-    **dict.fromkeys("weight_decay clip center_rewards kl_coef importance_cap".split(), _NOT_NEGATIVE),
+    **dict.fromkeys(
+        "weight_decay clip center_rewards kl_coef importance_cap simpo_gamma desirable_weight "
+        "undesirable_weight".split(),
+        _NOT_NEGATIVE,
+    ),
     "data": _NAMES,
     "fields": _Rule("a mapping from your records' keys to the names they are read as", _are_fields),
     "samples_at": _one_of("ends", "looks"),
