@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,3 +287,35 @@ def test_settings_out_of_range() -> None:
             KTO(**change)
     with pytest.raises(BadRequest, match="are both 0: nothing would be learned"):
         KTO(desirable_weight=0.0, undesirable_weight=0.0)
+
+
+KILLS = [("calls", 4_000), ("writes", 20), ("calls", 60_000), ("writes", 9)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("verb", ["kto", "dpo", "finetune"])
+def test_killed_it_comes_to_the_same_bytes(folder: Path, data: Path, tmp_path: Path, verb: str) -> None:
+    """kill -9, between calls of a step and while files are written: with what draws random numbers, DoRA's and both
+    objectives' settings."""
+    options: dict[str, Any] = {
+        "max_steps": 8, "batch_size": 2, "accumulate": 2, "save_every": 2, "eval_every": 4, "samples": 0,
+        "device": "cpu", "threads": 1, "dora": True, "rslora": True, "lora_plus_ratio": 4.0, "lora_dropout": 0.1,
+        "neftune_alpha": 5.0, "lora_rank": 2,
+    }  # fmt: skip
+    source = data
+    if verb == "dpo":
+        options["loss_type"] = "orpo"
+        source = write_sums(tmp_path / "pairs.jsonl", lambda a, b: {"chosen": f" {a + b}.", "rejected": " No."})
+    elif verb == "finetune":
+        source = write_sums(tmp_path / "plain.jsonl", lambda a, b: {"completion": f" {a + b}."})
+    for name, kills in (("whole", []), ("killed", KILLS)):
+        asked = {"verb": verb, "model": str(folder), "data": str(source), "options": options, "kills": kills}
+        (tmp_path / "given.json").write_text(json.dumps({**asked, "out": str(tmp_path / name)}))
+        program = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path / "given.json")]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        ends = json.loads(done.stdout)
+        assert [end for end, _ in ends] == [-signal.SIGKILL] * len(kills) + [0], done.stderr
+    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from pronk import checkpoint
 from pronk.torch_engine.backend import load_module
+from pronk.train.data.batches import MicroBatch
 from pronk.train.data.examples import Example, Judged, Pair
 from pronk.train.distributed import Group
 from pronk.train.objectives.dpo import DPO
 from pronk.train.objectives.kto import KTO
+from pronk.train.objectives.reference import of_texts
 
 trl = pytest.importorskip("trl", reason="needs TRL: pip install trl==1.16.0")
 
@@ -131,11 +133,14 @@ def test_judged_answers_cost_what_they_cost_trl(folder: Path) -> None:
     judged = [Judged(example(*own), label) for own, label in zip(answers, labels, strict=True)]
     objective.prepare(model, judged, Group())
     named = dict(other.named_parameters())
-    draw = torch.Generator().manual_seed(9)
+    others = [objective.elsewhere.of[one] for one in judged]  # a step towards these, or z would be 0
+    of_texts(model, MicroBatch.of(others, CPU), [text.targets for text in others]).sum().backward()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.03)
+            assert parameter.grad is not None
+            parameter.add_(parameter.grad, alpha=1e-2)
             named[name].copy_(parameter)
+            parameter.grad = None
 
     def patched(module: Any) -> Any:
         """As TRL patches a model's forward pass: log-probabilities of labels."""
@@ -144,7 +149,9 @@ def test_judged_answers_cost_what_they_cost_trl(folder: Path) -> None:
             logits = module(input_ids=input_ids, attention_mask=attention_mask).logits[:, :-1].log_softmax(-1)
             following = labels[:, 1:]
             picked = logits.gather(-1, following.clamp(min=0)[..., None])[..., 0]
-            return SimpleNamespace(log_probs=picked * (following != -100), entropy=torch.zeros_like(picked))
+            return SimpleNamespace(
+                log_probs=picked * (following != -100), entropy=torch.zeros_like(picked), mean_logits=picked.detach()
+            )
 
         return forward
 
