@@ -33,6 +33,7 @@ SHORT = {
     "compare": ["--rounds", "1", "--prefill", "8", "--decode-tokens", "2", "--windows", "1"],
     "finetune": ["--max-steps", "1", "--samples", "0"],
     "dpo": ["--max-steps", "1", "--samples", "0"],
+    "kto": ["--max-steps", "1", "--samples", "0"],
     "reward": ["--max-steps", "1", "--samples", "0"],
     "grpo": ["--max-steps", "1", "--samples", "0", "--max-new-tokens", "4", "--accumulate", "1"],
     "pretrain": ["--max-steps", "1", "--samples", "0", "--hidden-size", "32", "--layers", "1"],
@@ -92,6 +93,7 @@ def there(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("preferences.jsonl").write_text(
         "\n".join(json.dumps({k: v for k, v in r.items() if k != "completion"}) for r in liked)
     )
+    Path("judged.jsonl").write_text("\n".join(json.dumps({**r, "label": True}) for r in records))
     Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": r["prompt"]}) for r in records))
     Path("person.json").write_text('{"type": "object", "properties": {"age": {"type": "integer"}}}')
     Path("keys.txt").write_text("a-key\n")

@@ -102,6 +102,7 @@ def test_the_public_names_are_listed() -> None:
         "dpo",
         "finetune",
         "grpo",
+        "kto",
         "load",
         "pretrain",
         "reward",

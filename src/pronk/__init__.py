@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pronk.grammar.structure import Structure
     from pronk.llm import LLM
     from pronk.loading import load
-    from pronk.train.runs import dpo, finetune, grpo, pretrain, reward
+    from pronk.train.runs import dpo, finetune, grpo, kto, pretrain, reward
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "ModelConfig", "SamplingParams", "Structure", "__version__", "dpo", "finetune", "grpo", "load", "pretrain",
-    "reward",
+    "LLM", "ModelConfig", "SamplingParams", "Structure", "__version__", "dpo", "finetune", "grpo", "kto", "load",
+    "pretrain", "reward",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,6 +28,7 @@ _HOMES = {
     "finetune": "pronk.train.runs",
     "dpo": "pronk.train.runs",
     "grpo": "pronk.train.runs",
+    "kto": "pronk.train.runs",
     "pretrain": "pronk.train.runs",
     "reward": "pronk.train.runs",
 }

@@ -428,6 +428,7 @@ class LLM:
         name = found.path.resolve().name if name is None else name
         if not isinstance(name, str) or not name.isprintable() or name in ("", WITHOUT):
             raise BadRequest(f"an adapter cannot be called {name!r}; give it another name=")
+        adapters.check_beside(found)
         if shared := adapters.shared(found):
             raise BadRequest(f"{folder}: changes {shared}, of all texts; load the model with it: load(adapter=…)")
         if self._changes:

@@ -226,7 +226,7 @@ def sound(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.parametrize(
     ("change", "kind", "problem"),
     [
-        ({"use_dora": True}, Unsupported, "use_dora=True is not supported"),
+        ({"use_dora": True}, BadFile, "lora_magnitude_vector.*absent: it is no adapter"),
         ({"lora_bias": True}, Unsupported, "lora_bias=True is not supported"),
         ({"trainable_token_indices": [1]}, Unsupported, "trainable_token_indices="),
         ({"target_parameters": ["x"]}, Unsupported, "target_parameters="),

@@ -24,6 +24,7 @@ NEEDED = {
     "quantize": ["none", "new.gguf", "--to", "q8"],
     "finetune": ["none", "--data", "none", "--out", "new"],
     "dpo": ["none", "--data", "none", "--out", "new"],
+    "kto": ["none", "--data", "none", "--out", "new"],
     "reward": ["none", "--data", "none", "--out", "new"],
     "grpo": ["none", "--data", "none", "--reward", "exact", "--out", "new"],
     "score": ["none", "text"],

@@ -79,7 +79,8 @@ def main(given: dict[str, Any]) -> None:
         if kill:
             how[kill[0]](kill[1], folder)
         options = {"resume": True} if newest() else {}
-        pronk.grpo(given["model"], given["data"], folder, **given["options"], **options).run()
+        verb = getattr(pronk, given.get("verb", "grpo"))
+        verb(given["model"], given["data"], folder, **given["options"], **options).run()
 
     ends = []
     for kill in [*given["kills"], None]:

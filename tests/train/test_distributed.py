@@ -39,9 +39,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {},
     "tied": {"model": "tied", "optimizer": "sgd", "recompute": 2, "accumulate": 4, "clip": 0.5},
     "lora": {"lora": LORA, "recompute": 1, "accumulate": 4},
-    "codes": {"lora": LORA, "quantize": "q8"},
+    "dora": {"lora": {**LORA, "dora": True}, "model": "tied", "lora_plus_ratio": 4.0},
+    "codes": {"lora": {**LORA, "dora": True}, "quantize": "q8"},
     "dpo": {"lora": LORA, "objective": {}, "data": "pairs.jsonl"},
     "dpo-full": {"objective": {}, "data": "pairs.jsonl"},
+    "orpo": {"lora": LORA, "objective": {"loss_type": "orpo"}, "data": "pairs.jsonl"},
+    "kto": {"lora": LORA, "objective": {"beta": 0.5}, "data": "judged.jsonl"},
+    "kto-full": {"objective": {"beta": 0.5}, "data": "judged.jsonl"},
     "reward": {"lora": LORA, "objective": {}, "data": "margins.jsonl"},
     "reward-full": {"objective": {}, "data": "margins.jsonl", "model": "tied"},
     "bf16": {"precision": "bf16"},
@@ -65,7 +69,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     of_sums = [{"prompt": f"{a} plus {b} is", "completion": f" {a + b}."} for a, b in sums]
     pairs = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": " I won't say."} for a, b in sums]
     margins = [{**pair, "margin": 0.25 * number} for number, pair in enumerate(pairs)]
-    files = {"sums": of_sums, "pairs": pairs, "margins": margins, "other": of_sums[1:] + of_sums[:1]}
+    judged = [{**one, "label": number % 3 != 1} for number, one in enumerate(of_sums)]
+    files = {"sums": of_sums, "pairs": pairs, "judged": judged, "margins": margins, "other": of_sums[1:] + of_sums[:1]}
     for name, records in files.items():
         (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (root / "one").mkdir()

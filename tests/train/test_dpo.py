@@ -89,6 +89,13 @@ def plain(settings: DPO) -> np.ndarray:
         ratios = (policy - reference) / tokens
         return (ratios[:, 0] - ratios[:, 1] - 0.5 / settings.beta) ** 2
     h = settings.beta * ((policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1]))
+    if settings.loss_type in ("simpo", "orpo"):
+        means = policy / tokens
+        if settings.loss_type == "simpo":
+            h = settings.beta * (means[:, 0] - means[:, 1]) - settings.simpo_gamma
+        else:
+            odds = means - np.log(1 - np.exp(means))
+            return -settings.beta * np.log(1 / (1 + np.exp(odds[:, 1] - odds[:, 0])))
     if settings.loss_type == "hinge":
         return np.maximum(0.0, 1 - h)
     likely, flipped = -np.log(1 / (1 + np.exp(-h))), -np.log(1 / (1 + np.exp(h)))
@@ -98,15 +105,20 @@ def plain(settings: DPO) -> np.ndarray:
 @pytest.mark.parametrize("beta", [0.1, 0.5])
 @pytest.mark.parametrize(
     "chosen",
-    [DPO(), DPO(label_smoothing=0.2), DPO(loss_type="hinge"), DPO(loss_type="ipo")],
-    ids=["sigmoid", "smoothed", "hinge", "ipo"],
-)
+    [
+        DPO(), DPO(label_smoothing=0.2), DPO(loss_type="hinge"), DPO(loss_type="ipo"), DPO(loss_type="simpo"),
+        DPO(loss_type="simpo", simpo_gamma=1.5, label_smoothing=0.2), DPO(loss_type="orpo"),
+    ],
+    ids=["sigmoid", "smoothed", "hinge", "ipo", "simpo", "simpo-smoothed", "orpo"],
+)  # fmt: skip
 def test_the_losses_are_their_formulas_and_trl_s(chosen: DPO, beta: float) -> None:
     settings = replace(chosen, beta=beta)
-    ratios = torch.tensor(POLICY, dtype=torch.float64) - torch.tensor(REFERENCE, dtype=torch.float64)
+    ratios = torch.tensor(POLICY, dtype=torch.float64)
+    if settings.refers:
+        ratios -= torch.tensor(REFERENCE, dtype=torch.float64)
     found = losses(ratios, TOKENS, settings).numpy()
     np.testing.assert_allclose(found, plain(settings), rtol=1e-12)
-    if beta == 0.1 and not settings.label_smoothing:
+    if beta == 0.1 and not settings.label_smoothing and settings.refers:
         np.testing.assert_allclose(found, TRL[settings.loss_type], rtol=1e-12)
     alone = losses(ratios[:1], TOKENS[:2], settings)
     assert float(alone) == pytest.approx(found[0], rel=1e-12)
@@ -201,7 +213,7 @@ def test_the_reference_is_a_second_copy_of_the_model(folder: Path, pairs: list[P
 def test_an_adapter_left_on_would_be_seen(folder: Path, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """The inverse."""
     expected = DPO().reference.of(load(folder, LORA), pairs)
-    monkeypatch.setattr("pronk.train.objectives.dpo.lora.disabled", lambda model: torch.no_grad())
+    monkeypatch.setattr("pronk.train.objectives.reference.lora.disabled", lambda model: torch.no_grad())
     left_on = DPO().reference.of(load(folder, LORA).eval(), pairs)
     assert float((left_on - expected).abs().max()) > 1e-2
 
@@ -224,7 +236,7 @@ def test_of_all_weights_the_reference_is_asked_before_they_change(folder: Path, 
     told: list[tuple[int, int]] = []
     objective.reference.ask(model, pairs[:7], lambda done, of: told.append((done, of)))
     assert told == [(n, 7) for n in range(7)]
-    with pytest.raises(LookupError, match="was not asked of this pair before"):
+    with pytest.raises(LookupError, match="was not asked of this example before"):
         objective.loss(model, objective.collate(pairs, CPU))
 
 
@@ -257,7 +269,16 @@ def test_what_is_shown_of_a_step_is_the_mean_over_all_its_pairs(folder: Path, pa
     assert shown[0] == pytest.approx(shown[1], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("chosen", [DPO(), DPO(loss_type="hinge"), DPO(loss_type="ipo")])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        DPO(),
+        DPO(loss_type="hinge"),
+        DPO(loss_type="ipo"),
+        DPO(loss_type="simpo", beta=2.0),
+        DPO(loss_type="orpo", beta=1.0),
+    ],
+)
 @pytest.mark.parametrize("config", [None, LoraConfig(rank=8, alpha=16)], ids=["full", "lora"])
 def test_it_learns_what_is_preferred(folder: Path, pairs: list[Pair], config: LoraConfig | None, chosen: DPO) -> None:
     model, objective = load_module(checkpoint.open(folder)), replace(chosen)
@@ -271,7 +292,8 @@ def test_it_learns_what_is_preferred(folder: Path, pairs: list[Pair], config: Lo
     while not loop.done:
         last = loop.step()
     then = loop.evaluate(pairs)
-    assert first.seen["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
+    if chosen.refers:
+        assert first.seen["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
     assert then.loss < 0.8 * first.loss
     assert then.seen["rewards/accuracies"] == 1.0
     assert then.seen["rewards/margins"] > 0.5
@@ -355,7 +377,7 @@ def test_another_beta_is_another_run(folder: Path, data: Path, tmp_path: Path) -
 
 def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        BadFile, match=r"line 1: chosen\+rejected is what pronk dpo .*; here it is messages .*; prompt\+com"
+        BadFile, match=r"line 1: chosen\+rejected is what pronk dpo, kto .*; here it is messages .*; prompt\+com"
     ):
         run_of(settings(folder, data, objective=SFT()), tmp_path / "run")
     other = tmp_path / "other.jsonl"
@@ -374,11 +396,13 @@ def test_each_objective_has_data_of_its_own(folder: Path, data: Path, tmp_path: 
         ({"beta": float("nan")}, "beta must be from 1e-09 to 1e"),
         ({"beta": 1e300}, "beta must be from 1e-09 to 1e"),  # rewards of no float32: "the loss leapt to 1 from inf"
         ({"label_smoothing": 0.5}, "label_smoothing must be from 0 to less than 0.5"),
-        ({"loss_type": "sigmoidal"}, "the loss must be one of sigmoid, hinge, ipo"),
+        ({"loss_type": "sigmoidal"}, "the loss must be one of sigmoid, hinge, ipo, simpo, orpo"),
         (
             {"loss_type": "ipo", "label_smoothing": 0.1},
-            "is for the sigmoid loss; with ipo leave it out",
+            "is for the sigmoid loss and simpo; with ipo leave it out",
         ),
+        ({"simpo_gamma": 0.7}, "simpo_gamma is for the simpo loss; with sigmoid leave it out"),
+        ({"loss_type": "simpo", "simpo_gamma": -1.0}, "simpo_gamma must be from 0 to 1e"),
     ],
 )
 def test_settings_out_of_range(change: dict[str, Any], message: str) -> None:

@@ -146,7 +146,7 @@ def edited(change: dict[str, Any]) -> Callable[[Path], None]:
         (lambda f: (f / adapter.WEIGHTS).unlink(), ModelNotFound, "and no adapter_model.safetensors"),
         (lambda f: (f / adapter.CONFIG).write_text("{"), BadFile, "adapter_config.json"),
         (edited({"peft_type": "IA3"}), Unsupported, "peft_type='IA3' is not supported"),
-        (edited({"use_dora": True}), Unsupported, "use_dora=True is not supported"),
+        (edited({"use_dora": True}), BadFile, "lora_magnitude_vector.*absent: it is no adapter"),
         (edited({"init_lora_weights": "pissa"}), Unsupported, "which changes the base model's weights; save it with"),
         (edited({"modules_to_save": ["lm_head"]}), Unsupported, "modules_to_save="),
         (edited({"bias": "all"}), Unsupported, "bias='all'"),

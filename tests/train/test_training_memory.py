@@ -65,6 +65,8 @@ def never_read() -> Checkpoint:
         {"lora": LORA, "precision": "bf16"},
         {"lora": LORA, "quantize": "q4"},
         {"lora": LORA, "quantize": "int8", "recompute": 1},
+        {"lora": replace(LORA, dora=True), "lora_plus_ratio": 4.0, "neftune_alpha": 5.0},
+        {"lora": replace(LORA, dora=True), "quantize": "q4", "precision": "bf16"},
         {"optimizer": "adamw8bit", "batch_size": 2},
         {"optimizer": "sgd"},
     ],

@@ -26,6 +26,7 @@ from pronk.errors import PronkError
 from pronk.train.data.sources import prepare
 from pronk.train.distributed import Group, joined
 from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.kto import KTO
 from pronk.train.objectives.reward import Reward
 from pronk.train.reward import with_score
 from pronk.train.settings import Settings
@@ -56,7 +57,8 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    kinds = {"lora": LoraConfig, "objective": Reward if "margin" in given["data"] else DPO}
+    objective = Reward if "margin" in given["data"] else KTO if "judged" in given["data"] else DPO
+    kinds = {"lora": LoraConfig, "objective": objective}
     return Settings(**{name: kinds[name](**v) if name in kinds and v is not None else v for name, v in given.items()})
 
 

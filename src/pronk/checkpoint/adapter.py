@@ -4,6 +4,7 @@ A folder with adapter_config.json and adapter_model.safetensors, whose names are
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, K]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [N, rank]
+    base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector   [N]: of DoRA
     base_model.model.model.embed_tokens.lora_embedding_A, _B            [rank, V], [K, rank]: of the table's transpose
     base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias    [N]: trained, beside LoRA or alone (q_proj.bias)
     base_model.model.lm_head.weight                                     [V, K]: a module that is saved whole
@@ -54,6 +55,7 @@ __all__ = [
     "LowRank",
     "applied",
     "base_for",
+    "check_beside",
     "found",
     "key",
     "misfit",
@@ -65,18 +67,22 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 _PREFIX = "base_model.model."
+TINY = float(np.finfo(np.float32).tiny)  # the least length of a row that anything is divided by
 HIGHEST_RANK = 1 << 14  # beyond the width of any matrix that an adapter would be smaller than
 _WHOLE_SCORE = _PREFIX + SCORE
+_MAGNITUDE = "lora_magnitude_vector"
 _TABLE, _ENDS = "model.embed_tokens", {"model.embed_tokens", "lm_head"}  # modules
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one weight matrix [N, K]: W + scale * b @ a."""
+    """What is added to one weight matrix [N, K]: W + scale * b @ a. DoRA (arXiv 2402.09353) gives each row of the sum
+    the length that its magnitude says."""
 
     a: Floats  # [rank, K]
     b: Floats  # [N, rank]
     scale: float
+    magnitude: Floats | None = None  # [N]
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,13 @@ def _products(
             a, b = (_part(path, tensors, name, shape) for name, shape in zip(names, wants, strict=True))
             if table:
                 a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
-            products[module] = LowRank(a, b, config.scale(module))
+            magnitude: Floats | None = None
+            if config.usual.dora:
+                if table:
+                    raise Unsupported(f"{path.parent / CONFIG}: use_dora=True of an embedding is not supported")
+                names.append(f"{module}.{_MAGNITUDE}")
+                magnitude = _part(path, tensors, names[-1], (rows,))
+            products[module] = LowRank(a, b, config.scale(module), magnitude)
             for name in names:
                 del tensors[name]
     named = config.targets(matrices)
@@ -203,15 +215,18 @@ def _of_one_matrix(config: AdapterConfig, whole: dict[str, LazyTensor], embeddin
 
 
 def key(module: str, part: str = "") -> str:
-    """The name of a module's "lora_A" or "lora_B", or of one that is saved whole."""
+    """The name of a module's "lora_A", "lora_B" or DoRA's magnitudes, or of one that is saved whole."""
+    if part == _MAGNITUDE:
+        return f"{_PREFIX}{module}.{part}"
     return f"{_PREFIX}{module}.{part}.weight" if part else f"{_PREFIX}{module}.weight"
 
 
 def read(
     folder: Path, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]], width: int | None = None
-) -> tuple[dict[str, tuple[Floats, Floats]], Floats | None]:
-    """For training: A [rank, K] and B [N, rank] of every module in `shapes` (its weight's [N, K]); and the score head
-    [1, C] where it is a reward model's, whose `width` is C (None: none is wanted).
+) -> tuple[dict[str, dict[str, Floats]], Floats | None]:
+    """For training: "lora_A" [rank, K] and "lora_B" [N, rank] of every module in `shapes` (its weight's [N, K]), of
+    DoRA "lora_magnitude_vector" [N]; and the score head [1, C] where it is a reward model's, whose `width` is C (None:
+    none is wanted).
 
     Raises BadFile where the adapter has other modules, or other shapes: it is another model's.
     """
@@ -224,9 +239,11 @@ def read(
         tensors = {name: tensor for name, tensor in tensors.items() if name != _WHOLE_SCORE}
     found = {}
     for module, (rows, columns) in shapes.items():
-        a = _part(path, tensors, key(module, "lora_A"), (config.rank, columns))
-        found[module] = a, _part(path, tensors, key(module, "lora_B"), (rows, config.rank))
-    if left := tensors.keys() - {key(module, part) for module in shapes for part in ("lora_A", "lora_B")}:
+        wants: dict[str, tuple[int, ...]] = {"lora_A": (config.rank, columns), "lora_B": (rows, config.rank)}
+        if config.dora:
+            wants[_MAGNITUDE] = (rows,)
+        found[module] = {part: _part(path, tensors, key(module, part), shape) for part, shape in wants.items()}
+    if left := tensors.keys() - {key(module, part) for module, parts in found.items() for part in parts}:
         raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(min(left))}")
     return found, score
 
@@ -239,7 +256,7 @@ def _tensors(folder: Path) -> dict[str, LazyTensor]:
     return safetensors.read(path)
 
 
-def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple[int, int]) -> Floats:
+def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple[int, ...]) -> Floats:
     tensor = tensors.get(name)
     if tensor is None:
         raise BadFile(path, "absent: it is no adapter of this model", field=f"tensor {short(name)}")
@@ -272,11 +289,22 @@ def base_for(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
 
 
 def apart(checkpoint: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, Adapter]:
-    """The model beside which the adapter's products are kept, and these: of embedding and head they are merged."""
+    """The model beside which the adapter's products are kept, and these: of embedding and head they are merged. Raises
+    Unsupported for DoRA's, which change whole rows of the weights."""
+    check_beside(adapter)
     beside = {module: product for module, product in adapter.products.items() if module.startswith("model.layers.")}
     merged = {module: product for module, product in adapter.products.items() if module not in beside}
     model = applied(checkpoint, replace(adapter, products=merged)) if merged else base_for(checkpoint, adapter)
     return model, replace(adapter, products=beside, replaced={})
+
+
+def check_beside(adapter: Adapter) -> None:
+    """Raises Unsupported, with the way out, for an adapter that no engine keeps beside weights."""
+    if any(product.magnitude is not None for product in adapter.products.values()):
+        raise Unsupported(
+            f"{adapter.path}: is DoRA, which changes the lengths of the weights' rows, and cannot be kept beside them; "
+            "merge it: --merge-adapter (merge_adapter=True in Python), or pronk merge BASE ADAPTER DST"
+        )
 
 
 def shared(adapter: Adapter) -> str:
@@ -286,8 +314,8 @@ def shared(adapter: Adapter) -> str:
 
 
 def applied(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read. A head
-    that was the embedding is a matrix of its own, if only one of them changes."""
+    """The same model with the adapter in its weights: W + scale * b @ a, in float32, each made when it is read; of DoRA
+    with rows of its lengths. A head that was the embedding is a matrix of its own, if only one of them changes."""
     base = base_for(checkpoint, adapter)
     tensors, config = dict(base.tensors), base.config
     if config.tie_word_embeddings and not config.num_labels and not _ENDS.isdisjoint(adapter.products):
@@ -305,4 +333,9 @@ def _adapted(path: Path, base: LazyTensor, product: LowRank) -> Floats:
         delta: Floats = product.b @ product.a * np.float32(product.scale)
     check_finite(path, f"{base.name}, its change", delta)
     delta += base.read().astype(np.float32, copy=False)
+    if product.magnitude is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            lengths = np.sqrt(np.einsum("nk,nk->n", delta, delta, dtype=np.float64))  # [N]
+            delta *= (product.magnitude / np.maximum(lengths, TINY)).astype(np.float32)[:, None]
+        check_finite(path, f"{base.name}, its change", delta)
     return delta

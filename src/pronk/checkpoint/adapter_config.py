@@ -1,6 +1,6 @@
 """adapter_config.json, as PEFT writes it for LoRA: what an adapter is, and which modules of the base model have it.
 
-What it asks for and pronk has not (DoRA, biases of LoRA's own, trained rows of the embedding, ...) is refused by name.
+What it asks for and pronk has not (biases of LoRA's own, aLoRA, trained rows of the embedding, ...) is refused by name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 @dataclass(frozen=True)
 class LoraConfig:
     """An adapter that pronk trains: the same of every module. Names and meaning are PEFT's. `rslora`: divide alpha by
-    sqrt(rank) instead of by rank (arXiv 2312.03732)."""
+    sqrt(rank) instead of by rank (arXiv 2312.03732). `dora`: rows of the sum have lengths of their own (2402.09353)."""
 
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
     target_modules: tuple[str, ...] = TARGETS
     rslora: bool = False
+    dora: bool = False
 
     def __post_init__(self) -> None:
         if type(self.rank) is not int or self.rank < 1:
@@ -53,7 +54,7 @@ _HISTORY = frozenset(
     "auto_mapping base_model_name_or_path revision inference_mode peft_version task_type init_lora_weights "
     "runtime_config eva_config corda_config loftq_config megatron_core qalora_group_size lora_ga_config".split()
 )
-_EVERYWHERE = frozenset("peft_type r lora_alpha lora_dropout target_modules use_rslora".split())
+_EVERYWHERE = frozenset("peft_type r lora_alpha lora_dropout target_modules use_rslora use_dora".split())
 # Of some modules only. The tensors have each module's numbers, so that of a tied head's adapter nothing else is asked.
 _OF_SOME = frozenset(
     "rank_pattern alpha_pattern layers_to_transform layers_pattern exclude_modules modules_to_save bias "
@@ -145,7 +146,7 @@ class AdapterConfig:
             raise Unsupported(f"{self.path}: target_modules={short(targets)} is not supported; only a list of names is")
         usual, names = self.usual, tuple(sorted({name.rpartition(".")[2] for name in targets}))
         try:
-            return LoraConfig(usual.rank, usual.alpha, usual.dropout, names, usual.rslora)
+            return LoraConfig(usual.rank, usual.alpha, usual.dropout, names, usual.rslora, usual.dora)
         except ValueError as error:
             raise BadFile(self.path, str(error)) from None
 
@@ -171,7 +172,7 @@ def read(folder: Path) -> AdapterConfig:
     _check_kinds(path, raw)
     rank, alpha, dropout = raw.get("r", 8), raw.get("lora_alpha", 8), raw.get("lora_dropout", 0.0)
     try:
-        usual = LoraConfig(rank, alpha, dropout, rslora=raw.get("use_rslora") is True)
+        usual = LoraConfig(rank, alpha, dropout, rslora=raw.get("use_rslora") is True, dora=raw.get("use_dora") is True)
         for number in (raw.get("rank_pattern") or {}).values():
             LoraConfig(rank=number)
         for number in (raw.get("alpha_pattern") or {}).values():
@@ -203,6 +204,8 @@ def _check_kinds(path: Path, raw: Mapping[str, Any]) -> None:
     numbers = layers if isinstance(layers, list) else [layers]
     if layers is not None and not all(type(number) is int for number in numbers):
         raise BadFile(path, f"must be numbers of layers, not {short(layers)}", field="layers_to_transform")
+    if (dora := raw.get("use_dora")) not in (None, False, True):
+        raise BadFile(path, f"must be true or false, not {short(dora)}", field="use_dora")
     if (bias := raw.get("bias")) not in (None, "none", "lora_only", "all"):
         raise Unsupported(f"{path}: bias={short(bias)} is not supported; none, lora_only and all are")
 

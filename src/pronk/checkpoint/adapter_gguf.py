@@ -81,6 +81,11 @@ def check(adapter: Adapter, config: ModelConfig) -> None:
             f"{adapter.path}: holds {min(adapter.replaced)}, trained whole; llama.cpp's adapters hold LoRA alone: "
             "merge it (pronk merge BASE ADAPTER DST.gguf)"
         )
+    if any(product.magnitude is not None for product in adapter.products.values()):
+        raise Unsupported(
+            f"{adapter.path}: is DoRA; llama.cpp's adapters hold LoRA alone: merge it (pronk merge BASE ADAPTER "
+            "DST.gguf)"
+        )
     ends = {name.removesuffix(".weight") for name in (EMBEDDING, HEAD)}
     if config.tie_word_embeddings and (tied := ends & adapter.products.keys()):
         raise Unsupported(

@@ -129,7 +129,7 @@ def _change(part: Part, own: LazyTensor, theirs: LazyTensor) -> Floats | None:
         return None
     if isinstance(part.of, Adapter) and theirs.name not in part.of.replaced:
         product = part.of.products.get(theirs.name.removesuffix(".weight"))
-        if product:  # itself: the difference of two sums would have lost its last places
+        if product and product.magnitude is None:  # itself: the difference of two sums would have lost its last places
             delta: Floats = product.b @ product.a * np.float32(product.scale)
             return delta
     return _read(theirs) - _read(own)

@@ -34,7 +34,7 @@ GROUPS = {
         "inspect", "look", "score", "verify", "perplexity", "divergence", "outliers", "compare", "compare-training",
         "report",
     ),
-    "Train": ("pretrain", "finetune", "dpo", "reward", "grpo"),
+    "Train": ("pretrain", "finetune", "dpo", "kto", "reward", "grpo"),
     "Files": ("merge", "convert", "quantize", "pull", "list"),
 }  # fmt: skip
 # Verb -> its module in this package.

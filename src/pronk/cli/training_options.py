@@ -83,11 +83,17 @@ lora = options.together(
                  help="Scale the LoRA update by X / rank.  [default: 32]"),
     click.option("--lora-dropout", type=options.Number(0, 1, max_open=True), metavar="P",
                  help="Drop inputs of the LoRA matrices with probability P.  [default: 0]"),
+    click.option("--rslora", is_flag=True, help="Scale the LoRA update by alpha / sqrt(rank) (rsLoRA)."),
+    click.option("--dora", is_flag=True,
+                 help="Learn the lengths of the weights' rows apart (DoRA); answers need the adapter merged: "
+                 "--merge-adapter."),
+    click.option("--lora-plus-ratio", "--loraplus-lr-ratio", "lora_plus_ratio", type=_POSITIVE, metavar="X",
+                 help="Train LoRA's B with X times the learning rate (LoRA+).  [default: 1]"),
     click.option("--target-modules", type=options.NAME, metavar="A,B,...",
                  help="Put LoRA beside these: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  "
                  "[default: all-linear, which is all seven]"),
     click.option("--from-adapter", type=options.NAME, metavar="FOLDER",
-                 help="Begin from the LoRA adapter in FOLDER, with its rank, alpha and modules."),
+                 help="Begin from the LoRA adapter in FOLDER, with its rank, alpha, kind and modules."),
     click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
                  help=f"Keep the frozen weights in {', '.join(TRAINED)}, or auto: as the file has them.  [default: "
                  "f32; 16 bits with --precision bf16 or f16]"),
@@ -178,6 +184,11 @@ def shared(lr: str) -> Callable[[F], F]:
     return options.together(steps, cost, held_out, output)
 
 
+_noise = options.together(
+    click.option("--neftune-alpha", "--neftune-noise-alpha", "neftune_alpha", type=_POSITIVE, metavar="X",
+                 help="Add noise of strength X to embeddings in training (NEFTune; 5 is usual).  [default: none]"),
+    heading="Optimizer",
+)  # fmt: skip
 _looking = options.together(
     click.option("--show-batch", is_flag=True,
                  help="Print the first two micro-batches with the trained tokens marked, and exit."),
@@ -190,7 +201,8 @@ _looking = options.together(
 def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
     lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in RATES[objective])
-    return options.together(options.model_argument, data, own, lora, shared(f"{lr}; with --full {full}"), _looking)
+    steps = shared(f"{lr}; with --full {full}")
+    return options.together(options.model_argument, data, own, lora, steps, _noise, _looking)
 
 
 VIEWS = ("show_batch", "show_rollouts", "plan", "as_json")  # of all these, what Python has no use for

@@ -31,16 +31,28 @@ def _as_text(found: Plan, settings: Settings) -> str:
     answer = {True: "It fits.", False: "It does not fit.", None: "How much memory is free is unknown."}[found.fits]
     if found.total > found.in_a_step:
         answer += " The peak comes while weights are loaded."
-    method = "LoRA" if settings.lora else "all weights"
+    method = ("DoRA" if settings.lora.dora else "LoRA") if settings.lora else "all weights"
     return "\n".join(
         [
             console.table(rows, right=(1, 2)),
             "",
             f"{answer} Trained: {method}, {found.trained / found.weights:.2%} of {found.weights / 1e6:,.1f} million "
             f"parameters, {settings.precision} on {found.device}, {settings.optimizer}{_recomputed(settings)}.",
+            *_reference(settings),
             f"The largest micro-batch has {found.tokens} tokens; a step takes {settings.accumulate} micro-batches.",
         ]
     )
+
+
+def _reference(settings: Settings) -> list[str]:
+    """Of objectives on preferences, which may have one or none."""
+    objective = settings.objective
+    if objective.refers:
+        return [
+            "The reference is the model before training; a few numbers are kept of each example, and no copy of it."
+        ]
+    loss = getattr(objective, "loss_type", None) if objective.name == "dpo" else None
+    return [f"{loss} needs no reference: no example is read before the first step."] if loss else []
 
 
 def _recomputed(settings: Settings) -> str:

@@ -32,9 +32,8 @@ def save(
     template that it was trained through."""
     tensors = {}
     for name, layer in lora.layers(model):
-        for part in ("lora_A", "lora_B"):
-            weight = whole(getattr(layer, part)).detach().float().cpu().contiguous().numpy()
-            tensors[key(name, part)] = weight
+        for part, parameter in layer.learned():
+            tensors[key(name, part)] = whole(parameter).detach().float().cpu().contiguous().numpy()
     head = lora.score(model)
     if head is not None:
         tensors[key("score")] = whole(head).detach().float().cpu().contiguous().numpy()
@@ -47,6 +46,7 @@ def save(
         "lora_dropout": config.dropout,
         "target_modules": sorted(config.target_modules),
         "use_rslora": config.rslora,
+        "use_dora": config.dora,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -96,6 +96,6 @@ def fill(model: nn.Module, config: LoraConfig | None, folder: Path) -> None:
         if head is not None and scored is not None:
             head.copy_(torch.from_numpy(scored))
         for name, layer in lora.layers(model):
-            for parameter, array in zip((layer.lora_A, layer.lora_B), found[name], strict=True):
-                parameter.copy_(torch.from_numpy(array))
+            for part, parameter in layer.learned():
+                parameter.copy_(torch.from_numpy(found[name][part]))
             layer.begun = True

@@ -104,12 +104,16 @@ def _use(folder: Path, base: str, settings: Settings, objective: str) -> str:
         verb = "score" if objective == "reward" else "generate"
         question = "TEXT" if objective == "reward" else '"Once upon a time"'
         return f"```sh\npronk {verb} {'' if verb == 'score' else '-m '}{own}/{MODEL} {question}\n```\n"
+    merged = " --merge-adapter" if settings.lora.dora else ""
     if objective == "reward":
-        return f"```sh\npronk score {base} --adapter {own} TEXT\n```\n"
+        return f"```sh\npronk score {base} --adapter {own}{merged} TEXT\n```\n"
+    converted = (
+        "" if settings.lora.dora else f"pronk convert {own} {own}.gguf --base {base}    # for llama.cpp's --lora\n"
+    )
     return (
-        f'```sh\npronk generate -m {base} --adapter {own} "Once upon a time"\n'
+        f'```sh\npronk generate -m {base} --adapter {own}{merged} "Once upon a time"\n'
         f"pronk merge {base} {own} merged                 # one model of both\n"
-        f"pronk convert {own} {own}.gguf --base {base}    # for llama.cpp's --lora\n```\n\n"
+        f"{converted}```\n\n"
         "PEFT reads it as well: `PeftModel.from_pretrained(base, FOLDER)`.\n"
     )
 

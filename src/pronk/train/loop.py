@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from pronk.errors import BadRequest, PronkError
 from pronk.torch_engine.model import Llama
-from pronk.train import lora, optimizers
+from pronk.train import lora, neftune, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
 from pronk.train.objectives.objective import Objective, Writer
@@ -119,11 +119,14 @@ class Loop:
     def of(cls, settings: Settings, model: Llama, examples: Sequence[Any], batches: Batches, **more: Any) -> Loop:
         """As `settings` have it, with an objective that has not seen another run; `more`: of the arguments above."""
         steps = settings.steps(batches)
+        if settings.neftune_alpha:
+            neftune.add(model, settings.neftune_alpha)
+        ratio = settings.lora_plus_ratio
         return cls(
             model,
             examples,
             batches,
-            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay),
+            optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay, ratio=ratio),
             Schedule(settings.lr, steps, round(settings.warmup * steps), settings.schedule),  # type: ignore[arg-type]
             objective=replace(settings.objective),
             clip=settings.clip,
@@ -144,7 +147,7 @@ class Loop:
         self.model.train()
         lr = self.schedule.at(position.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
         chosen = [self._next() for _ in range(self.accumulate)]
         mine = self.group.share(chosen)
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
@@ -157,6 +160,8 @@ class Loop:
                     self.model, position.step, passes, lambda: [self.examples[i] for i in self._next()]
                 )
             self.model.train()
+        with self.autocast():
+            self.objective.begin(self.model, passes, self.group)
         micro = [self.objective.collate(examples, self.device) for examples in passes]
         weight, tokens = map(int, self.group.sum(sum(m.weight for m in micro), sum(m.tokens for m in micro)))
         read = [i for indices in chosen for i in indices]
@@ -202,6 +207,10 @@ class Loop:
         if self.writer:
             with self.autocast():
                 examples = self.writer.answer(self.model, examples)
+        turns = [done + self.group.rank for done in range(0, len(examples), self.group.size)]
+        with self.autocast():
+            own = [[examples[min(at, len(examples) - 1)]] for at in turns]
+            self.objective.begin(self.model, own, self.group, [at < len(examples) for at in turns])
         for done in range(0, len(examples), self.group.size):
             if watch:
                 watch(done, len(examples))

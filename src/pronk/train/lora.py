@@ -2,7 +2,12 @@
 
     y = W x + (alpha / rank) * B A x,      A [rank, K] random, B [N, rank] zero, so that training begins where W was
 
-Whatever multiplies by W may be wrapped, a Linear or one in 8 bits. adapter.py reads and writes PEFT's files.
+DoRA (arXiv 2402.09353) learns the lengths of the sum's rows apart, m [N], which begin as those of W:
+
+    y = m / |W + (alpha / rank) B A| * (W x + (alpha / rank) B A x)
+
+The lengths below are constants to gradients, as in the paper (4.3) and in PEFT. Whatever multiplies by W may be
+wrapped, a Linear or one in 8 bits. adapter.py reads and writes PEFT's files.
 """
 
 from __future__ import annotations
@@ -15,15 +20,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
-from pronk.checkpoint.adapter import LoraConfig
+from pronk.checkpoint.adapter import TINY, LoraConfig
 from pronk.errors import BadRequest
+from pronk.torch_engine.functions import wide
 from pronk.torch_engine.model import Llama
 from pronk.train.dropout import drop, without
+from pronk.train.frozen import FrozenLinear
 
 
 class LoraLinear(nn.Module):
     begun = False  # whether what it began with was an adapter
+    lora_magnitude_vector: nn.Parameter | None
+    lengths: Tensor  # [N], of the base's rows, where DoRA needs them
 
     def __init__(self, base: nn.Module, size: tuple[int, int], config: LoraConfig, device: torch.device) -> None:
         """`size`: N, K of the weight. The thin matrices are float32 whatever the base is."""
@@ -32,6 +42,22 @@ class LoraLinear(nn.Module):
         self.lora_A = nn.Parameter(torch.empty(config.rank, size[1], device=device))
         self.lora_B = nn.Parameter(torch.zeros(size[0], config.rank, device=device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))  # as PEFT has it
+        lengths = nn.Parameter(torch.empty(size[0], device=device)) if config.dora else None
+        self.register_parameter("lora_magnitude_vector", lengths)
+        self.register_buffer("lengths", None if lengths is None else lengths.detach().clone(), persistent=False)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """DoRA's lengths, of the base's rows, when these are there. Cut among processes, all are to ask at once."""
+        if self.lora_magnitude_vector is None:
+            return
+        found = _lengths(self.base)
+        self.lora_magnitude_vector.copy_(found)
+        self.lengths = found.full_tensor() if isinstance(found, DTensor) else found
+
+    def learned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """By PEFT's names."""
+        yield from ((name, parameter) for name, parameter in self.named_parameters(recurse=False))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]"""
@@ -40,7 +66,27 @@ class LoraLinear(nn.Module):
             return y
         dropped = drop(x, self.dropout) if self.training and self.dropout else None
         kept = 1 - self.dropout if dropped is not None else 1.0
-        return cast(Tensor, _Beside.apply(y, x, self.lora_A, self.lora_B, self.scale / kept, dropped))
+        if self.lora_magnitude_vector is None:
+            return cast(Tensor, _Beside.apply(y, x, self.lora_A, self.lora_B, self.scale / kept, dropped))
+        if (bias := cast(Tensor | None, self.base.bias)) is not None:
+            y = y - bias.to(y.dtype)
+        y = cast(Tensor, _Beside.apply(y, x, self.lora_A, self.lora_B, self.scale / kept, dropped))
+        y = (y * (self.lora_magnitude_vector / self._now())).to(y.dtype)  # a factor near 1 has few places in 16 bits
+        return y if bias is None else y + bias.to(y.dtype)
+
+    @torch.no_grad()
+    def _now(self) -> Tensor:
+        """[N]: lengths of rows of W + scale B A, as |W|^2 + 2 scale W A^T . B + scale^2 |B A|^2. So W stays what it is,
+        codes too, and is multiplied by A's few rows alone."""
+        a, b = self.lora_A.detach(), self.lora_B.detach()
+        along = self.base(a)  # [rank, N]
+        if (bias := cast(Tensor | None, self.base.bias)) is not None:
+            along = along - bias
+        with torch.autocast(a.device.type, enabled=False):
+            across = (along.t().to(b.dtype) * b).sum(-1)
+            own = (b @ (a @ a.t()) * b).sum(-1)
+            square = self.lengths.square() + 2 * self.scale * across + self.scale**2 * own
+        return square.clamp(min=TINY).sqrt()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -94,7 +140,18 @@ def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None
         if leaf in config.target_modules:
             size = (linear.out_features, linear.in_features)
             where = device or next(iter([*linear.parameters(), *linear.buffers()])).device
-            setattr(model.get_submodule(owner), leaf, LoraLinear(linear, size, config, where))
+            layer = LoraLinear(linear, size, config, where)
+            setattr(model.get_submodule(owner), leaf, layer)
+            if not any(tensor.is_meta for tensor in (*linear.parameters(), *linear.buffers())):
+                layer.begin()
+
+
+def _lengths(linear: nn.Module) -> Tensor:
+    """[N]: of the rows of its weight; of codes those of the numbers that they stand for."""
+    if isinstance(linear, FrozenLinear):
+        weight = linear.codes
+        return torch.cat([torch.linalg.vector_norm(weight.floats(rows), dim=1) for rows in weight.pieces()])
+    return torch.linalg.vector_norm(wide(cast(Tensor, linear.weight)), dim=1)
 
 
 def narrow(model: Llama, kind: torch.dtype) -> None:

@@ -25,16 +25,33 @@ _PIECE = 1 << 20  # numbers, whole blocks
 _SMALL = 4096  # parameters with fewer numbers keep float32 moments: there is nothing to save
 
 
-def make(model: nn.Module, kind: str, rate: float, decay: float, betas: tuple[float, float] = (0.9, 0.95)) -> Optimizer:
-    """Over what of `model` is to be trained. Raises BadRequest for an unknown kind."""
+def make(
+    model: nn.Module,
+    kind: str,
+    rate: float,
+    decay: float,
+    betas: tuple[float, float] = (0.9, 0.95),
+    ratio: float | None = None,
+) -> Optimizer:
+    """Over what of `model` is to be trained. Raises BadRequest for an unknown kind.
+
+    `ratio`: LoRA+ (arXiv 2402.12354), which learns B faster than A: how many times the rate is that of B, and as in
+    PEFT's create_loraplus_optimizer of all that is no matrix. A group says it as "lr_ratio".
+    """
     if kind not in get_args(Kind):
         raise BadRequest(f"the optimizer must be one of {', '.join(get_args(Kind))}, not {kind!r}")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    faster = {name for name, p in trained if p.ndim <= 1 or name.endswith("lora_B")} if ratio else set()
+    chosen: dict[tuple[float, float], list[Tensor]] = {}
+    for matrices in (True, False):
+        for name, parameter in trained:
+            if (parameter.ndim > 1) is matrices:
+                like = decay if matrices else 0.0, (ratio or 1.0) if name in faster else 1.0
+                chosen.setdefault(like, []).append(parameter)
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": params, "weight_decay": own, "lr_ratio": times, "lr": rate * times}
+        for (own, times), params in chosen.items()
     ]
-    groups = [group for group in groups if group["params"]]
     if kind == "sgd":
         return SGD(groups, lr=rate, momentum=betas[0])
     return (AdamW if kind == "adamw" else AdamW8bit)(groups, lr=rate, betas=betas)

@@ -18,9 +18,16 @@ from pronk.train.settings import Settings
 
 VERSION = 2  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
 
-# What settings that came after 0.1 were by default when they came: {"lora.use_dora": False}. Whatever their default
+# What settings that came after 0.1 were by default when they came: {"lora.dora": False}. Whatever their default
 # becomes, of runs that do not have them this stays true.
-ADDED: Mapping[str, Any] = {"fields": [], "from_adapter": None}
+ADDED: Mapping[str, Any] = {
+    "fields": [],
+    "from_adapter": None,
+    "lora.dora": False,
+    "lora_plus_ratio": None,
+    "neftune_alpha": None,
+    "objective.simpo_gamma": 0.5,
+}
 
 # How long a run is, and what follows from it: it may become longer when it is resumed.
 LENGTH = ("epochs", "max_steps", "eval_every")

@@ -40,6 +40,8 @@ class Settings:
     weight_decay: float = 0.0
     clip: float = 1.0
     optimizer: str = "adamw"
+    lora_plus_ratio: float | None = None  # how many times lr is that of LoRA's B
+    neftune_alpha: float | None = None  # noise on embeddings (neftune.py)
     precision: Precision = "f32"
     recompute: int = 0
     max_length: int | None = None
@@ -66,8 +68,8 @@ class Settings:
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
             raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
-        for name in ("lr", "weight_decay", "clip", "epochs"):
-            if not 0 <= (value := getattr(self, name)) <= _MOST:
+        for name in ("lr", "weight_decay", "clip", "epochs", "lora_plus_ratio", "neftune_alpha"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
                 raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")
         if self.lora and (self.lora.rank > _RANK or self.lora.alpha > _MOST):
             raise BadRequest(f"LoRA's rank is at most {_RANK} and its alpha {_MOST:g}; these are {self.lora}")

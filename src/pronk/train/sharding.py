@@ -45,6 +45,8 @@ def load(
         if progress:
             progress(name, done, total)
     model.tie_weights()
+    for _, layer in lora.layers(model):
+        layer.begin()
     return model
 
 

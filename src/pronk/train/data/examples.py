@@ -75,6 +75,25 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
+class Judged:
+    """A prompt with an answer that people called good, or bad. Compared by identity."""
+
+    example: Example
+    good: bool
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    @property
+    def targets(self) -> int:
+        return self.example.targets
+
+    @property
+    def answers(self) -> dict[str, Example]:
+        return {"good" if self.good else "bad": self.example}
+
+
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """A text that the model is to go on with by itself, so many times. Compared by identity."""
 
@@ -97,13 +116,15 @@ class Prompt:
         return {"prompt": Example(self.ids, np.zeros(len(self.ids), np.bool_))}
 
 
-def content(example: Example | Pair | Prompt) -> bytes:
+def content(example: Example | Pair | Judged | Prompt) -> bytes:
     """The same of exact copies, and of nothing else."""
     found = b"".join(
         b"%d " % len(text) + text.ids.tobytes() + text.loss_mask.tobytes() for text in example.answers.values()
     )
     if isinstance(example, Prompt):
         return found + json.dumps(example.record, sort_keys=True).encode()
+    if isinstance(example, Judged):
+        return found + bytes([example.good])
     margin = example.margin if isinstance(example, Pair) else 0.0
     return found + (np.float64(margin).tobytes() if margin else b"")
 

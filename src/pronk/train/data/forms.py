@@ -15,7 +15,7 @@ from pronk.errors import BadRequest, short
 from pronk.train.data import messages
 from pronk.train.data.containers import BadRecord, listed
 
-Kind = Literal["preference", "messages", "completion", "instruction", "text", "prompt"]
+Kind = Literal["preference", "messages", "completion", "judged", "instruction", "text", "prompt"]
 
 
 class Form(NamedTuple):
@@ -27,13 +27,15 @@ class Form(NamedTuple):
         return " ".join(["+".join(self.needed), *(f"(+{key})" for key in self.optional)])
 
 
+COMPLETION = Form("completion", ("prompt", "completion"), ("tools",))
 FORMS = (
     Form("preference", ("chosen", "rejected"), ("prompt", "tools", "margin")),
     Form("preference", ("question", "chosen", "rejected"), ("system", "margin")),
     Form("preference", ("conversations", "chosen", "rejected"), ("system", "tools", "margin")),
     Form("messages", ("messages",), ("tools",)),
     Form("messages", ("conversations",), ("system", "tools")),
-    Form("completion", ("prompt", "completion"), ("tools",)),
+    COMPLETION,
+    Form("judged", ("prompt", "completion", "label"), ("tools",)),
     Form("instruction", ("instruction", "output"), ("input", "system")),
     Form("instruction", ("instruction", "response"), ("input", "system")),
     Form("instruction", ("question", "answer"), ("system",)),
@@ -100,13 +102,16 @@ def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
 
 
 def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """Those of its kind, checked: {"messages", "first", "tools"}, {"prompt", "completion"}, {"instruction", "input",
-    "output", "system"}, {"prompt", "chosen", "rejected", "tools", "margin"} (texts or messages), {"text"}; of a
-    prompt all that there is. `first` is the number of the message from which on answers are learned.
+    """Those of its kind, checked: {"messages", "first", "tools"}, {"prompt", "completion"}, either with {"label"};
+    {"instruction", "input", "output", "system"}; {"prompt", "chosen", "rejected", "tools", "margin"} (texts or
+    messages); {"text"}; of a prompt all that there is. `first` is the number of the message from which on answers are
+    learned.
 
     Raises BadRecord."""
     if form is PROMPT:
         return _prompt(dict(raw))
+    if form.kind == "judged":
+        return values_of(raw, COMPLETION) | {"label": _label(raw["label"])}
     values = {key: raw[key] for key in (*form.needed, *form.optional) if raw.get(key) is not None}
     for key in form.needed:
         if key not in values:
@@ -157,6 +162,15 @@ def _tools(value: object) -> list[Any]:
         found = None
     if not isinstance(found, list):
         raise BadRecord(f"tools must be a list of functions, not {short(value)}")
+    return found
+
+
+def _label(value: object) -> bool:
+    """Whether an answer is good: as JSON has it, or as tables of text do."""
+    known = {"true": True, "false": False, "1": True, "0": False}
+    found = known.get(str(value).lower()) if isinstance(value, bool | int | str) else None
+    if found is None:
+        raise BadRecord(f"label must be true or false, not {short(value)}")
     return found
 
 

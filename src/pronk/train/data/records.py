@@ -17,6 +17,7 @@ from pronk.train.data import containers, forms
 from pronk.train.data.containers import BadRecord
 from pronk.train.data.forms import KINDS, Kind
 
+_LEARNS = {"preference": "pronk dpo, kto and reward learn", "judged": "pronk kto learns"}
 _TOLD = 10  # bad records
 
 
@@ -97,9 +98,14 @@ def parse(raw: object, where: str, kinds: Sequence[Kind] = KINDS) -> Record:
         raise BadRecord(f"must be an object, not {short(raw)}")
     form = forms.form_of(raw, kinds)
     if form.kind not in kinds:
-        verb = "pronk dpo and reward learn" if form.kind == "preference" else "pronk finetune learns"
+        verb = _LEARNS.get(form.kind, "pronk finetune learns")
         raise BadRecord(f"{'+'.join(form.needed)} is what {verb} from; here it is {forms.ways(kinds)}")
     values = forms.values_of(raw, form)
     read = {*form.needed, *form.optional, *(values if form.kind == "prompt" else ())}
     unread = tuple(key for key, value in raw.items() if key not in read and value is not None)
-    return Record("messages" if "messages" in values and form.kind != "prompt" else form.kind, values, where, unread)
+    return Record(
+        "messages" if "messages" in values and form.kind not in ("prompt", "judged") else form.kind,
+        values,
+        where,
+        unread,
+    )

@@ -47,6 +47,11 @@ class Objective(Protocol):
         return 1.0
 
     @property
+    def refers(self) -> bool:
+        """Whether it holds the model against what it was before."""
+        return False
+
+    @property
     def updates(self) -> int:
         """How many a step makes of what it read."""
         return 1
@@ -65,6 +70,13 @@ class Objective(Protocol):
 
     def collate(self, examples: Sequence[Any], device: torch.device) -> Collated:
         """A micro-batch, for `loss`."""
+
+    def begin(self, model: Llama, passes: Sequence[Sequence[Any]], group: Group, counted: Sequence[bool] = ()) -> None:
+        """Before a step, or a look at held-out data: what all its losses depend on, if anything.
+
+        `passes`: this process's examples; those not `counted` are others' as well, and take part for their sake.
+        """
+        return
 
     def loss(self, model: Llama, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
         """The sum over the micro-batch, with its gradient; and sums of whatever else is to be seen of it."""

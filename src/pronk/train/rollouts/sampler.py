@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pronk.checkpoint.adapter import Adapter, LowRank
+from pronk.checkpoint.adapter import Adapter, LowRank, applied
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import Backend
 from pronk.engine.events import Event, Failure
@@ -42,8 +42,8 @@ class Sampler(Protocol):
 class EngineSampler:
     """By an engine of its own in the same process: prompts are read once, and all completions share passes.
 
-    Of LoRA it is handed the numbers, which it keeps beside weights that are packed once. Where all weights are trained
-    they are packed anew.
+    Of LoRA it is handed the numbers, which it keeps beside weights that are packed once. Where all weights are trained,
+    or DoRA, they are packed anew.
     """
 
     def __init__(self, make: Callable[[Checkpoint], Backend], checkpoint: Checkpoint, eos_ids: Sequence[int]) -> None:
@@ -75,7 +75,11 @@ class EngineSampler:
         return [[next(groups) for _ in each] for each in passes]
 
     def adopt(self, adapter: Adapter) -> None:
-        """What it answers with from now on."""
+        """What it answers with from now on. DoRA's is merged, and the weights are packed anew."""
+        if any(product.magnitude is not None for product in adapter.products.values()):
+            self._backend = None  # before there is another
+            self._backend = self._make(applied(self._checkpoint, adapter))
+            return
         before, self._attached = self._attached, self.backend.attach(adapter)
         self.backend.adapter = self._attached
         if before:
@@ -90,7 +94,12 @@ class EngineSampler:
     def _take(self, model: Llama) -> None:
         if lora.has(model):
             products = {
-                name: LowRank(_array(layer.lora_A), _array(layer.lora_B), layer.scale)
+                name: LowRank(
+                    _array(layer.lora_A),
+                    _array(layer.lora_B),
+                    layer.scale,
+                    None if layer.lora_magnitude_vector is None else _array(layer.lora_magnitude_vector),
+                )
                 for name, layer in lora.layers(model)
             }
             self.adopt(Adapter(Path("what is trained"), products, {}, 0))

@@ -1,4 +1,4 @@
-"""Training from Python: pronk.finetune, dpo, reward, grpo and pretrain, which the verbs of these names call as well."""
+"""Training from Python: pronk.finetune, dpo, kto, reward, grpo and pretrain, which the verbs of these names call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def finetune(
 @named
 def dpo(
     model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
-    beta: float = 0.1, loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid", label_smoothing: float = 0.0,
+    beta: float = 0.1, loss_type: Literal["sigmoid", "hinge", "ipo", "simpo", "orpo"] = "sigmoid",
+    label_smoothing: float = 0.0, simpo_gamma: float = 0.5,
     **shared: Unpack[Shared],
 ) -> Run:  # fmt: skip
     """A run that teaches `model` which of two answers people prefer, by direct preference optimization.
@@ -62,6 +63,27 @@ def dpo(
     from pronk.train.runs.tuning import Tuning
 
     return Tuning(*of_records(DPO, given))
+
+
+@named
+def kto(
+    model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
+    beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0,
+    **shared: Unpack[Shared],
+) -> Run:  # fmt: skip
+    """A run that teaches `model` to answer as people called good, and not as they called bad.
+
+    Its records are {"prompt", "completion", "label"}, the label true or false; pairs of `dpo` are read as one good and
+    one bad answer. Its metrics have "kl" and "rewards/accuracies", too. Options are those of `pronk kto`, as those of
+    `finetune` are of its verb.
+    """
+    given = locals()
+    import_torch()
+    from pronk.train.objectives.kto import KTO
+    from pronk.train.runs.options import of_records
+    from pronk.train.runs.tuning import Tuning
+
+    return Tuning(*of_records(KTO, given))
 
 
 @named

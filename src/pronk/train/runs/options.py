@@ -32,6 +32,7 @@ class Rates(NamedTuple):
 RATES = {
     "sft": Rates(lora=2e-4, full=2e-5),
     "dpo": Rates(lora=5e-5, full=1e-6),
+    "kto": Rates(lora=5e-5, full=1e-6),
     "reward": Rates(lora=1e-4, full=1e-5),
     "grpo": Rates(lora=5e-5, full=1e-6),
 }
@@ -121,7 +122,7 @@ RULES: dict[str, _Rule] = {
     **dict.fromkeys("model text separator".split(), _NAME),
     **dict.fromkeys("out tokenizer chat_template from_adapter eval_data device".split(), _or_none(_NAME)),
     **dict.fromkeys("skip_bad_records train_on_prompt full bucket gradient_checkpointing resume".split(), _FLAG),
-    "dynamic_sampling": _FLAG,
+    **dict.fromkeys("dynamic_sampling rslora dora".split(), _FLAG),
     **dict.fromkeys("batch_size accumulate save_every hidden layers heads ctx_size".split(), _whole(1)),
     **dict.fromkeys("max_new_tokens num_iterations".split(), _whole(1)),
     **dict.fromkeys("recompute samples seed".split(), _whole(0)),
@@ -130,9 +131,13 @@ RULES: dict[str, _Rule] = {
         _or_none(_whole(1)),
     ),
     **dict.fromkeys("epochs beta reward_timeout".split(), _POSITIVE),
-    **dict.fromkeys("lr lora_alpha".split(), _or_none(_POSITIVE)),
+    **dict.fromkeys("lr lora_alpha lora_plus_ratio neftune_alpha".split(), _or_none(_POSITIVE)),
     "max_time": _or_none(_Rule("a duration as 90m, 1h30m or a number of seconds, over 0", _is_duration)),
-    **dict.fromkeys("weight_decay clip center_rewards kl_coef importance_cap".split(), _NOT_NEGATIVE),
+    **dict.fromkeys(
+        "weight_decay clip center_rewards kl_coef importance_cap simpo_gamma desirable_weight "
+        "undesirable_weight".split(),
+        _NOT_NEGATIVE,
+    ),
     "data": _NAMES,
     "fields": _Rule("a mapping from your records' keys to the names they are read as", _are_fields),
     "samples_at": _one_of("ends", "looks"),
@@ -187,7 +192,8 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     lora = {name: options.pop(f"lora_{name}") for name in ("rank", "alpha", "dropout")}
     lora["target_modules"] = targets = options.pop("target_modules")
     lora = {name: value for name, value in lora.items() if value is not None}
-    if full and lora:
+    lora |= {name: True for name in ("rslora", "dora") if options.pop(name)}
+    if full and (lora or options["lora_plus_ratio"]):
         raise Contradiction(lambda o: f"{o('full')} trains all weights; leave the options of LoRA out")
     if targets:
         modules = tuple(name.strip() for part in _words(targets) for name in part.split(","))
@@ -196,7 +202,7 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     if adapter and not full:
         if lora.keys() - {"dropout"}:
             raise Contradiction(
-                lambda o: f"{o('from_adapter')} has a rank, an alpha and modules of its own; leave these out"
+                lambda o: f"{o('from_adapter')} has a rank, an alpha, a kind and modules of its own; leave these out"
             )
         own_config, _ = read_config(expanded(adapter))
         lora = {**asdict(own_config), "dropout": lora.get("dropout", 0.0)}

@@ -61,6 +61,10 @@ class Reinforcing(Tuning):
             raise Contradiction(
                 lambda o: f"{o('lora_dropout')} would make what is trained another model than what writes; leave it out"
             )
+        if settings.neftune_alpha:
+            raise Contradiction(
+                lambda o: f"{o('neftune_alpha')} trains another model than what writes, by its noise; leave it out"
+            )
         if settings.too_long in ("cut", "split"):
             raise Contradiction(
                 lambda o: f"{o('too_long')} {settings.too_long} would ask half a question; give error or skip"
@@ -206,7 +210,8 @@ def _scorer(name: str, threads: int | None) -> LLM:
     folder = expanded(name)
     options: dict[str, Any] = {"threads": threads, "prefix_cache": 0}
     if (folder / CONFIG).is_file():
-        llm = load(read_config(folder)[1], adapter=folder, **options)
+        config, base = read_config(folder)
+        llm = load(base, adapter=folder, merge_adapter=config.dora, **options)
     else:
         llm = load(name, **options)
     if not llm.config.num_labels:

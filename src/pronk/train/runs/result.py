@@ -24,7 +24,7 @@ class Result:
 
     model: str
     out: str  # the run's folder
-    method: str  # "LoRA" or "full"
+    method: str  # "LoRA", "DoRA" or "full"
     adapter: str | None  # the folder of the adapter, in PEFT's format
     model_folder: str | None  # where all weights were trained: that of the model, in Hugging Face's
     finished: bool  # False: it was left early, and goes on with resume=True
@@ -91,7 +91,7 @@ def _of(
     return Result(
         model=run.settings.model,
         out=str(run.folder),
-        method="LoRA" if run.settings.lora else "full",
+        method=("DoRA" if run.settings.lora.dora else "LoRA") if run.settings.lora else "full",
         adapter=adapter,
         model_folder=model,
         finished=run.finished,

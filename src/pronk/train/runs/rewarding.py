@@ -47,7 +47,7 @@ class Rewarding(Tuning):
         assert self.how.out
         lora = self.settings.lora
         model = self.settings.model if lora else str(self.how.out / MODEL)
-        loading = {"tokenizer": self.how.tokenizer, "adapter": self.how.out} if lora else {}
+        loading = {"tokenizer": self.how.tokenizer, "adapter": self.how.out, "merge_adapter": lora.dora} if lora else {}
         with self.watcher.progress("loading") as advance:
             llm = load(model, **loading, **place, prefix_cache=0, progress=advance)  # type: ignore[arg-type]
         with self.watcher.progress("writing", "tokens") as advance:

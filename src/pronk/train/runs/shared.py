@@ -27,9 +27,13 @@ class Shared(TypedDict, total=False):
     lora_rank: int | None
     lora_alpha: float | None
     lora_dropout: float | None
+    rslora: bool
+    dora: bool
+    lora_plus_ratio: float | None
     target_modules: str | Sequence[str] | None
     from_adapter: Name | None
     quantize: str | None
+    neftune_alpha: float | None
     epochs: float
     max_steps: int | None
     max_time: Duration | None
@@ -62,7 +66,8 @@ class Shared(TypedDict, total=False):
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(Shared.__annotations__),  # None, but for these
-    "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "epochs": 3.0, "batch_size": 1,
+    "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "rslora": False, "dora": False,
+    "epochs": 3.0, "batch_size": 1,
     "accumulate": 8, "bucket": False, "warmup": 0.03, "schedule": "cosine", "weight_decay": 0.0, "clip": 1.0,
     "optimizer": "adamw", "seed": 0, "recompute": 0, "gradient_checkpointing": False, "eval_share": 0.1, "samples": 2,
     "samples_at": "ends",

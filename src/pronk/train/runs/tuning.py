@@ -83,6 +83,7 @@ class Tuning(Run):
     def _samples(self, before: list[str], place: Mapping[str, Any]) -> list[dict[str, str]]:
         if self.settings.lora:
             loading: dict[str, Any] = {"tokenizer": self.how.tokenizer, "adapter": self.how.out, **place}
+            loading["merge_adapter"] = self.settings.lora.dora
             after = self._answered(self.settings.model, **loading)
         else:
             assert self.how.out
