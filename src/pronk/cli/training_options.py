@@ -71,6 +71,9 @@ data = options.together(
     fields_option,
     template_option,
     options.tokenizer_option,
+    click.option("--no-token-cache", "token_cache", is_flag=True, flag_value=False, default=True,
+                 help="Do not keep what data of 1 MB and more is encoded as (in the folder tokens of the user's cache, "
+                 "or of $PRONK_HOME), and do not look for it; prompts to be answered are never kept."),
     heading="Data",
 )  # fmt: skip
 lora = options.together(

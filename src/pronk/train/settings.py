@@ -11,6 +11,7 @@ from pronk.errors import BadRequest
 from pronk.train import codes
 from pronk.train.data import forms
 from pronk.train.data.batches import Batches
+from pronk.train.data.store import lengths
 from pronk.train.loop import Precision
 from pronk.train.objectives.objective import Objective
 from pronk.train.objectives.sft import SFT
@@ -89,8 +90,7 @@ class Settings:
         return (self.data,) if isinstance(self.data, str) else self.data
 
     def batches(self, examples: Sequence[Any]) -> Batches:
-        lengths = [len(example) for example in examples]
-        return Batches(lengths, self.batch_size, self.pack, self.bucket, self.seed)
+        return Batches(lengths(examples), self.batch_size, self.pack, self.bucket, self.seed)
 
     def steps(self, batches: Batches) -> int:
         return self.max_steps or max(1, round(self.epochs * len(batches.epoch(0)) / self.accumulate))

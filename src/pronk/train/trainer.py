@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
 from pronk.train.data.examples import content
 from pronk.train.data.sources import Data
+from pronk.train.data.store import Picked
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Loop
@@ -91,7 +93,7 @@ class Trainer:
         self.prolonged_from: int | None = None  # how many steps it was to have
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
-        self.loop.prepare([*data.train, *data.held_out], preparing)
+        self.loop.prepare(Picked([data.train, data.held_out]), preparing)
 
     @property
     def trained_share(self) -> float:
@@ -256,11 +258,15 @@ class Trainer:
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what data and weights came to: a file may have changed under its name."""
-        found = hashlib.sha256()
-        for example in (*self.data.train, *self.data.held_out):
-            found.update(content(example))
-        digests = {"examples": found.hexdigest()[:16], "weights": self._origin}
+        digests = {"examples": self._examples, "weights": self._origin}
         return flat(self.settings) | {DIGEST + what: digest for what, digest in digests.items()}
+
+    @cached_property
+    def _examples(self) -> str:
+        found = hashlib.sha256()
+        for example in chain(self.data.train, self.data.held_out):
+            found.update(content(example))
+        return found.hexdigest()[:16]
 
     @cached_property
     def _origin(self) -> str:

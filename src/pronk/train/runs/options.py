@@ -53,6 +53,7 @@ class How:
     max_time: float | None = None  # seconds
     samples_at: str = "ends"
     tokenizer: str | None = None
+    token_cache: bool = False
 
 
 class Contradiction(BadRequest):
@@ -121,7 +122,7 @@ RULES: dict[str, _Rule] = {
     **dict.fromkeys("model text separator".split(), _NAME),
     **dict.fromkeys("out tokenizer chat_template from_adapter eval_data device".split(), _or_none(_NAME)),
     **dict.fromkeys("skip_bad_records train_on_prompt full bucket gradient_checkpointing resume".split(), _FLAG),
-    "dynamic_sampling": _FLAG,
+    **dict.fromkeys("dynamic_sampling token_cache".split(), _FLAG),
     **dict.fromkeys("batch_size accumulate save_every hidden layers heads ctx_size".split(), _whole(1)),
     **dict.fromkeys("max_new_tokens num_iterations".split(), _whole(1)),
     **dict.fromkeys("recompute samples seed".split(), _whole(0)),
@@ -241,7 +242,7 @@ def of_text(objective: Objective, given: Mapping[str, Any]) -> tuple[Settings, H
 
 def _how(options: dict[str, Any]) -> How:
     """Taken out of the options."""
-    found = {field.name: options.pop(field.name) for field in fields(How)}
+    found = {field.name: options.pop(field.name) for field in fields(How) if field.name in options}
     found["out"] = None if found["out"] is None else expanded(found["out"])
     found["max_time"] = None if found["max_time"] is None else seconds(found["max_time"])
     found["log_to"] = _words(found["log_to"])
