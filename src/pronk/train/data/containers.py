@@ -25,7 +25,7 @@ class BadRecord(ValueError):
     """What is wrong with a record, without where it stands."""
 
 
-_PIECE = 1 << 20  # bytes
+_PIECE = 1 << 18  # bytes
 _ROWS = 1024  # of Parquet, at a time
 
 # What compressed files begin with.

@@ -71,7 +71,7 @@ def whole(file: BinaryIO) -> bool:
         return False
     file.seek(0)
     found, left = hashlib.sha256(), size - 32 - len(_MAGIC)
-    while left and (piece := file.read(min(left, 1 << 20))):
+    while left and (piece := file.read(min(left, 1 << 18))):
         found.update(piece)
         left -= len(piece)
     return file.read() == found.digest() + _MAGIC

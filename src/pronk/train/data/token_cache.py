@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -80,16 +80,15 @@ class TokenCache:
 
 
 def _made(file: Path, write: Callable[[BinaryIO], bool], unchanged: Callable[[], bool]) -> Store | None:
-    worth, fresh = False, None
-    with suppress(_NotKept), system.replacing(file) as part:
-        fresh = part.open("x+b")
-        worth = write(fresh)
-        fresh.flush()
-        if not (worth and unchanged() and make_room(fresh.tell())):
-            raise _NotKept
-    assert fresh
-    with fresh:
-        return Store(store.mapped(fresh)) if worth else None
+    with ExitStack() as held:
+        worth, fresh = False, None
+        with suppress(_NotKept), system.replacing(file) as part:
+            fresh = held.enter_context(part.open("x+b"))
+            worth = write(fresh)
+            fresh.flush()
+            if not (worth and unchanged() and make_room(fresh.tell())):
+                raise _NotKept
+        return Store(store.mapped(fresh)) if worth and fresh else None
 
 
 class _NotKept(Exception):
