@@ -175,6 +175,11 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--log-to", "--report-to", type=click.Choice(LOGS), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
+        click.option("--push-to-hub", type=options.NAME, metavar="REPO",
+                     help="When the run is finished, upload the adapter or the model with its README.md to REPO "
+                     "(owner/name) on the Hugging Face hub, as pronk push does."),
+        click.option("--private/--public", default=True, show_default=True,
+                     help="Let --push-to-hub make a new repository private, or public."),
         options.json_option,
         heading=options.OUTPUT,
     )  # fmt: skip

@@ -54,6 +54,8 @@ class How:
     samples_at: str = "ends"
     tokenizer: str | None = None
     token_cache: bool = False
+    push_to_hub: str | None = None  # a repository
+    private: bool = True
 
 
 class Contradiction(BadRequest):
@@ -120,9 +122,10 @@ _NOT_NEGATIVE = _number("from 0 on", lambda x: x >= 0)
 
 RULES: dict[str, _Rule] = {
     **dict.fromkeys("model text separator".split(), _NAME),
+    "push_to_hub": _or_none(_Rule("the name of a repository on the hub", lambda value: isinstance(value, str))),
     **dict.fromkeys("out tokenizer chat_template from_adapter eval_data device".split(), _or_none(_NAME)),
     **dict.fromkeys("skip_bad_records train_on_prompt full bucket gradient_checkpointing resume".split(), _FLAG),
-    **dict.fromkeys("dynamic_sampling token_cache".split(), _FLAG),
+    **dict.fromkeys("dynamic_sampling token_cache private".split(), _FLAG),
     **dict.fromkeys("batch_size accumulate save_every hidden layers heads ctx_size".split(), _whole(1)),
     **dict.fromkeys("max_new_tokens num_iterations".split(), _whole(1)),
     **dict.fromkeys("recompute samples seed".split(), _whole(0)),
@@ -250,6 +253,10 @@ def _how(options: dict[str, Any]) -> How:
         from pronk.train import logs
 
         logs.check(found["log_to"])
+    if found["push_to_hub"] is not None:  # hours before there is anything to push
+        from pronk.checkpoint.hub import upload
+
+        upload.check(found["push_to_hub"])
     return How(**found | {name: _text(found[name]) for name in ("device", "tokenizer")})
 
 

@@ -17,7 +17,7 @@ from pronk.train.rewards.names import spelled
 FILE = "run.yaml"  # in the run's folder
 _JOINED = ("fields", "target_modules", "reward_weights")  # whose values have commas between them
 _WITHOUT = ("resume",)
-_SWITCHED_OFF = {"token_cache": "no-token-cache"}  # what is True by default: the words for False
+_SWITCHED_OFF = {"token_cache": "no-token-cache", "private": "public"}  # what is True by default: the words for False
 _ENDS = {"\x85", "\u2028", "\u2029"}  # of lines, to YAML, whose dumper would not escape them
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pronk.checkpoint.hub import upload
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError, os_problem, out_of_memory
 from pronk.tokenizer import Tokenizer
@@ -144,6 +146,7 @@ class Run(ABC):
                 self._result = replace(self._result, samples=tuple(self._samples(before, place)))
                 self._show(self._result)
                 self._card(self._result, ready.data)
+                self._push(folder)
 
     def _alone(self) -> Generator[Metrics]:
         with distributed.joined(self.how.device) as group:
@@ -220,6 +223,16 @@ class Run(ABC):
             problem = f"{self.how.out / card.CARD} cannot be written: {os_problem(error)}"
         if problem:
             self.watcher.note(problem)
+
+    def _push(self, folder: Path) -> None:
+        """Raises PronkError with the way to what is left to do: what was trained is there."""
+        if self.how.push_to_hub is None:
+            return
+        try:
+            found = upload.push(folder, self.how.push_to_hub, private=self.how.private, progress=False)
+        except PronkError as error:
+            raise PronkError(f"{error} (the run is finished: pronk push {folder} {self.how.push_to_hub})") from None
+        self.watcher.note(f"pushed to {found}")
 
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()

@@ -59,12 +59,14 @@ class Shared(TypedDict, total=False):
     save_every: int
     resume: bool
     log_to: Log | Sequence[Log]
+    push_to_hub: str | None
+    private: bool
 
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(Shared.__annotations__),  # None, but for these
     "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "epochs": 3.0, "batch_size": 1,
-    "token_cache": True,
+    "token_cache": True, "private": True,
     "accumulate": 8, "bucket": False, "warmup": 0.03, "schedule": "cosine", "weight_decay": 0.0, "clip": 1.0,
     "optimizer": "adamw", "seed": 0, "recompute": 0, "gradient_checkpointing": False, "eval_share": 0.1, "samples": 2,
     "samples_at": "ends",
