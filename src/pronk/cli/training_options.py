@@ -157,6 +157,11 @@ def shared(lr: str) -> Callable[[F], F]:
                      help="Evaluate on held-out data every N optimizer steps.  [default: once per epoch]"),
         click.option("--patience", type=_N, metavar="N",
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
+        click.option("--early-stop-task", type=options.NAME, metavar="TASK",
+                     help="Judge each evaluation by the score on TASK (of lm-evaluation-harness, or a task file), not "
+                     "by held-out loss: what does best is kept, and --patience counts those that are no better."),
+        click.option("--early-stop-limit", type=_N, metavar="N",
+                     help="Ask the first N questions of --early-stop-task.  [default: all]"),
         click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                      help="Answer N held-out prompts before and after training, and print both answers."),
         click.option("--samples-at", type=click.Choice(["ends", "looks"]), default="ends", show_default=True,

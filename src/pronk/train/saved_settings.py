@@ -20,7 +20,7 @@ VERSION = 2  # goes up when a key gets another name or meaning, and what is olde
 
 # What settings that came after 0.1 were by default when they came: {"lora.use_dora": False}. Whatever their default
 # becomes, of runs that do not have them this stays true.
-ADDED: Mapping[str, Any] = {"fields": [], "from_adapter": None}
+ADDED: Mapping[str, Any] = {"fields": [], "from_adapter": None, "early_stop_task": None, "early_stop_limit": None}
 
 # How long a run is, and what follows from it: it may become longer when it is resumed.
 LENGTH = ("epochs", "max_steps", "eval_every")

@@ -51,6 +51,8 @@ class Settings:
     objective: Objective = field(default_factory=SFT)
     eval_every: int | None = None  # steps; None: once an epoch
     patience: int | None = None
+    early_stop_task: str | None = None  # of lm-evaluation-harness, by which looks are judged; None: by held-out loss
+    early_stop_limit: int | None = None  # of its questions
     save_every: int = 50
     seed: int = 0
 
@@ -80,6 +82,10 @@ class Settings:
                 raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
         if self.accumulate > _MICRO_BATCHES:
             raise BadRequest(f"a step is of {_MICRO_BATCHES} micro-batches at most, not {self.accumulate}")
+        if self.early_stop_task is not None and self.patience is None:
+            raise BadRequest("early_stop_task ends a run after patience looks without a better score; give patience")
+        if self.early_stop_task is None and self.early_stop_limit is not None:
+            raise BadRequest("early_stop_limit is of the questions of early_stop_task; name one")
         if not 0 <= self.seed < 1 << 64:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if not self.epochs > 0:

@@ -41,6 +41,7 @@ from pronk.train.saved_settings import DIGEST, flat
 from pronk.train.settings import Settings
 
 Metrics = dict[str, Any]  # a line of metrics.jsonl
+TASK = "held_out_task"  # in it, the score of a task that judges
 _MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
 
 
@@ -93,6 +94,7 @@ class Trainer:
         self.prolonged_from: int | None = None  # how many steps it was to have
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
+        self.judge: Callable[[Trainer], float] | None = None  # of looks, instead of held-out loss: the more, the better
         self.loop.prepare(Picked([data.train, data.held_out]), preparing)
 
     @property
@@ -102,7 +104,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done, or held-out loss has not fallen for as long as was to be waited."""
+        """Whether all steps are done, or looks have not been better for as long as was to be waited."""
         patience = self.settings.patience
         return self.loop.done or (patience is not None and self.loop.position.waited >= patience)
 
@@ -251,8 +253,9 @@ class Trainer:
         step = self.loop.position.step
         found = self.loop.evaluate(self.data.held_out, looking)
         shown = {f"held_out_{name}": value for name, value in found.seen.items()}
-        line = self._note({"step": step, "held_out_loss": found.loss, **shown})
-        if step and self.loop.improved(found.loss):
+        judged = {} if self.judge is None else {TASK: self.judge(self)}
+        line = self._note({"step": step, "held_out_loss": found.loss, **shown, **judged})
+        if step and self.loop.improved(-judged[TASK] if judged else found.loss):
             self.write()
         return line
 

@@ -22,7 +22,7 @@ from pronk.train.distributed import Group
 from pronk.train.folder import claimed
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
-from pronk.train.runs import recipe, samples
+from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
 from pronk.train.runs.interrupt import unbroken
 from pronk.train.runs.options import Contradiction, How
@@ -132,7 +132,9 @@ class Run(ABC):
             if group.size > 1 and self.how.samples_at == "looks":
                 raise Contradiction(lambda o: f"{o('samples_at')} looks is for one process; start without torchrun")
             before = group.lead(lambda _: self._before(place)) or []
+            judge = task.judge(ready, group) if ready.settings.early_stop_task else None
             trainer = self._trainer(ready, group)
+            trainer.judge = judge
             if self.how.resume:
                 self._resume(trainer)
             try:

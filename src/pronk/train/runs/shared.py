@@ -54,6 +54,8 @@ class Shared(TypedDict, total=False):
     eval_share: float
     eval_every: int | None
     patience: int | None
+    early_stop_task: Name | None
+    early_stop_limit: int | None
     samples: int
     samples_at: SamplesAt
     save_every: int
