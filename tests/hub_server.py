@@ -1,4 +1,5 @@
-"""A small Hugging Face hub on loopback: as much of its protocol as huggingface_hub needs to download a model.
+"""A small Hugging Face hub on loopback: as much of its protocol as huggingface_hub needs to download a model, or to
+upload one: a repository made, files known by their SHA-256 sent apart, and one commit of all.
 
 Large files answer, as on the real hub, with a redirect to another host that must not see the token; here that host is
 `localhost` while the hub itself is 127.0.0.1. Every request is recorded.
@@ -6,6 +7,7 @@ Large files answer, as on the real hub, with a redirect to another host that mus
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -52,6 +54,9 @@ class Hub:
     cut_after: dict[str, int] = field(default_factory=dict)  # file name -> bytes after which its next GET breaks off
     lie_about: set[str] = field(default_factory=set)  # files whose bytes come wrong, at the right length
     broken: bool = False  # answers 500 to everything
+    refuses: int | None = None  # the status that every upload is answered with
+    objects: dict[str, bytes] = field(default_factory=dict)  # that were sent apart, by their SHA-256
+    messages: list[str] = field(default_factory=list)  # of commits
 
     def seen(self, method: str, ending: str) -> list[Request]:
         return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
@@ -101,6 +106,65 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._take()
+
+    def do_PUT(self) -> None:
+        self._take()
+
+    def _take(self) -> None:
+        """What an upload consists of."""
+        hub, path = self.server.hub, unquote(urlsplit(self.path).path)
+        token, body = self.headers.get("Authorization"), self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        hub.requests.append(Request(self.command, path, None, token is not None))
+        if self.command == "PUT" and path.startswith("/lfs/"):  # the other host
+            hub.objects[path.removeprefix("/lfs/")] = body
+            return self._send_json({})
+        if hub.refuses or hub.broken or token != f"Bearer {TOKEN}":
+            return self._refuse(hub.refuses or (500 if hub.broken else 401), None)
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+            status = 409 if name in hub.repos else 200
+            hub.repos.setdefault(
+                name, Repo({"main": {}}, private=asked.get("visibility") == "private" or bool(asked.get("private")))
+            )
+            return self._send_json({"url": f"{hub.url}/{name}", "id": name}, status)
+        if path == "/api/validate-yaml":  # of a card
+            return self._send_json({"errors": [], "warnings": []})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/(.+)", path):
+            if match[2] not in hub.repos[match[1]].history:
+                return self._refuse(404, "RevisionNotFound")
+            listed = [one["path"] for one in json.loads(body)["files"]]
+            modes = [
+                {"path": one, "uploadMode": "lfs" if is_large(one) else "regular", "shouldIgnore": False}
+                for one in listed
+            ]
+            return self._send_json({"files": modes})
+        if re.fullmatch(r"/[^/]+/[^/]+\.git/info/lfs/objects/batch", path):
+            other = f"http://localhost:{self.server.server_port}/lfs/"
+            objects = [
+                {**one, "actions": {"upload": {"href": other + one["oid"], "header": {}}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self._send_json({"transfer": "basic", "objects": objects})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
+            return self._commit(hub.repos[match[1]].history[match[2]], match[1], body)
+        return self._refuse(404, None)
+
+    def _commit(self, files: dict[str, bytes], name: str, body: bytes) -> None:
+        hub = self.server.hub
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "header":
+                hub.messages.append(value["summary"])
+            elif line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = hub.objects[value["oid"]]
+        oid = "c" * 40
+        self._send_json({"success": True, "commitOid": oid, "commitUrl": f"{hub.url}/{name}/commit/{oid}"})
+
     def _answer(self) -> None:
         hub = self.server.hub
         path = unquote(urlsplit(self.path).path)
@@ -133,8 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str | None) -> None:
         self._send(status, b"", {"X-Error-Code": code} if code else {})
 
-    def _send_json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _send_json(self, value: Any, status: int = 200) -> None:
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _redirect(self, repo: str, sha: str, files: dict[str, bytes], path: str) -> None:
         data = files[path]
@@ -163,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[:cut])
         if cut is not None:
             self.close_connection = True

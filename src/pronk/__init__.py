@@ -6,6 +6,7 @@ TYPE_CHECKING = False  # typing's, which takes a while to import
 if TYPE_CHECKING:
     from typing import Any
 
+    from pronk.checkpoint.hub.upload import push
     from pronk.config import ModelConfig
     from pronk.engine.params import SamplingParams
     from pronk.grammar.structure import Structure
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "ModelConfig", "SamplingParams", "Structure", "__version__", "dpo", "finetune", "grpo", "kto", "load",
-    "pretrain", "reward",
+    "pretrain", "push", "reward",
 ]  # fmt: skip
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "grpo": "pronk.train.runs",
     "kto": "pronk.train.runs",
     "pretrain": "pronk.train.runs",
+    "push": "pronk.checkpoint.hub.upload",
     "reward": "pronk.train.runs",
 }
 

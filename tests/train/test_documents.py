@@ -12,9 +12,9 @@ import pytest
 from pronk.errors import BadFile, ModelNotFound, PronkError
 from pronk.tokenizer.spm import SpmTokenizer
 from pronk.train.data import documents, vocabulary
+from pronk.train.data.encoded import encoded
 from pronk.train.data.examples import Encoder
 from pronk.train.data.records import Record, Records
-from pronk.train.data.sources import encoded
 from pronk.train.objectives import pretraining
 from pronk.train.objectives.pretraining import Pretraining
 

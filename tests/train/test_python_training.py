@@ -98,7 +98,8 @@ WRONG: list[tuple[str, object]] = [
     ("fields", {"a": 1}), ("chat_template", ""), ("tokenizer", 1), ("train_on_prompt", "no"), ("instructions", "none"),
     ("full", 0), ("lora_rank", 0), ("lora_alpha", 0), ("lora_dropout", 1), ("target_modules", []),
     ("from_adapter", ""), ("quantize", "nf4"), ("max_time", "soon"), ("max_time", 0), ("max_time", True),
-    ("samples_at", "steps"),
+    ("samples_at", "steps"), ("token_cache", 1), ("early_stop_task", ""),
+    ("early_stop_limit", 0), ("push_to_hub", 1), ("private", "yes"),
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ GROUPS = {
         "report",
     ),
     "Train": ("pretrain", "finetune", "dpo", "kto", "reward", "grpo"),
-    "Files": ("merge", "convert", "quantize", "pull", "list"),
+    "Files": ("merge", "convert", "quantize", "pull", "push", "list"),
 }  # fmt: skip
 # Verb -> its module in this package.
 VERBS = {verb: {"list": "list_models"}.get(verb, verb.replace("-", "_")) for verbs in GROUPS.values() for verb in verbs}

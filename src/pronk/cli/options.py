@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from pronk import engines, formats
-from pronk.cli import recipe, typed
+from pronk.cli import recipe, saved_recipe, typed
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
 
@@ -39,7 +39,11 @@ class Verb(click.Command):
             ["--config"], type=NAME, metavar="FILE", is_eager=True, expose_value=False, callback=recipe.take,
             help="Take options from FILE, YAML in the words of this page (lora-rank: 16); those given here come first.",
         )  # fmt: skip
-        self.params.append(config)
+        save_config = click.Option(
+            ["--save-config"], type=NAME, metavar="FILE", expose_value=False,
+            help="Write the options that were given, here and by --config, to FILE, which --config reads.",
+        )  # fmt: skip
+        self.params += [config, save_config]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
@@ -57,8 +61,12 @@ class Verb(click.Command):
                 args[n] = dashed + equals + value
                 spelled[dashed] = name
         typed.remember(ctx, spelled)
+        given = list(args)  # of which click takes away what it has read
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                saved_recipe.save(ctx, given)
+            return left
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
             if isinstance(error, click.BadParameter):

@@ -44,7 +44,7 @@ def take(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
             raise click.UsageError(f"{name}: {_both(keys[of.name], key)}; leave one out", ctx)
         keys[of.name] = key
         try:
-            said = _value(of, node)
+            said = _value(of, node, key)
         except ValueError as error:
             raise click.UsageError(f"{name}: {key} {error}", ctx) from None
         if said is not None:
@@ -64,9 +64,9 @@ def blame(ctx: click.Context, error: click.BadParameter) -> None:
 
 def _names(command: click.Command) -> dict[str, click.Parameter]:
     """By what a file may call them: arguments by their names, options by theirs and all of their spellings."""
-    said = [one for one in command.params if one.name not in ("config", "help")]
+    said = [one for one in command.params if one.name not in ("config", "save_config", "help")]
     found = {one.name.replace("_", "-"): one for one in said if one.name}
-    return found | {opt[2:]: one for one in said for opt in one.opts if opt.startswith("--")}
+    return found | {opt[2:]: one for one in said for opt in (*one.opts, *one.secondary_opts) if opt.startswith("--")}
 
 
 def _meant(key: str, known: dict[str, click.Parameter]) -> click.Parameter | None:
@@ -134,7 +134,7 @@ def _loader() -> type[Any]:
     return Loader
 
 
-def _value(of: click.Parameter, node: Node) -> Any:
+def _value(of: click.Parameter, node: Node, key: str = "") -> Any:
     """As click takes it where nothing was typed; None: the option's own default. Raises ValueError, which says why."""
     import yaml
 
@@ -151,6 +151,8 @@ def _value(of: click.Parameter, node: Node) -> Any:
     if isinstance(of, click.Option) and of.is_flag:
         if node.tag != _TAG + "bool":
             raise ValueError(f"is a switch: true or false, not {short(word)}")
+        if of.secondary_opts:  # --private and --public
+            return _is_true(word) is not (f"--{key.replace('_', '-')}" in of.secondary_opts)
         return (of.flag_value is not False) if _is_true(word) else None  # --no-cache has False
     if isinstance(of, click.Option) and isinstance(of.flag_value, str) and node.tag == _TAG + "bool":
         return of.flag_value if _is_true(word) else None  # a value that may be left out

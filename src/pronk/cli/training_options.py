@@ -71,6 +71,9 @@ data = options.together(
     fields_option,
     template_option,
     options.tokenizer_option,
+    click.option("--no-token-cache", "token_cache", is_flag=True, flag_value=False, default=True,
+                 help="Do not keep what data of 1 MB and more is encoded as (in the folder tokens of the user's cache, "
+                 "or of $PRONK_HOME), and do not look for it; prompts to be answered are never kept."),
     heading="Data",
 )  # fmt: skip
 lora = options.together(
@@ -160,6 +163,11 @@ def shared(lr: str) -> Callable[[F], F]:
                      help="Evaluate on held-out data every N optimizer steps.  [default: once per epoch]"),
         click.option("--patience", type=_N, metavar="N",
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
+        click.option("--early-stop-task", type=options.NAME, metavar="TASK",
+                     help="Judge each evaluation by the score on TASK (of lm-evaluation-harness, or a task file), not "
+                     "by held-out loss: what does best is kept, and --patience counts those that are no better."),
+        click.option("--early-stop-limit", type=_N, metavar="N",
+                     help="Ask the first N questions of --early-stop-task.  [default: all]"),
         click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
                      help="Answer N held-out prompts before and after training, and print both answers."),
         click.option("--samples-at", type=click.Choice(["ends", "looks"]), default="ends", show_default=True,
@@ -178,6 +186,11 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--log-to", "--report-to", type=click.Choice(LOGS), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
+        click.option("--push-to-hub", type=options.NAME, metavar="REPO",
+                     help="When the run is finished, upload the adapter or the model with its README.md to REPO "
+                     "(owner/name) on the Hugging Face hub, as pronk push does."),
+        click.option("--private/--public", default=True, show_default=True,
+                     help="Let --push-to-hub make a new repository private, or public."),
         options.json_option,
         heading=options.OUTPUT,
     )  # fmt: skip

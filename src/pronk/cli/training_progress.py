@@ -117,7 +117,9 @@ class Watch(Watcher):
 
 
 def _words(metrics: Mapping[str, Any], which: str = "") -> str:
-    """What preference and reinforcement tuning show besides their loss."""
+    """What there is to see besides a loss."""
+    if f"{which}task" in metrics:
+        return f", task {metrics[f'{which}task']:.3f}"
     if f"{which}reward" in metrics:
         return f", reward {metrics[f'{which}reward']:.3f}"
     if f"{which}rewards/accuracies" not in metrics:

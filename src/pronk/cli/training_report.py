@@ -25,6 +25,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     if held_out:
         at = f"; kept: {held_out['kept']:.4f} of step {held_out['kept_step']}"
         rows.append(("held-out loss", f"{held_out['first']:.4f} at first, {held_out['last']:.4f} at last{at}"))
+    if task := report.get("held_out_task"):
+        rows.append(("task", f"{task['first']:.4f} at first, {task['last']:.4f} at last; kept: {task['kept']:.4f}"))
     if rewards := report.get("rewards"):
         ends = (_reward({word: found[end] for word, found in rewards.items()}) for end in ("first", "last"))
         rows.append(("rewards", " and ".join(ends)))

@@ -22,6 +22,7 @@ from pronk.torch_engine import device_memory
 from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora
 from pronk.train.data.batches import Batches, filled
+from pronk.train.data.store import lengths
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
 from pronk.train.recompute import recompute
@@ -123,13 +124,15 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
 
 def largest(settings: Settings, examples: Sequence[Any]) -> list[Any]:
     """The examples of the pass with the most tokens of all that the run will make."""
-    chosen = max(_passes(settings, examples), key=lambda indices: sum(len(examples[i]) for i in indices))
+    known = lengths(examples)
+    chosen = max(_passes(settings, examples), key=lambda indices: sum(known[i] for i in indices))
     return [examples[i] for i in chosen]
 
 
 def _differ(settings: Settings, examples: Sequence[Any]) -> bool:
     """Whether not all passes read one number of tokens."""
-    return len({filled(sum(len(examples[i]) - 1 for i in one)) for one in _passes(settings, examples)}) > 1
+    known = lengths(examples)
+    return len({filled(sum(known[i] - 1 for i in one)) for one in _passes(settings, examples)}) > 1
 
 
 def _passes(settings: Settings, examples: Sequence[Any]) -> Iterator[list[int]]:

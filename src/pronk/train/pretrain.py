@@ -20,9 +20,10 @@ from pronk.config import ModelConfig
 from pronk.errors import BadFile, BadRequest
 from pronk.tokenizer import Tokenizer
 from pronk.train.data import documents, vocabulary
+from pronk.train.data.encoded import encoded
 from pronk.train.data.examples import Encoder, Example
 from pronk.train.data.records import Record, Records
-from pronk.train.data.sources import Data, encoded
+from pronk.train.data.sources import Data
 from pronk.train.saved_settings import NEW_MODEL
 from pronk.train.settings import Settings
 

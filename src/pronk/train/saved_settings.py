@@ -23,6 +23,8 @@ VERSION = 2  # goes up when a key gets another name or meaning, and what is olde
 ADDED: Mapping[str, Any] = {
     "fields": [],
     "from_adapter": None,
+    "early_stop_task": None,
+    "early_stop_limit": None,
     "lora.dora": False,
     "lora_plus_ratio": None,
     "neftune_alpha": None,

@@ -11,6 +11,7 @@ from pronk.errors import BadRequest
 from pronk.train import codes
 from pronk.train.data import forms
 from pronk.train.data.batches import Batches
+from pronk.train.data.store import lengths
 from pronk.train.loop import Precision
 from pronk.train.objectives.objective import Objective
 from pronk.train.objectives.sft import SFT
@@ -52,6 +53,8 @@ class Settings:
     objective: Objective = field(default_factory=SFT)
     eval_every: int | None = None  # steps; None: once an epoch
     patience: int | None = None
+    early_stop_task: str | None = None  # of lm-evaluation-harness, by which looks are judged; None: by held-out loss
+    early_stop_limit: int | None = None  # of its questions
     save_every: int = 50
     seed: int = 0
 
@@ -81,6 +84,10 @@ class Settings:
                 raise BadRequest(f"{name} must be a whole number from 1 on, not {value!r}")
         if self.accumulate > _MICRO_BATCHES:
             raise BadRequest(f"a step is of {_MICRO_BATCHES} micro-batches at most, not {self.accumulate}")
+        if self.early_stop_task is not None and self.patience is None:
+            raise BadRequest("early_stop_task ends a run after patience looks without a better score; give patience")
+        if self.early_stop_task is None and self.early_stop_limit is not None:
+            raise BadRequest("early_stop_limit is of the questions of early_stop_task; name one")
         if not 0 <= self.seed < 1 << 64:
             raise BadRequest(f"seed must be from 0 to {(1 << 64) - 1}, not {self.seed!r}")
         if not self.epochs > 0:
@@ -91,8 +98,7 @@ class Settings:
         return (self.data,) if isinstance(self.data, str) else self.data
 
     def batches(self, examples: Sequence[Any]) -> Batches:
-        lengths = [len(example) for example in examples]
-        return Batches(lengths, self.batch_size, self.pack, self.bucket, self.seed)
+        return Batches(lengths(examples), self.batch_size, self.pack, self.bucket, self.seed)
 
     def steps(self, batches: Batches) -> int:
         return self.max_steps or max(1, round(self.epochs * len(batches.epoch(0)) / self.accumulate))

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pronk.torch_engine.model import Llama
 from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
 from pronk.train.data.examples import content
 from pronk.train.data.sources import Data
+from pronk.train.data.store import Picked
 from pronk.train.distributed import Group, Whole
 from pronk.train.folder import CHECKPOINTS, MODEL, forget_metrics, to_resume, write_metrics
 from pronk.train.loop import Loop
@@ -39,6 +41,7 @@ from pronk.train.saved_settings import DIGEST, flat
 from pronk.train.settings import Settings
 
 Metrics = dict[str, Any]  # a line of metrics.jsonl
+TASK = "held_out_task"  # in it, the score of a task that judges
 _MOST_THREADS = 1024  # the engines' bound: torch dies of too many without a word
 
 
@@ -91,7 +94,8 @@ class Trainer:
         self.prolonged_from: int | None = None  # how many steps it was to have
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
-        self.loop.prepare([*data.train, *data.held_out], preparing)
+        self.judge: Callable[[Trainer], float] | None = None  # of looks, instead of held-out loss: the more, the better
+        self.loop.prepare(Picked([data.train, data.held_out]), preparing)
 
     @property
     def trained_share(self) -> float:
@@ -100,7 +104,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done, or held-out loss has not fallen for as long as was to be waited."""
+        """Whether all steps are done, or looks have not been better for as long as was to be waited."""
         patience = self.settings.patience
         return self.loop.done or (patience is not None and self.loop.position.waited >= patience)
 
@@ -249,18 +253,23 @@ class Trainer:
         step = self.loop.position.step
         found = self.loop.evaluate(self.data.held_out, looking)
         shown = {f"held_out_{name}": value for name, value in found.seen.items()}
-        line = self._note({"step": step, "held_out_loss": found.loss, **shown})
-        if step and self.loop.improved(found.loss):
+        judged = {} if self.judge is None else {TASK: self.judge(self)}
+        line = self._note({"step": step, "held_out_loss": found.loss, **shown, **judged})
+        if step and self.loop.improved(-judged[TASK] if judged else found.loss):
             self.write()
         return line
 
     def _fingerprint(self) -> dict[str, Any]:
         """The settings, and what data and weights came to: a file may have changed under its name."""
-        found = hashlib.sha256()
-        for example in (*self.data.train, *self.data.held_out):
-            found.update(content(example))
-        digests = {"examples": found.hexdigest()[:16], "weights": self._origin}
+        digests = {"examples": self._examples, "weights": self._origin}
         return flat(self.settings) | {DIGEST + what: digest for what, digest in digests.items()}
+
+    @cached_property
+    def _examples(self) -> str:
+        found = hashlib.sha256()
+        for example in chain(self.data.train, self.data.held_out):
+            found.update(content(example))
+        return found.hexdigest()[:16]
 
     @cached_property
     def _origin(self) -> str:

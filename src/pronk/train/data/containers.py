@@ -10,7 +10,7 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,22 +25,29 @@ class BadRecord(ValueError):
     """What is wrong with a record, without where it stands."""
 
 
+_PIECE = 1 << 18  # bytes
+_ROWS = 1024  # of Parquet, at a time
+
 # What compressed files begin with.
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def read(source: str | Path) -> Iterator[tuple[str, Any]]:
+Counted = Callable[[int], None]  # is told how many records there are, or lines, where that is soon known
+
+
+def read(source: str | Path, counted: Counted = lambda total: None) -> Iterator[tuple[str, Any]]:
     """Where each record stands ("line 12", "record 3"), and what stands there: a BadRecord where one cannot be read.
 
+    Of JSON lines, CSV, Parquet, a folder and a dataset no more than some are held at a time; of a JSON list all.
     Raises BadFile, ModelNotFound, BadRequest for what the hub refuses, and PronkError where a library is missing.
     """
     path = Path(source).expanduser()
     try:
         if not path.exists():
-            yield from _dataset(str(source))
+            yield from _dataset(str(source), counted)
             return
         if path.is_dir():
-            yield from _folder(path)
+            yield from _folder(path, counted)
             return
         if not path.is_file():
             raise BadFile(path, "is a pipe or a device, and it is read more than once; write it to a file first")
@@ -51,25 +58,26 @@ def read(source: str | Path) -> Iterator[tuple[str, Any]]:
         if packed := next((name for begin, name in _PACKED.items() if start.startswith(begin)), None):
             raise BadFile(path, f"is compressed ({packed}); unpack it first")
         if start[:4] == b"PAR1":
-            yield from _parquet(path)
+            yield from _parquet(path, counted)
         elif start[:1] == b"[":
-            yield from _json(path)
+            yield from _json(path, counted)
         elif start[:1] == b"{":
-            yield from _lines(path)
+            yield from _lines(path, counted)
         elif not start:
             raise BadFile(path, "is empty")
         else:
-            yield from _csv(path)
+            yield from _csv(path, counted)
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:  # of a library's
         raise BadFile(path, "holds text that is not UTF-8; convert it first") from None
 
 
-def _folder(path: Path) -> Iterator[tuple[str, Any]]:
+def _folder(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
     """A record of each file that is not empty."""
-    there = False
-    for one in plain.files(path):
+    there, files = False, plain.files(path)
+    counted(len(files))
+    for one in files:
         text: Any
         try:
             text = plain.read(one)
@@ -103,7 +111,13 @@ def _not_text(path: Path) -> str | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(_PIECE), b"")) + 1
+
+
+def _lines(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
+    counted(_count_lines(path))
     with _text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -141,7 +155,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRecord:
     return BadRecord(f"has the key {short(twice)} more than once")
 
 
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
+def _json(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
     with _text(path) as file:
         text = file.read()
     try:
@@ -153,10 +167,12 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             first = json.loads(text.partition("\n")[0])
             raise BadFile(path, f"has a list on each line, as {short(first)}; a record is an object") from None
         raise BadFile(path, f"is not JSON: {error}") from None
+    counted(len(records))
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
 
 
-def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+def _csv(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
+    counted(_count_lines(path))
     with _text(path, newline="") as file:
         delimiter = "\t" if "\t" in file.readline() else ","
         file.seek(0)
@@ -181,7 +197,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
         raise BadFile(path, f"has the column {short(twice[0])} more than once; rename or drop one")
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError:
@@ -190,7 +206,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         file = parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
-        for batch in file.iter_batches():
+        counted(file.metadata.num_rows)
+        for batch in file.iter_batches(_ROWS):
             for record in batch.to_pylist():
                 number += 1
                 yield f"record {number}", record
@@ -202,7 +219,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 _FILES = frozenset(".jsonl .ndjson .json .csv .tsv .parquet .txt .gz .zip".split())
 
 
-def _dataset(name: str) -> Iterator[tuple[str, Any]]:
+def _dataset(name: str, counted: Counted) -> Iterator[tuple[str, Any]]:
     """`owner/name`, or `owner/name:split`; the split is "train" unless said otherwise."""
     name, _, split = name.partition(":")
     of_hub = name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
@@ -218,4 +235,5 @@ def _dataset(name: str) -> Iterator[tuple[str, Any]]:
         loaded = datasets.load_dataset(name, split=split or "train")
     except Exception as error:  # its own kinds, huggingface_hub's, the network's
         raise BadRequest(f"dataset {name}: {' '.join(str(error).split()) or type(error).__name__}") from None
+    counted(len(loaded))
     yield from ((f"record {number}", record) for number, record in enumerate(loaded, 1))

@@ -7,7 +7,7 @@ at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Records:
     skipped: list[tuple[str, str]] = field(default_factory=list)  # of bad ones where, and what is wrong
     unused: Counter[str] = field(default_factory=Counter)  # keys that no record of its form has: in how many
     met: set[str] = field(default_factory=set)  # keys that were renamed
+    total: int = 0  # records that there are, good or bad, as far as that is known before they are read
+    good: int = 0  # that were read
 
     def problem(self, record: Record, problem: str) -> BadFile:
         return BadFile(self.source, problem, field=record.where)
@@ -64,19 +66,40 @@ def read(
 
     Raises BadFile, ModelNotFound, and PronkError where a library is missing.
     """
-    records, names = Records(str(source)), forms.fields(fields)
-    for where, raw in containers.read(source):
+    records = Records(str(source))
+    records.items.extend(stream(records, kinds, fields))
+    check(records, skip_bad=skip_bad)
+    return records
+
+
+def stream(records: Records, kinds: Sequence[Kind] = KINDS, fields: Iterable[str] = ()) -> Iterator[Record]:
+    """The good ones of its source, one after another, none of which is kept; the account is of all that were read.
+
+    Raises BadFile, ModelNotFound, and PronkError where a library is missing.
+    """
+    names = forms.fields(fields)
+
+    def counted(total: int) -> None:
+        records.total = total
+
+    for where, raw in containers.read(records.source, counted):
         records.met.update(names.keys() & (raw.keys() if isinstance(raw, Mapping) else ()))
         try:
-            records.items.append(record := parse(forms.renamed(raw, names), where, kinds))
+            record = parse(forms.renamed(raw, names), where, kinds)
             records.unused.update(record.unread)
         except BadRecord as error:
             records.skipped.append((where, str(error)))
+            continue
+        records.good += 1
+        yield record
+
+
+def check(records: Records, *, skip_bad: bool) -> None:
+    """When all were read. Raises BadFile."""
     if records.skipped and not skip_bad:
         raise records.refused(records.skipped)
-    if not records.items:
-        raise nothing_good(records) if records.skipped else BadFile(source, "it holds no records")
-    return records
+    if not records.good:
+        raise nothing_good(records) if records.skipped else BadFile(records.source, "it holds no records")
 
 
 def check_fields(fields: Iterable[str], read: Sequence[Records]) -> None:

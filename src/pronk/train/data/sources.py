@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest, one_line, short
 from pronk.tokenizer import Tokenizer
-from pronk.train.data import records
-from pronk.train.data.containers import BadRecord
-from pronk.train.data.examples import Encoder, Example, Overlong, content
-from pronk.train.data.records import Records
-from pronk.train.objectives.objective import Objective
+from pronk.train.data import records, store
+from pronk.train.data.encoded import Reading, through
+from pronk.train.data.examples import Encoder, Example
+from pronk.train.data.token_cache import TokenCache
 from pronk.train.settings import Settings
 
 _MOST_WEIGHT = 1000
@@ -27,9 +27,9 @@ _LEAST_HELD_OUT = 10  # examples: of fewer none is held out unasked
 
 @dataclass
 class Data:
-    train: list[Any]  # examples, as the objective makes them
-    held_out: list[Any] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # where each of `train` stands
+    train: Sequence[Any]  # examples, as the objective makes them
+    held_out: Sequence[Any] = ()
+    names: Sequence[str] = ()  # where each of `train` stands
     skipped: list[str] = field(default_factory=list)  # bad records, of both
     cut: int = 0
     too_long: int = 0  # skipped
@@ -60,9 +60,17 @@ class Data:
             yield "no data is held out, so that overfitting will not show"
 
 
-def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: Progress | None = None) -> Data:
-    """Read and encode; `progress` is told of records. Raises BadFile naming file and line."""
-    objective = settings.objective
+def prepare(
+    settings: Settings,
+    tokenizer: Tokenizer,
+    ctx_size: int,
+    progress: Progress | None = None,
+    cache: TokenCache | None = None,
+) -> Data:
+    """Read and encode; `progress` is told of records. Raises BadFile naming file and line.
+
+    `cache`: keeps what large files are encoded as. The data are the same with and without.
+    """
     encoder = Encoder(
         tokenizer,
         min(settings.max_length or ctx_size, ctx_size),
@@ -72,44 +80,56 @@ def prepare(settings: Settings, tokenizer: Tokenizer, ctx_size: int, progress: P
     )
     sources = [weighed(one) for one in settings.sources]
     named = [name for name, _ in sources] + ([settings.eval_data] if settings.eval_data is not None else [])
-    reading: dict[str, Any] = {"skip_bad": settings.skip_bad, "fields": settings.fields}
-    found = [records.read(source, objective.kinds, **reading) for source in named]
-    records.check_fields(settings.fields, found)
-    read = [encoded(objective, encoder, one, skip_bad=settings.skip_bad, progress=progress) for one in found]
+    reading = Reading(settings.objective, encoder, settings.skip_bad, settings.fields, cache, progress)
+    read = [reading.of(source) for source in named]
+    records.check_fields(settings.fields, [one.records for one in read])
+    for one in read:
+        if one.problem:
+            raise one.problem
     of_data = read[: len(sources)]
-    examples, names = ([one for part in of_data for one in part[at]] for at in (0, 1))
-    origins = [number for number, (part, _) in enumerate(of_data) for _ in part]
-    held_out = read[-1][0]
-    same = [_content(example) for example in examples]
+    parts = [one.examples for one in of_data]
     draw = np.random.Generator(np.random.PCG64([settings.seed]))
+    same = _numbered([store.digests(one.examples) for one in read])
+    first = sum(map(len, parts))
     if settings.eval_data is None:
-        distinct = list(dict.fromkeys(same))
+        distinct = _distinct(same)
         count = round(settings.eval_share * len(distinct)) if len(distinct) >= _LEAST_HELD_OUT else 0
-        chosen = {distinct[i] for i in draw.permutation(len(distinct))[:count].tolist()}
-        held_out = [example for example, content in zip(examples, same, strict=True) if content in chosen]
-        duplicates = len(same) - len(distinct)
+        chosen = np.isin(same, distinct[draw.permutation(len(distinct))[:count]])
+        held_out = store.Picked(parts, np.flatnonzero(chosen))
     else:
-        chosen = {_content(example) for example in held_out}
-        duplicates = len(same) + len(held_out) - len({*same, *chosen})
-    kept = [index for index, content in enumerate(same) if content not in chosen]
-    if not kept:
-        problem = f"has {len(same)} examples, and all would be held out; give a smaller --eval-share, or other data"
+        chosen = np.isin(same[:first], same[first:])
+        held_out = store.Picked([read[-1].examples])
+    duplicates = len(same) - len(_distinct(same))
+    kept = np.flatnonzero(~chosen)
+    if not len(kept):
+        problem = f"has {first} examples, and all would be held out; give a smaller --eval-share, or other data"
         raise BadFile(sources[0][0], problem)
-    seen: list[int] = []
+    seen: list[NDArray[np.int64]] = []
     mixture = {}
+    begins = np.cumsum([0, *map(len, parts)])
     for number, (name, weight) in enumerate(sources):
-        own = [index for index in kept if origins[index] == number]
-        more = draw.permutation(len(own))[: round(len(own) * (weight % 1))].tolist() if weight % 1 else []
-        times = own * int(weight) + [own[i] for i in sorted(more)]
+        own = kept[(begins[number] <= kept) & (kept < begins[number + 1])]
+        more = draw.permutation(len(own))[: round(len(own) * (weight % 1))] if weight % 1 else kept[:0]
+        times = np.concatenate([np.tile(own, int(weight)), own[np.sort(more)]])
         mixture[name] = (len(own), len(times))
-        seen += times
-    if not seen:
+        seen.append(times)
+    order = np.concatenate(seen)
+    if not len(order):
         raise BadFile(sources[0][0], "has no example left of so small a weight")
-    train, names = [examples[index] for index in seen], [names[index] for index in seen]
-    skipped = [f"{one.source}: {where}: {problem}" for one in found for where, problem in one.skipped]
-    unused = sum((one.unused for one in found), encoder.unused)
-    left_out = skipped, encoder.cut, encoder.skipped
-    return Data(train, held_out, names, *left_out, duplicates, dict(unused), mixture, encoder.through)
+    names = store.Picked([one.places for one in of_data], order, lambda part, place: f"{sources[part][0]}: {place}")
+    accounts, encoders = [one.records for one in read], [one.encoder for one in read]
+    return Data(
+        train=store.Picked(parts, order),
+        held_out=held_out,
+        names=names,
+        skipped=[f"{one.source}: {where}: {problem}" for one in accounts for where, problem in one.skipped],
+        cut=sum(one.cut for one in encoders),
+        too_long=sum(one.skipped for one in encoders),
+        duplicates=duplicates,
+        unused=dict(sum((one.records.unused + one.encoder.unused for one in read), Counter[str]())),
+        mixture=mixture,
+        template=through(encoders),
+    )
 
 
 def weighed(source: str) -> tuple[str, float]:
@@ -129,39 +149,15 @@ def weighed(source: str) -> tuple[str, float]:
     return name, weight
 
 
-def _content(example: Any) -> bytes:
-    return hashlib.sha256(content(example)).digest()
+def _numbered(digests: Sequence[NDArray[np.void]]) -> NDArray[np.int64]:
+    """[N]: a number for each, the same of the same, the lower the earlier it is met first."""
+    every = np.concatenate(digests)
+    _, firsts, numbers = np.unique(every, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(firsts))[numbers.reshape(-1)]
 
 
-def encoded(
-    objective: Objective, encoder: Encoder, found: Records, *, skip_bad: bool = False, progress: Progress | None = None
-) -> tuple[list[Any], list[str]]:
-    """The examples of all records, and where each stands.
-
-    Bad ones among them, as whose template refuses them, are errors as well, or skipped; not those too long.
-    """
-    examples: list[Any] = []
-    names: list[str] = []
-    bad: list[tuple[str, str]] = []
-    for number, record in enumerate(found.items, 1):
-        try:
-            parts = objective.encode(record, encoder)
-        except (BadRecord, BadRequest) as error:
-            skips = skip_bad and not isinstance(error, Overlong)
-            (found.skipped if skips else bad).append((record.where, str(error)))
-            continue
-        examples += parts
-        where = f"{found.source}: {record.where}"
-        names += [where] if len(parts) == 1 else [f"{where}, part {part + 1}" for part in range(len(parts))]
-        if progress:
-            progress("", number, len(found.items))
-    if bad:
-        raise found.refused(bad)
-    if not examples and not encoder.skipped:
-        raise records.nothing_good(found)
-    if not examples:
-        raise BadFile(found.source, f"no record fits into {encoder.max_length} tokens ({encoder.skipped} were skipped)")
-    return examples, names
+def _distinct(same: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.unique(same)
 
 
 def shown(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

@@ -79,6 +79,7 @@ class GRPO(Objective):
 
     name = "grpo"
     kinds = ("prompt",)
+    stored = False
     marked = "to be written at most"
 
     reward: tuple[str, ...] = ()

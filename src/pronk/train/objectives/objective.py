@@ -40,6 +40,7 @@ class Objective(Protocol):
     name: ClassVar[str]  # as it is saved
     kinds: ClassVar[tuple[Kind, ...]]  # of the records that it learns from
     marked: ClassVar[str] = "trained on"  # what tokens in the loss mask are, for --show-batch
+    stored: ClassVar[bool] = True  # whether its examples are tokens alone, which a store may hold (data/store.py)
 
     @property
     def slack(self) -> float:
@@ -55,6 +56,11 @@ class Objective(Protocol):
     def updates(self) -> int:
         """How many a step makes of what it read."""
         return 1
+
+    @property
+    def encoding(self) -> Sequence[Any]:
+        """The settings that `encode` looks at."""
+        return ()
 
     def encode(self, record: Record, encoder: Encoder) -> Sequence[Any]:
         """Its examples: as many as there are in it. Raises BadRecord."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,10 @@ class SFT(NextToken):
     def __post_init__(self) -> None:
         if self.instructions not in get_args(Instructions):
             raise BadRequest(f"instructions must be one of {', '.join(get_args(Instructions))}")
+
+    @property
+    def encoding(self) -> Sequence[Any]:
+        return self.train_on_prompt, self.instructions
 
     def encode(self, record: Record, encoder: Encoder) -> list[Example]:
         values = record.values

@@ -148,8 +148,9 @@ def pretrain(
     clip: float = 1.0, optimizer: Optimizer = "adamw", seed: int = 0, precision: Precision | None = None,
     recompute: int = 0, gradient_checkpointing: bool = False, threads: int | None = None, device: str | None = None,
     eval_data: Name | None = None, eval_share: float = 0.1, eval_every: int | None = None,
-    patience: int | None = None, samples: int = 2, samples_at: SamplesAt = "ends", save_every: int = 50,
-    resume: bool = False, log_to: Log | Sequence[Log] = (),
+    patience: int | None = None, early_stop_task: Name | None = None, early_stop_limit: int | None = None,
+    samples: int = 2, samples_at: SamplesAt = "ends", save_every: int = 50,
+    resume: bool = False, log_to: Log | Sequence[Log] = (), push_to_hub: str | None = None, private: bool = True,
 ) -> Run:  # fmt: skip
     """A run that makes a small LLaMA and its tokenizer from nothing but `text`: a file, or a dataset on the hub.
 

@@ -17,6 +17,7 @@ R = TypeVar("R")
 # The command line takes them; Python names ours.
 SAME = {
     "output_dir": "out",
+    "no_token_cache": "token_cache",
     "num_train_epochs": "epochs",
     "steps": "max_steps",
     "per_device_train_batch_size": "batch_size",

@@ -54,6 +54,9 @@ class How:
     max_time: float | None = None  # seconds
     samples_at: str = "ends"
     tokenizer: str | None = None
+    token_cache: bool = False
+    push_to_hub: str | None = None  # a repository
+    private: bool = True
 
 
 class Contradiction(BadRequest):
@@ -120,14 +123,17 @@ _NOT_NEGATIVE = _number("from 0 on", lambda x: x >= 0)
 
 RULES: dict[str, _Rule] = {
     **dict.fromkeys("model text separator".split(), _NAME),
-    **dict.fromkeys("out tokenizer chat_template from_adapter eval_data device".split(), _or_none(_NAME)),
+    "push_to_hub": _or_none(_Rule("the name of a repository on the hub", lambda value: isinstance(value, str))),
+    **dict.fromkeys(
+        "out tokenizer chat_template from_adapter eval_data device early_stop_task".split(), _or_none(_NAME)
+    ),
     **dict.fromkeys("skip_bad_records train_on_prompt full bucket gradient_checkpointing resume".split(), _FLAG),
-    **dict.fromkeys("dynamic_sampling rslora dora".split(), _FLAG),
+    **dict.fromkeys("dynamic_sampling rslora dora token_cache private".split(), _FLAG),
     **dict.fromkeys("batch_size accumulate save_every hidden layers heads ctx_size".split(), _whole(1)),
     **dict.fromkeys("max_new_tokens num_iterations".split(), _whole(1)),
     **dict.fromkeys("recompute samples seed".split(), _whole(0)),
     **dict.fromkeys(
-        "max_length lora_rank max_steps pack threads eval_every patience vocab_size kv_heads".split(),
+        "max_length lora_rank max_steps pack threads eval_every patience early_stop_limit vocab_size kv_heads".split(),
         _or_none(_whole(1)),
     ),
     **dict.fromkeys("epochs beta reward_timeout".split(), _POSITIVE),
@@ -211,7 +217,7 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     options["data"] = sources[0] if len(sources) == 1 else sources
     options["fields"] = _pairs(options["fields"])
     options["skip_bad"] = options.pop("skip_bad_records")
-    for name in ("model", "chat_template", "eval_data"):
+    for name in ("model", "chat_template", "eval_data", "early_stop_task"):
         options[name] = _text(options[name])
     usual = RATES[kind.name]
     options["lr"] = options["lr"] or (usual.full if full else usual.lora)
@@ -236,7 +242,8 @@ def of_text(objective: Objective, given: Mapping[str, Any]) -> tuple[Settings, H
     separator, text = options.pop("separator"), _text(options.pop("text"))
     shape = Shape(**{name: options.pop(name) for name in _SHAPE})
     size = None if how.tokenizer else size or VOCABULARY
-    options["eval_data"] = _text(options["eval_data"])
+    for name in ("eval_data", "early_stop_task"):
+        options[name] = _text(options[name])
     options["lr"] = options["lr"] or shape.usual_lr
     pack = options["batch_size"] * (shape.ctx_size + 1)
     model = f"{shape} of {how.tokenizer or f'{size} tokens'}"
@@ -247,7 +254,7 @@ def of_text(objective: Objective, given: Mapping[str, Any]) -> tuple[Settings, H
 
 def _how(options: dict[str, Any]) -> How:
     """Taken out of the options."""
-    found = {field.name: options.pop(field.name) for field in fields(How)}
+    found = {field.name: options.pop(field.name) for field in fields(How) if field.name in options}
     found["out"] = None if found["out"] is None else expanded(found["out"])
     found["max_time"] = None if found["max_time"] is None else seconds(found["max_time"])
     found["log_to"] = _words(found["log_to"])
@@ -255,6 +262,10 @@ def _how(options: dict[str, Any]) -> How:
         from pronk.train import logs
 
         logs.check(found["log_to"])
+    if found["push_to_hub"] is not None:  # hours before there is anything to push
+        from pronk.checkpoint.hub import upload
+
+        upload.check(found["push_to_hub"])
     return How(**found | {name: _text(found[name]) for name in ("device", "tokenizer")})
 
 

@@ -17,13 +17,19 @@ from pronk.train.rewards.names import spelled
 FILE = "run.yaml"  # in the run's folder
 _JOINED = ("fields", "target_modules", "reward_weights")  # whose values have commas between them
 _WITHOUT = ("resume",)
+_SWITCHED_OFF = {"token_cache": "no-token-cache", "private": "public"}  # what is True by default: the words for False
 _ENDS = {"\x85", "\u2028", "\u2029"}  # of lines, to YAML, whose dumper would not escape them
 
 
 def words(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """By the names of options. `given` and `usual`: by the names that Python has."""
     chosen = {name: value for name, value in given.items() if name not in _WITHOUT and value != usual.get(name)}
-    return {name.replace("_", "-"): _word(name, value) for name, value in chosen.items() if value is not None}
+    off = {_SWITCHED_OFF[name]: True for name, value in chosen.items() if name in _SWITCHED_OFF and value is False}
+    return off | {
+        name.replace("_", "-"): _word(name, value)
+        for name, value in chosen.items()
+        if value is not None and name not in _SWITCHED_OFF
+    }
 
 
 def text(said: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pronk.system import peak_memory
 from pronk.torch_engine import device_memory
 from pronk.train.curve import CURVE, draw
 from pronk.train.folder import METRICS, MODEL, read_metrics
-from pronk.train.trainer import Trainer
+from pronk.train.trainer import TASK, Trainer
 
 _STEPS = 10  # whose losses are told as one: each is of few examples
 
@@ -37,6 +37,7 @@ class Result:
     held_out_loss: dict[str, float] | None  # "first", "last", "kept", and of which step that is: "kept_step"
     rewards: dict[str, dict[str, float]] | None  # of preferences: "margin" and "accuracy", each "first" and "last"
     held_out_rewards: dict[str, float] | None  # "margin" and "accuracy" of what was kept
+    held_out_task: dict[str, float] | None  # the score of a task that judged: "first", "last" and "kept"
     reward: dict[str, float] | None  # of what the model wrote itself: "first" and "last"
     held_out_reward: dict[str, float] | None  # "first" and "kept"
     mismatch: float | None  # nats a token, mean of all steps: KL of what wrote that from what was trained
@@ -55,6 +56,7 @@ class Result:
         found = asdict(self) | {"samples": list(self.samples)}
         others = {"rewards", "held_out_rewards"} if self.rewards is None else set()
         others |= {"reward", "held_out_reward", "mismatch"} if self.reward is None else set()
+        others |= {"held_out_task"} if self.held_out_task is None else set()
         others |= {"parameters", "vocabulary", "bits_a_byte"} if self.parameters is None else set()
         return {name: value for name, value in found.items() if name not in others}
 
@@ -83,7 +85,7 @@ def _of(
     note: Callable[[str], None],
 ) -> Result:
     held_out = [line for line in metrics if "held_out_loss" in line]
-    kept = min(held_out[1:], key=lambda line: line["held_out_loss"], default=None)
+    kept = min(held_out[1:], key=lambda line: -line[TASK] if TASK in line else line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     some = max(1, min(_STEPS, len(steps) // 2))  # so that the first are not the last
     preferences, written = "rewards/margins" in steps[0], "mismatch/kl" in steps[0]
@@ -107,6 +109,8 @@ def _of(
             "kept": kept["held_out_loss"],
             "kept_step": kept["step"],
         } if kept else None,
+        held_out_task={"first": held_out[0][TASK], "last": held_out[-1][TASK], "kept": kept[TASK]}
+        if kept and TASK in kept else None,
         rewards={word: _ends(steps, name, some) for word, name in _REWARDS.items()} if preferences else None,
         held_out_rewards={word: kept[f"held_out_{name}"] for word, name in _REWARDS.items()}
         if kept and preferences else None,

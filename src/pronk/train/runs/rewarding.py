@@ -24,6 +24,8 @@ class Rewarding(Tuning):
         super().__init__(settings, how)
         if how.samples_at == "looks":
             raise Contradiction(lambda o: f"{o('samples_at')} looks is of what a model writes, and this one scores")
+        if settings.early_stop_task:
+            raise Contradiction(lambda o: f"{o('early_stop_task')} asks what a model says, and this one scores")
 
     def _begun_as(self, checkpoint: Checkpoint, codec: Tokenizer) -> Checkpoint:
         return with_score(checkpoint, codec, self.settings.seed)

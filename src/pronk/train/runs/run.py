@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pronk.checkpoint.hub import upload
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError, os_problem, out_of_memory
 from pronk.tokenizer import Tokenizer
@@ -20,7 +22,7 @@ from pronk.train.distributed import Group
 from pronk.train.folder import claimed
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
-from pronk.train.runs import recipe, samples
+from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
 from pronk.train.runs.interrupt import unbroken
 from pronk.train.runs.options import Contradiction, How
@@ -130,7 +132,9 @@ class Run(ABC):
             if group.size > 1 and self.how.samples_at == "looks":
                 raise Contradiction(lambda o: f"{o('samples_at')} looks is for one process; start without torchrun")
             before = group.lead(lambda _: self._before(place)) or []
+            judge = task.judge(ready, group) if ready.settings.early_stop_task else None
             trainer = self._trainer(ready, group)
+            trainer.judge = judge
             if self.how.resume:
                 self._resume(trainer)
             try:
@@ -144,6 +148,7 @@ class Run(ABC):
                 self._result = replace(self._result, samples=tuple(self._samples(before, place)))
                 self._show(self._result)
                 self._card(self._result, ready.data)
+                self._push(folder)
 
     def _alone(self) -> Generator[Metrics]:
         with distributed.joined(self.how.device) as group:
@@ -220,6 +225,16 @@ class Run(ABC):
             problem = f"{self.how.out / card.CARD} cannot be written: {os_problem(error)}"
         if problem:
             self.watcher.note(problem)
+
+    def _push(self, folder: Path) -> None:
+        """Raises PronkError with the way to what is left to do: what was trained is there."""
+        if self.how.push_to_hub is None:
+            return
+        try:
+            found = upload.push(folder, self.how.push_to_hub, private=self.how.private, progress=False)
+        except PronkError as error:
+            raise PronkError(f"{error} (the run is finished: pronk push {folder} {self.how.push_to_hub})") from None
+        self.watcher.note(f"pushed to {found}")
 
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()

@@ -6,7 +6,8 @@ A line is {"step", "prompt", "text"}, with "kept": true of what was kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,18 @@ class _Live(TorchBackend):
         return TorchKV(self.config, num_blocks, block_size, DTYPES[self._loop.precision], self._loop.device)
 
 
+@contextmanager
+def answering(trainer: Trainer, ready: Prepared) -> Iterator[LLM]:
+    """The module in training, as a model that writes and scores texts."""
+    loop = trainer.loop
+    loop.model.eval()
+    with (
+        loop.autocast(),
+        LLM("what is trained", ready.checkpoint, ready.tokenizer, _Live(loop), prefix_cache=0) as llm,
+    ):
+        yield llm
+
+
 def live(
     trainer: Trainer,
     ready: Prepared,
@@ -44,14 +57,10 @@ def live(
 ) -> list[dict[str, Any]]:
     """By the module in training, which is loaded already, with a KV cache. It draws none of torch's random numbers and
     changes nothing. `note` hears where it cannot answer: the run is worth more."""
-    loop, step = trainer.loop, trainer.loop.position.step
-    loop.model.eval()
+    step = trainer.loop.position.step
     how = {"max_new_tokens": TOKENS, **drawn}
     try:
-        with (
-            loop.autocast(),
-            LLM("what is trained", ready.checkpoint, ready.tokenizer, _Live(loop), prefix_cache=0) as llm,
-        ):
+        with answering(trainer, ready) as llm:
             found = llm.generate([list(ids) for ids in asked], **how)
     except PronkError as error:
         note(f"no samples after step {step}: {error}")

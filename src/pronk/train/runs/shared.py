@@ -23,6 +23,7 @@ class Shared(TypedDict, total=False):
     fields: Mapping[str, str] | Sequence[str]
     chat_template: Name | None
     tokenizer: Name | None
+    token_cache: bool
     full: bool
     lora_rank: int | None
     lora_alpha: float | None
@@ -57,17 +58,21 @@ class Shared(TypedDict, total=False):
     eval_share: float
     eval_every: int | None
     patience: int | None
+    early_stop_task: Name | None
+    early_stop_limit: int | None
     samples: int
     samples_at: SamplesAt
     save_every: int
     resume: bool
     log_to: Log | Sequence[Log]
+    push_to_hub: str | None
+    private: bool
 
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(Shared.__annotations__),  # None, but for these
     "too_long": "error", "skip_bad_records": False, "fields": (), "full": False, "rslora": False, "dora": False,
-    "epochs": 3.0, "batch_size": 1,
+    "epochs": 3.0, "batch_size": 1, "token_cache": True, "private": True,
     "accumulate": 8, "bucket": False, "warmup": 0.03, "schedule": "cosine", "weight_decay": 0.0, "clip": 1.0,
     "optimizer": "adamw", "seed": 0, "recompute": 0, "gradient_checkpointing": False, "eval_share": 0.1, "samples": 2,
     "samples_at": "ends",

@@ -14,6 +14,7 @@ from pronk.loading import open_source, tokenizer_of
 from pronk.tokenizer import Tokenizer
 from pronk.tokenizer.export import huggingface_files
 from pronk.train.data.sources import prepare
+from pronk.train.data.token_cache import TokenCache
 from pronk.train.folder import MODEL
 from pronk.train.runs import answers
 from pronk.train.runs.result import Result
@@ -31,9 +32,14 @@ class Tuning(Run):
         if codec is None:
             raise NoTokenizer(f"{settings.model} carries no tokenizer; name one with --tokenizer FILE")
         with self.watcher.progress("reading", "records") as advance:
-            data = prepare(settings, codec, checkpoint.config.max_position_embeddings, advance)
+            data = prepare(settings, codec, checkpoint.config.max_position_embeddings, advance, self._cache(checkpoint))
         begun = self._begun_as(checkpoint, codec)
         return Prepared(begun, codec, data, settings, self._files(checkpoint, codec))
+
+    def _cache(self, checkpoint: Checkpoint) -> TokenCache | None:
+        if not (self.how.token_cache and checkpoint.tokenizer):
+            return None
+        return TokenCache(checkpoint.tokenizer, self.watcher.note)
 
     def _begun_as(self, checkpoint: Checkpoint, codec: Tokenizer) -> Checkpoint:
         """What the run begins from."""
