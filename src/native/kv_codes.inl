@@ -35,7 +35,7 @@ struct Coded {
 
 // x in units. Of grids that reach this many steps beyond the least number and short of it, 4 x 4 at once, the one with
 // the least squared error, its step and least number fitted to the codes. No product is fused: codes are the same everywhere.
-Coded fitted(const float* x, int count) {
+PRONK_ONCE Coded fitted(const float* x, int count) {
     static constexpr float below[16] = {-.5f, -.5f, -.5f, -.5f, -.1f, -.1f, -.1f, -.1f, .3f, .3f, .3f, .3f, .7f, .7f, .7f, .7f};
     static constexpr float above[16] = {-.5f, -.1f, .3f, .7f, -.5f, -.1f, .3f, .7f, -.5f, -.1f, .3f, .7f, -.5f, -.1f, .3f, .7f};
     float low = x[0], high = x[0];
@@ -146,7 +146,7 @@ void sum_groups(const float* q, int d, float* sums) {
 
 // Scores of T queries, `stride` apart, with the 64 keys of a block.
 template <int T>
-void score_codes(const KVLayout& layout, const uint8_t* keys, const float* q, int stride, const float* sums, int sums_stride, float* scores) {
+PRONK_ONCE void score_codes(const KVLayout& layout, const uint8_t* keys, const float* q, int stride, const float* sums, int sums_stride, float* scores) {
     constexpr int R = tile_vectors(T, 2);
     const Shared shared = of_keys(layout, keys);
     const int d = layout.head_dim;
@@ -191,7 +191,7 @@ void score_codes(const KVLayout& layout, const uint8_t* keys, const float* q, in
 
 // 16 dimensions, a group, of what T rows of weights [kSpan], each times its value's unit, give of a span's values.
 template <int T>
-void weigh_codes(const KVLayout& layout, const AttentionTask& task, const int32_t* table, int keys, int group, const float* weights,
+PRONK_ONCE void weigh_codes(const KVLayout& layout, const AttentionTask& task, const int32_t* table, int keys, int group, const float* weights,
                  float* factors, float* out, int stride) {
     const int blocks = (keys + kKVBlock - 1) / kKVBlock;
     F low_sum[T], high_sum[T], least[T];

@@ -21,12 +21,16 @@ void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
     for (int i = 0; i < count; ++i) ((T*)to)[(size_t)i * stride] = ((const T*)from)[i];
 }
 
+#define PRONK_ONCE __attribute__((noinline))  // in the library, not once for each number of query rows
+
+PRONK_ONCE void turn_head(float* x, int count, int d) { turn(x, count, turned_together(d)); }
+
 // Where number i of a vector [d] begins once the vector is turned: `turned`, of kMostTurned, is filled as i comes to it.
 const float* turned_part(const float* x, int i, int d, float* turned) {
     if (i % kMostTurned == 0) {
         const int count = d - i < kMostTurned ? d - i : kMostTurned;
         std::memcpy(turned, x + i, count * sizeof(float));
-        turn(turned, count, turned_together(d));
+        turn_head(turned, count, d);
     }
     return turned + i % kMostTurned;
 }

@@ -13,8 +13,8 @@ def stored(values: np.ndarray, type: str, isa: str) -> np.ndarray:
     """Each row as the value of an only key."""
     out = np.empty_like(values)
     for i in range(len(values)):
-        row, one = values[i : i + 1], np.ones(1, np.int32)
-        _native.attention(row, row, row, one, np.zeros(1, np.int32), type, 1, out[i : i + 1], isa)
+        one, only, key = np.ones(1, np.int32), np.zeros(1, np.int32), np.zeros_like(values[:1])
+        _native.attention(key, key, values[i : i + 1], one, only, type, 1, out[i : i + 1], isa)
     return out
 
 
