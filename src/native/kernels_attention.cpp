@@ -99,7 +99,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             if constexpr (type.group) {
                 ask_for(panel + layout.keys_bytes, layout.values_bytes);
                 if (begin + (b + 1) * kKVBlock < end) ask_for(task.kv + table[b + 1] * task.block_stride, layout.keys_bytes);
-                in_tiles<kCodedTokens>(T, [&](auto tokens, int t) {
+                in_coded_tiles<T>([&](auto tokens, int t) {
                     score_codes<decltype(tokens)::value>(layout, panel, q + t * dp, dp, sums + t * (dp / kSumsOf), dp / kSumsOf,
                                                          scores + t * kSpan + b * kKVBlock);
                 });
@@ -153,7 +153,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
 
         const float* weights = kPairs<Op> ? operand : scores;
         for (int group = 0; type.group && group < groups_of(d); ++group)
-            in_tiles<kCodedTokens>(T, [&](auto tokens, int t) {
+            in_coded_tiles<T>([&](auto tokens, int t) {
                 weigh_codes<decltype(tokens)::value>(layout, task, table, keys, group, scores + t * kSpan, operand,
                                                      span + t * dp + group * kGroupOf, dp);
             });

@@ -76,11 +76,12 @@ PRONK_ONCE Coded fitted(const float* x, int count) {
 // One vector [d], turned, a group after the other; gives its unit: NaN where what is turned is not finite.
 template <class Put>
 float code_turned(const float* x, int d, const Put& put) {
-    float turned[kMostTurned], widest = 0, furthest = 0;
+    Turned turned;
+    float widest = 0, furthest = 0;
     bool finite = true;
     const auto each = [&](const auto& body) {
         for (int i = 0; i < d; i += kGroupOf) {
-            const float* group = turned_part(x, i, d, turned);
+            const float* group = turned.part(x, i, d);
             body(i, group, d - i < kGroupOf ? d - i : kGroupOf);
         }
     };
@@ -134,6 +135,13 @@ void store_kv_as<KVType::q4>(const KVLayout& layout, uint8_t* block, int slot, c
 // -- attending --------------------------------------------------------------------------------------------------------
 
 constexpr int kCodedTokens = tile_tokens(2);  // query rows at once: two sums each
+
+// body(number of rows, the first) of T rows.
+template <int T, class Body>
+PRONK_INLINE void in_coded_tiles(const Body& body) {
+    if constexpr (T <= kCodedTokens) body(std::integral_constant<int, T>(), 0);
+    else in_tiles<kCodedTokens>(T, body);
+}
 
 inline void ask_for(const uint8_t* p, size_t bytes) {
     for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);

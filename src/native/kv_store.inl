@@ -25,22 +25,31 @@ void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
 
 PRONK_ONCE void turn_head(float* x, int count, int d) { turn(x, count, turned_together(d)); }
 
-// Where number i of a vector [d] begins once the vector is turned: `turned`, of kMostTurned, is filled as i comes to it.
-const float* turned_part(const float* x, int i, int d, float* turned) {
-    if (i % kMostTurned == 0) {
-        const int count = d - i < kMostTurned ? d - i : kMostTurned;
-        std::memcpy(turned, x + i, count * sizeof(float));
-        turn_head(turned, count, d);
-    }
-    return turned + i % kMostTurned;
-}
+// Pieces of a vector [d] once it is turned, of which the last is kept.
+struct Turned {
+    float numbers[kMostTurned];
+    const float* filled = nullptr;
 
-float inverse_scale(const float* x, int size, float* turned, float* scale) {
+    const float* part(const float* x, int i, int d) {  // from number i to the end of its piece
+        const int begin = i / kMostTurned * kMostTurned, count = d - begin < kMostTurned ? d - begin : kMostTurned;
+        if (filled != x + begin) {
+            std::memcpy(numbers, x + begin, count * sizeof(float));
+            turn_head(numbers, count, d);
+            filled = x + begin;
+        }
+        return numbers + (i - begin);
+    }
+};
+
+float inverse_scale(const float* x, int size, Turned& turned, float* scale) {
     float amax = 0;
     bool finite = true;
-    for (int i = 0; i < size; ++i) {
-        const float number = std::fabs(*turned_part(x, i, size, turned));
-        amax = number > amax ? number : amax, finite &= std::isfinite(number);
+    for (int begin = 0; begin < size; begin += kMostTurned) {
+        const float* part = turned.part(x, begin, size);
+        for (int i = 0; i < size - begin && i < kMostTurned; ++i) {
+            const float number = std::fabs(part[i]);
+            amax = number > amax ? number : amax, finite &= number <= 3.4e38f;
+        }
     }
     *scale = finite ? amax / 127 : NAN;
     const float inverse = amax > 0 ? 127 / amax : 0;
@@ -63,7 +72,7 @@ void store_kv_as(const KVLayout& layout, uint8_t* block, int slot, const float* 
     if (slot == 0) std::memset(values, 0, layout.values_bytes);
     // A value that is not finite would reach rows that may not see it, as 0 * infinity: its key carries the NaN instead.
     const bool sound = fits(type.most, value, d);
-    float turned[2][type.turned ? kMostTurned : 1];
+    Turned turned[2];
     constexpr float zeros[kPanelRows] = {};
     float* key_scale = (float*)(keys + (size_t)d * kKVBlock * size) + slot;
     float inverse = 0, value_inverse = 0;
@@ -80,8 +89,8 @@ void store_kv_as(const KVLayout& layout, uint8_t* block, int slot, const float* 
         const int count = d - i < kPanelRows ? d - i : kPanelRows;
         const float *keys_part = key + i, *values_part = value + i;
         if constexpr (type.turned) {
-            keys_part = turned_part(key, i, d, turned[0]);
-            if (sound) values_part = turned_part(value, i, d, turned[1]);
+            keys_part = turned[0].part(key, i, d);
+            if (sound) values_part = turned[1].part(value, i, d);
         }
         std::memset(part, 0, sizeof part);
         store_as<kType>(keys_part, count, inverse, part);
