@@ -75,6 +75,7 @@ def test_the_engine_of_choice(
         ({"engine": "torch", "quantize": {"": "q8"}}, "the torch engine has no quantize for single tensors"),
         ({"engine": "cpu", "quantize": "zeropoint"}, "the cpu engine has no quantize='zeropoint'"),
         ({"engine": "torch", "kv_dtype": "int8"}, "the torch engine has no kv_dtype"),
+        ({"engine": "torch", "kv_dtype": "q4"}, "the torch engine has no kv_dtype"),
         (
             {"quantize": "q4", "compute_dtype": "f32"},
             "quantize='q4' is an option of the CPU engine and compute_dtype one of the torch engine; leave one out",

@@ -21,6 +21,8 @@ FILE_TYPES = {
     "Q8_0": c.LLAMA_FTYPE_MOSTLY_Q8_0,
     "Q4_0": c.LLAMA_FTYPE_MOSTLY_Q4_0,
     "Q4_K_M": c.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "Q5_K_M": c.LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    "Q6_K": c.LLAMA_FTYPE_MOSTLY_Q6_K,
     "Q3_K_M": c.LLAMA_FTYPE_MOSTLY_Q3_K_M,
     "Q2_K": c.LLAMA_FTYPE_MOSTLY_Q2_K,
 }
@@ -64,8 +66,8 @@ class LlamaCpp:
             "memory_mb": memory_mb(),
         }
 
-    def prepare(self, ctx: int, sequences: int) -> None:
-        """A context for `sequences` texts of `ctx` tokens each."""
+    def prepare(self, ctx: int, sequences: int, kv: str = "F16") -> None:
+        """A context for `sequences` texts of `ctx` tokens each, keys and values in one of its types."""
         if self.context:
             c.llama_batch_free(self.batch)
             c.llama_free(self.context)
@@ -74,6 +76,9 @@ class LlamaCpp:
         options.n_batch = max(UBATCH, min(ctx, 2048))
         options.n_ubatch = UBATCH
         options.n_threads = options.n_threads_batch = self.threads
+        options.type_k = options.type_v = getattr(c, f"GGML_TYPE_{kv}")
+        if kv not in ("F16", "F32"):
+            options.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED  # without it values cannot be quantized
         self.n_batch = options.n_batch
         self.context = c.llama_init_from_model(self.model, options)
         if not self.context:
@@ -140,6 +145,34 @@ class LlamaCpp:
             self._put(at, token, at, 0, at in wanted)
         self._run(len(ids))
         np.save(out, np.stack([self._logits(row) for row in wanted]))
+
+    def logits_through_cache(self, ids: list[int], rows: list[int], out: str) -> None:
+        """The same of a long text, read in pieces."""
+        self.remember(ids[: rows[0]])
+        found = []
+        for begin in range(*rows, UBATCH):
+            piece = ids[begin : min(begin + UBATCH, rows[1])]
+            for at, token in enumerate(piece):
+                self._put(at, token, begin + at, 0, True)
+            self._run(len(piece))
+            found.append(np.stack([self._logits(row) for row in range(len(piece))]))
+        np.save(out, np.concatenate(found))
+
+    def remember(self, ids: list[int]) -> None:
+        self._forget()
+        self.length = len(ids)
+        self._read(ids)
+
+    def decode_after(self, token: int, new: int) -> float:
+        """Seconds for `new` tokens behind what is remembered, greedily, which are then forgotten."""
+        begun = time.perf_counter()
+        for at in range(self.length, self.length + new):
+            self._put(0, token, at, 0, True)
+            self._run(1)
+            token = self._likeliest(-1)
+        taken = time.perf_counter() - begun
+        c.llama_memory_seq_rm(c.llama_get_memory(self.context), 0, self.length, -1)
+        return taken
 
     def memory(self) -> dict[str, float]:
         return memory_mb()

@@ -11,16 +11,22 @@ from pipe import memory_mb, serve
 
 import pronk
 from pronk import checkpoint, tokenizer
+from pronk.engine.batch import Batch, Run
+
+PIECE = 512  # tokens of a long text that are read at once
 
 
 class Pronk:
     def load(
-        self, path: str, engine: str, quantize: str, threads: int, adapter: str | None = None, merge: bool = False
-    ) -> dict[str, Any]:
+        self, path: str, engine: str, quantize: str, threads: int, adapter: str | None = None, merge: bool = False,
+        kv_dtype: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         # The same prompt is run again and again: none of it may be known from the time before.
         options: dict[str, Any] = {"engine": engine, "threads": threads, "prefix_cache": 0, "quantize": quantize}
         if engine == "torch":  # it has no block formats: they and f16 run in f32
             options |= {"device": "cpu", "quantize": quantize if quantize in ("bf16", "int8", "llm-int8") else "f32"}
+        if kv_dtype:
+            options |= {"kv_dtype": kv_dtype}
         if adapter:
             options |= {"adapter": adapter, "merge_adapter": merge}
         self.llm = pronk.load(path, **options)
@@ -79,6 +85,38 @@ class Pronk:
     def logits(self, ids: list[int], rows: list[int], out: str) -> None:
         """Rows `rows[0]:rows[1]` of the logits, as a .npy file."""
         np.save(out, self.llm.logits(ids)[slice(*rows)])
+
+    def logits_through_cache(self, ids: list[int], rows: list[int], out: str) -> None:
+        """The same of a long text, read in pieces, of which only those with such rows have logits."""
+        self.remember(ids[: rows[0]])
+        found = []
+        for begin in range(*rows, PIECE):
+            run = Run(ids[begin : min(begin + PIECE, rows[1])], begin, self.blocks, "all")
+            found.append(self.llm.backend.forward(Batch.of([run]), self.kv))
+        np.save(out, np.concatenate(found))
+
+    def remember(self, ids: list[int], more: int = 2048) -> None:
+        """Reads a text into a cache that has room for so many more tokens; what was in it is forgotten."""
+        backend = self.llm.backend
+        self.length, self.blocks = len(ids), range(-(-(len(ids) + more) // 64))
+        self.kv = backend.new_kv(len(self.blocks), 64)
+        for begin in range(0, len(ids), PIECE):
+            backend.forward(Batch.of([Run(ids[begin : begin + PIECE], begin, self.blocks, "none")]), self.kv)
+
+    def decode_after(self, token: int, new: int) -> float:
+        """Seconds for `new` tokens behind what is remembered, greedily, which are then forgotten."""
+        begun = time.perf_counter()
+        for at in range(self.length, self.length + new):
+            run = Run([token], at, self.blocks, "last")
+            token = int(self.llm.backend.forward(Batch.of([run]), self.kv)[0].argmax())
+        return time.perf_counter() - begun
+
+    def pass_after(self, ids: list[int]) -> float:
+        """Seconds for one pass of these tokens behind what is remembered, all of which want logits."""
+        batch = Batch.of([Run(ids, self.length, self.blocks, "all")])
+        begun = time.perf_counter()
+        self.llm.backend.forward(batch, self.kv)
+        return time.perf_counter() - begun
 
     def memory(self) -> dict[str, float]:
         return memory_mb()

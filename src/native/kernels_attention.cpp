@@ -3,6 +3,7 @@
 // Spans lie at absolute positions and are merged in order, and a key that a row may not see adds an exact zero: so a
 // row's result does not depend on which other rows share the pass, nor on where a chunk began. See kernels.inl.
 #include "kernels.inl"
+#include "turn.h"
 
 namespace pronk::PRONK_TARGET {
 
@@ -28,92 +29,17 @@ struct KVOp<KVType::bf16> : OpBF16 {
 };
 
 template <>
+struct KVOp<KVType::q4> : OpF32 {};  // queries stay floats; the rest is in kv_codes.inl
+
+template <>
 struct KVOp<KVType::int8> : OpF32 {
     static constexpr int vector = 16;
     PRONK_INLINE W weights(const uint8_t* p) { return S::load_int8(p); }
     PRONK_INLINE void store(uint8_t* p, F x) { S::store_int8((int8_t*)p, S::round(x)); }
 };
 
-// -- storing ----------------------------------------------------------------------------------------------------------
-
-// `count` numbers as a type has them, into `out`; times `inverse`, where it has scales.
-template <KVType kType>
-void store_as(const float* x, int count, float inverse, uint8_t* out) {
-    constexpr const KVTraits& type = traits(kType);
-    for (int i = 0; i < count; i += 16) {
-        F v = load_part(x + i, count - i);
-        if constexpr (type.scales) v = S::mul(v, S::set(inverse));
-        alignas(64) uint8_t part[64] = {};
-        KVOp<kType>::store(part, v);
-        std::memcpy(out + i * type.bytes, part, (count - i < 16 ? count - i : 16) * type.bytes);
-    }
-}
-
-// Element i of `from`, of so many bytes, goes to element i * stride of `to`.
-template <int kBytes>
-void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
-    using T = std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
-    static_assert(sizeof(T) == kBytes);
-    for (int i = 0; i < count; ++i) ((T*)to)[(size_t)i * stride] = ((const T*)from)[i];
-}
-
-float inverse_scale(const float* x, int size, float* scale) {
-    float amax = 0;
-    for (int i = 0; i < size; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
-    *scale = amax / 127;
-    const float inverse = amax > 0 ? 127 / amax : 0;
-    return std::isfinite(inverse) ? inverse : 0;
-}
-
-// Whether all numbers are finite once stored.
-bool fits(float most, const float* x, int count) {
-    bool all = true;
-    for (int i = 0; i < count; ++i) all &= std::fabs(x[i]) <= most;
-    return all;
-}
-
-template <KVType kType>
-void store_kv_as(const KVLayout& layout, uint8_t* block, int slot, const float* key, const float* value) {
-    constexpr const KVTraits& type = traits(kType);
-    constexpr int size = type.bytes, dims = type.dims;
-    const int d = layout.head_dim;
-    uint8_t *keys = block, *values = block + layout.keys_bytes;
-    if (slot == 0) std::memset(values, 0, layout.values_bytes);
-    // A value that is not finite would reach rows that may not see it, as 0 * infinity: its key carries the NaN instead.
-    const bool sound = fits(type.most, value, d);
-    constexpr float zeros[kPanelRows] = {};
-    float* key_scale = (float*)(keys + (size_t)d * kKVBlock * size) + slot;
-    float inverse = 0, value_inverse = 0;
-    if constexpr (type.scales) {
-        inverse = inverse_scale(key, d, key_scale);
-        float* value_scale = (float*)(values + (size_t)layout.padded_dim * kKVBlock * size) + slot;
-        if (sound)
-            value_inverse = inverse_scale(value, d, value_scale);
-        else
-            *value_scale = 0;
-    }
-    alignas(64) uint8_t part[kPanelRows * sizeof(float)];
-    for (int i = 0; i < d; i += kPanelRows) {
-        const int count = d - i < kPanelRows ? d - i : kPanelRows;
-        std::memset(part, 0, sizeof part);
-        store_as<kType>(key + i, count, inverse, part);
-        scatter<dims * size>(part, (count + dims - 1) / dims, keys + (i * kKVBlock + slot * dims) * size, kKVBlock);
-        uint8_t* group = values + (size_t)i * kKVBlock * size;
-        store_as<kType>(sound ? value + i : zeros, count, value_inverse, part);
-        if constexpr (dims > 1)
-            scatter<size>(part, count, group + (slot / dims * dims * kPanelRows + slot % dims) * size, dims);
-        else
-            std::memcpy(group + slot * kPanelRows * size, part, count * size);
-    }
-    if (sound) return;
-    const float nan = NAN;
-    if constexpr (type.scales) {
-        *key_scale = nan;
-    } else {
-        store_as<kType>(&nan, 1, 0, part);
-        std::memcpy(keys + slot * dims * size, part, size);
-    }
-}
+#include "kv_store.inl"
+#include "kv_codes.inl"
 
 // -- attending --------------------------------------------------------------------------------------------------------
 
@@ -144,9 +70,16 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
     float* q = operand + kAttentionRows * kSpan;       // [T][dp]
     float* span = q + kAttentionRows * dp;             // [T][dp]: what this span gives
     float* total = span + kAttentionRows * dp;         // [T][dp]: what all spans so far give
+    [[maybe_unused]] float* sums = total + kAttentionRows * dp;         // [T][dp / kSumsOf], of the groups of a query
     float largest[T] = {}, mass[T] = {};
 
     for (int t = 0; t < T; ++t) {
+        if constexpr (type.turned) {
+            for (int i = 0; i < d; ++i) q[t * dp + i] = task.q[t][i] * task.scale;
+            turn_head(q + t * dp, d, d);
+            if constexpr (type.group) sum_groups(q + t * dp, d, sums + t * (dp / kSumsOf));
+            continue;
+        }
         float scaled[kPanelRows];
         for (int i = 0; i < d; i += kPanelRows) {
             const int count = d - i < kPanelRows ? d - i : kPanelRows;
@@ -163,6 +96,15 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
         const int32_t* table = task.blocks + begin / kKVBlock;
         for (int b = 0; b < blocks; ++b) {
             const uint8_t* panel = task.kv + table[b] * task.block_stride;
+            if constexpr (type.group) {
+                ask_for(panel + layout.keys_bytes, layout.values_bytes);
+                if (begin + (b + 1) * kKVBlock < end) ask_for(task.kv + table[b + 1] * task.block_stride, layout.keys_bytes);
+                in_coded_tiles<T>([&](auto tokens, int t) {
+                    score_codes<decltype(tokens)::value>(layout, panel, q + t * dp, dp, sums + t * (dp / kSumsOf), dp / kSumsOf,
+                                                         scores + t * kSpan + b * kKVBlock);
+                });
+                continue;
+            }
             const float* scale = (const float*)(panel + (size_t)d * kKVBlock * type.bytes);
             for (int v = 0; v < kVectors; v += R) {
                 F acc[T][R];
@@ -201,7 +143,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             if constexpr (type.scales) {
                 for (int b = 0; b < blocks; ++b) {
                     const uint8_t* values = task.kv + table[b] * task.block_stride + layout.keys_bytes;
-                    const float* scale = (const float*)(values + (size_t)dp * kKVBlock * type.bytes);
+                    const float* scale = (const float*)(values + layout.values_bytes) - kKVBlock;
                     for (int i = 0; i < kKVBlock; i += 16)
                         S::store(row + b * kKVBlock + i, S::mul(S::load(row + b * kKVBlock + i), S::load(scale + i)));
                 }
@@ -210,7 +152,12 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
         }
 
         const float* weights = kPairs<Op> ? operand : scores;
-        for (int group = 0; group * kPanelRows < d; ++group)
+        for (int group = 0; type.group && group < groups_of(d); ++group)
+            in_coded_tiles<T>([&](auto tokens, int t) {
+                weigh_codes<decltype(tokens)::value>(layout, task, table, keys, group, scores + t * kSpan, operand,
+                                                     span + t * dp + group * kGroupOf, dp);
+            });
+        for (int group = 0; !type.group && group * kPanelRows < d; ++group)
             for (int v = 0; v < kVectors; v += R) {
                 F acc[T][R];
 #pragma GCC unroll 6
@@ -247,9 +194,11 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                                          S::mul(S::load(sum + i), S::set(factors[0]))));
         }
     }
-    for (int t = 0; t < T; ++t)
+    for (int t = 0; t < T; ++t) {
         for (int i = 0; i < d; i += 16)
             store_part(task.out[t] + i, S::div(S::load(total + t * dp + i), S::set(mass[t])), d - i);
+        if constexpr (type.turned) turn_head(task.out[t], d, d);
+    }
 }
 
 template <KVType kType>

@@ -9,13 +9,20 @@ namespace pronk {
 
 KVLayout kv_layout(KVType type, int head_dim) {
     const KVTraits& of = traits(type);
+    if (of.group) {
+        const size_t halves = (head_dim + 1) / 2, groups = (head_dim + of.group - 1) / of.group;
+        const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
+        const auto bytes = [](size_t rows) { return rows * kKVBlock + kKVBlock * sizeof(float); };
+        return {type, head_dim, static_cast<int>(padded), bytes(halves + 2 * groups), bytes(padded / 2 + 2 * padded / of.group)};
+    }
     const size_t dims = (head_dim + of.dims - 1) / of.dims * of.dims, scales = of.scales ? kKVBlock * sizeof(float) : 0;
     const size_t padded = (head_dim + kPanelRows - 1) / kPanelRows * kPanelRows;
     return {type, head_dim, static_cast<int>(padded), dims * kKVBlock * of.bytes + scales, padded * kKVBlock * of.bytes + scales};
 }
 
 size_t attention_scratch(int head_dim) {
-    return kTileTokens * (2 * kSpan + 3 * static_cast<size_t>(kv_layout(KVType::f32, head_dim).padded_dim));
+    const size_t padded = kv_layout(KVType::f32, head_dim).padded_dim;
+    return kTileTokens * (2 * kSpan + 3 * padded + padded / kSumsOf);
 }
 
 KV::KV(const Config& config, int layers, KVType type, int64_t num_blocks)

@@ -171,6 +171,12 @@ struct Simd {
         const __m128i x = _mm_and_si128(_mm_srl_epi16(_mm_loadu_si128((const __m128i*)p), _mm_cvtsi32_si128(shift)), _mm_set1_epi8(15));
         return to_float({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
     }
+    PRONK_INLINE void nibbles(const void* p, F& low, F& high) {  // both halves of 16 bytes
+        const __m128i x = _mm_loadu_si128((const __m128i*)p);
+        const __m256i a = _mm256_cvtepu8_epi32(x), b = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x)), mask = _mm256_set1_epi32(15);
+        low = to_float({_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)});
+        high = to_float({_mm256_srli_epi32(a, 4), _mm256_srli_epi32(b, 4)});
+    }
 #ifdef __AVXVNNI__
 #include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }

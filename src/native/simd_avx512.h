@@ -99,6 +99,12 @@ struct Simd {
         const I x = _mm512_srl_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm_cvtsi32_si128(shift));
         return _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
     }
+    PRONK_INLINE void nibbles(const void* p, F& low, F& high) {  // both halves of 16 bytes
+        // A table of what they stand for: an index is its low four bits, and needs no mask.
+        const F numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        const I x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+        low = _mm512_permutexvar_ps(x, numbers), high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), numbers);
+    }
 #ifdef __AVX512VNNI__
 #include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }

@@ -33,8 +33,8 @@ struct Simd {
             return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t*)p + 8 * i)));
         });
     }
-    PRONK_INLINE F load_int8(const void* p) {
-        const int8x16_t x = vld1q_s8((const int8_t*)p);
+    PRONK_INLINE F load_int8(const void* p) { return floats_of(vld1q_s8((const int8_t*)p)); }
+    PRONK_INLINE F floats_of(int8x16_t x) {
         const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
         return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
                  vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
@@ -155,6 +155,11 @@ struct Simd {
     PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
         const uint8x16_t x = vandq_u8(vshlq_u8(vld1q_u8((const uint8_t*)p), vdupq_n_s8((int8_t)-shift)), vdupq_n_u8(15));
         return load_int8((const uint8_t*)&x);
+    }
+    PRONK_INLINE void nibbles(const void* p, F& low, F& high) {  // both halves of 16 bytes
+        const uint8x16_t x = vld1q_u8((const uint8_t*)p);
+        low = floats_of(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15))));
+        high = floats_of(vreinterpretq_s8_u8(vshrq_n_u8(x, 4)));
     }
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "simd_sums.inl"

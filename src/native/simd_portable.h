@@ -153,6 +153,9 @@ struct Simd {
     PRONK_INLINE F load_nibbles(const void* p, int shift) {  // bits [shift, shift + 4) of 16 bytes
         return each([=](int i) { return (float)(((const uint8_t*)p)[i] >> shift & 15); });
     }
+    PRONK_INLINE void nibbles(const void* p, F& low, F& high) {  // both halves of 16 bytes
+        low = load_nibbles(p, 0), high = load_nibbles(p, 4);
+    }
 #include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
 

@@ -21,6 +21,7 @@ double precision(KVType type) {
         case KVType::f16: return 0x1p-11;
         case KVType::bf16: return 0x1p-8;
         case KVType::int8: return 1 / 254.0;
+        case KVType::q4: return 1 / 30.0;
     }
     return NAN;
 }

@@ -24,7 +24,7 @@ FORMATS = ("f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "q4_0")
 # What only files have (parts of 16 and of 32, with minima and without, wide codes), in sizes of whole blocks of 256.
 KEPT = {"q6_k": "Q6_K", "q5_k": "Q5_K", "q2_k": "Q2_K", "q5_0": "Q5_0", "iq4_xs": "IQ4_XS"}
 WIDE = replace(CONFIG, hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64)
-KV = ("f32", "f16", "bf16", "int8")
+KV = ("f32", "f16", "bf16", "int8", "q4")
 BLOCK = 64
 LONGEST = 290  # more than a span of 256 keys, and more than the 252 tokens of a tile
 

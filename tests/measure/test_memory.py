@@ -64,8 +64,9 @@ def vectors() -> int:
 def test_fewer_bits_take_less() -> None:
     sizes = [predict(CHECKPOINT, "cpu", {"quantize": q}).weights for q in ("f32", "bf16", "q8", "q4")]
     assert sizes == sorted(sizes, reverse=True)
-    keys = [predict(CHECKPOINT, "cpu", {"quantize": "bf16", "kv_dtype": t}).kv_a_token for t in ("f32", "bf16", "int8")]
-    assert keys[0] == 2 * keys[1] > 2 * keys[2]
+    types = ("f32", "bf16", "int8", "q4")
+    keys = [predict(CHECKPOINT, "cpu", {"quantize": "bf16", "kv_dtype": t}).kv_a_token for t in types]
+    assert keys[0] == 2 * keys[1] > 2 * keys[2] > 2 * keys[3]
 
 
 def test_a_format_that_there_is_not() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import plain_kv
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pronk import _native
+from pronk.formats import KV_TYPES
 from pronk.formats.int8 import Outliers
 from pronk.formats.turn import together, turn
 
@@ -180,12 +182,11 @@ def softmax_of(q: np.ndarray, keys: np.ndarray, values: np.ndarray, limits: np.n
     return out
 
 
-_AS = {"int8": "int8_plain"}  # keys and values are not turned
-
-
 def as_attended(x: np.ndarray, type: str) -> np.ndarray:
     """What keys and values are once stored, in float64."""
-    return x.astype(np.float16).astype(np.float64) if type == "f16" else as_multiplied(x, _AS.get(type, type))
+    if type == "q4":
+        return turned_back(plain_kv.coded(turn(x)))
+    return x.astype(np.float16).astype(np.float64) if type == "f16" else as_multiplied(x, type)
 
 
 def most_off(type: str, q: np.ndarray, keys: np.ndarray, values: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -195,15 +196,19 @@ def most_off(type: str, q: np.ndarray, keys: np.ndarray, values: np.ndarray, lim
     from span to span of 256 keys. In bf16 weights are rounded after their sum was taken.
     """
     of_weights = 2.0**-8 if type == "bf16" else 0
+    turned = KV_TYPES[type].turned
     out = np.empty(q.shape)
     for i, limit in enumerate(limits):
         k, v, dim = keys[:limit], values[:limit], q.shape[1]
         scores, magnitude = k @ q[i] / np.sqrt(dim), np.abs(k) @ np.abs(q[i]) / np.sqrt(dim)
+        if turned:  # of what is turned, lengths are what is left of it; and there is rounding once more
+            magnitude = np.linalg.norm(k, axis=1) * np.linalg.norm(q[i]) / np.sqrt(dim) * 2
+            v = np.broadcast_to(np.linalg.norm(v, axis=1, keepdims=True), v.shape) * 2
         weights = np.exp(scores - scores.max())
         weights /= weights.sum()
         off = EPS * ((dim + 3) * magnitude + scores.max() - scores + 4)  # exp is good to two units
         given, steps = weights @ v, min(int(limit), 256) + 8 * -(-int(limit) // 256)
-        moved = (weights * np.expm1(off)) @ np.abs(v - given)
+        moved = (weights * np.expm1(off)) @ (2 * v if turned else np.abs(v - given))
         summed = (of_weights + steps * EPS) * (weights @ np.abs(v)) + steps * EPS * np.abs(given)
         out[i] = (moved + summed) * np.exp(2 * off.max())
     return out
@@ -244,5 +249,6 @@ def test_the_checks_can_fail() -> None:
     q, keys, values = rng.normal(size=(3, 40, 16))
     q, limits = q[1:], np.arange(2, 41)
     off = np.abs(softmax_of(q, keys, values, limits) - softmax_of(q, keys, values, limits - 1))
-    assert (off.max(1) > 100 * most_off("int8", q, keys, values, limits).max(1)).all()
+    assert (off.max(1) > 100 * most_off("f32", q, keys, values, limits).max(1)).all()
+    assert (off.max(1) > 10 * most_off("q4", q, keys, values, limits).max(1)).all()
     assert (off > most_off("bf16", q, keys, values, limits)).any(1).all()

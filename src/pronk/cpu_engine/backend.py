@@ -322,7 +322,7 @@ def _outliers(checkpoint: Checkpoint, slots: list[Slot], threshold: float | None
 
 def _smaller(is_smallest: bool, cache_is_most: bool) -> str:
     if cache_is_most:
-        return "give a smaller ctx_size (--ctx-size), or smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
+        return "give a smaller ctx_size (--ctx-size), or smaller keys and values: kv_dtype='q4' (--kv-dtype q4)"
     if is_smallest:
         return "choose a smaller model"
     return f"choose a smaller model, or pack it smaller with quantize={SMALLEST!r} (--quantize {SMALLEST})"

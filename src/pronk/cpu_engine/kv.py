@@ -50,7 +50,7 @@ def enough_memory(num_blocks: int, need: int) -> Iterator[None]:
     """For a cache of so many blocks, which takes `need` more bytes. Raises NotEnoughMemory: before memory is taken, or,
     where a limit was not seen, then."""
     what = f"a KV cache of {num_blocks * BLOCK_SIZE} tokens"
-    way_out = "shorten the text, lower --ctx-size, or take smaller keys and values: kv_dtype='int8' (--kv-dtype int8)"
+    way_out = "shorten the text, lower --ctx-size, or take smaller keys and values: kv_dtype='q4' (--kv-dtype q4)"
     system.check_memory(need, what, way_out)
     try:
         yield

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 Quantize = Literal[
     "auto", "f32", "f16", "bf16", "int8", "llm-int8", "q8", "q4", "absmax", "absmax-row", "zeropoint"
 ]  # fmt: skip
-KVName = Literal["auto", "f32", "f16", "bf16", "int8"]
+KVName = Literal["auto", "f32", "f16", "bf16", "int8", "q4"]
 Activations = Literal["f32", "bf16", "int8 a token", "int8 a group", "int8 a pass"]
 
 GROUP = 32  # weights along a row that share a scale
@@ -127,11 +127,21 @@ FALLBACK = FORMATS["q8"]
 
 class KVType(NamedTuple):
     name: str
-    nbytes: int  # a number
+    nbytes: float  # a number, with what its group shares
     scale: int = 0  # bytes beside the key, or the value, of a token and head
+    turned: bool = False  # whether each head is, before it is rounded: see formats.turn
 
 
-KV_TYPES = {kv.name: kv for kv in (KVType("f32", 4), KVType("f16", 2), KVType("bf16", 2), KVType("int8", 1, 4))}
+KV_TYPES = {
+    kv.name: kv
+    for kv in (
+        KVType("f32", 4),
+        KVType("f16", 2),
+        KVType("bf16", 2),
+        KVType("int8", 1, 4, turned=True),
+        KVType("q4", 1 / 2 + 2 / 16, 4, turned=True),
+    )
+}
 
 
 def names(*, engine: str | None = None, file: str | None = None) -> tuple[str, ...]:

@@ -1,0 +1,96 @@
+"""A pass of a few tokens beside a pass of one, after 512 tokens of context: drafts, beams, small crowds at a server.
+
+    python bench/few_tokens.py [--formats int8 q8 q4 bf16 Q4_K_M Q6_K] [--isa avx2] [--rounds 5] [--quick]
+
+A random model of 1.1 billion weights (random_model.py), so that memory is what one token waits for. Formats of pronk's
+are made of its BF16 file; those of llama.cpp's names are files of its quantizer, run as they are. Every format has a
+process of its own, and all take turns: in each round each measures each number of tokens, several passes of which the
+median counts. Of each round there is a ratio to its pass of one token. Results are kept under the instruction set's
+name, format by format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+from typing import Any
+
+import harness
+import models
+import numpy as np
+from sides.pipe import Side
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+CONTEXT, PASSES = 512, 5
+FILES = ("Q4_0", "Q4_K_M", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K")
+
+
+def load(stack: contextlib.ExitStack, model: str, name: str, threads: int, context: list[int]) -> Side:
+    side = stack.enter_context(Side("pronk_side"))
+    path = models.gguf(model, name if name in FILES else models.ORIGIN[model])
+    side.load(path=str(path), engine="cpu", quantize="auto" if name in FILES else name, threads=threads)
+    side.remember(ids=context, more=max(COUNTS))
+    harness.say(f"{name} is loaded")
+    return side
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--formats", nargs="+", default=["int8", "q8", "q4", "bf16", "Q4_0", "Q4_K_M", "Q6_K"])
+    parser.add_argument("--isa", help="an instruction set, as PRONK_ISA has it; the default is the best one")
+    parser.add_argument("--model", default=models.RANDOM)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--quick", action="store_true", help="the default model, one round; nothing is kept in results/"
+    )
+    options = parser.parse_args()
+    if options.isa:
+        os.environ["PRONK_ISA"] = options.isa  # which the sides inherit
+    model, rounds = (models.SMOLLM2, 1) if options.quick else (options.model, options.rounds)
+    folder = models.FOLDER if options.quick else harness.RESULTS
+    harness.warn_if_busy()
+    numbers = np.random.default_rng(0).integers(300, 30000, CONTEXT + max(COUNTS)).tolist()
+    context, ids = numbers[:CONTEXT], numbers[CONTEXT:]
+    taken: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in options.formats}
+    with contextlib.ExitStack() as stack:
+        sides = {name: load(stack, model, name, options.threads, context) for name in options.formats}
+        for number in range(-1, rounds):  # the first warms up
+            for name in list(sides) if number % 2 == 0 else reversed(sides):
+                for n in COUNTS:
+                    passes = [1e3 * sides[name].pass_after(ids=ids[:n]) for _ in range(PASSES)]
+                    if number >= 0:
+                        taken[name][n].append(statistics.median(passes))
+            harness.say(f"round {number + 1} of {rounds}")
+    measured = {
+        name: {
+            "one_ms": harness.spread(ms[1]),
+            "ratios": {str(n): harness.ratios(ms[n], ms[1]) for n in COUNTS[1:]},
+        }
+        for name, ms in taken.items()
+    }
+    path = folder / "few_tokens.json"
+    results: dict[str, Any] = json.loads(path.read_text())["measured"] if path.exists() else {}
+    about = {
+        "threads": options.threads,
+        "rounds": rounds,
+        "machine": harness.machine("numpy"),
+        "commit": harness.commit(),
+    }
+    isa = options.isa or "best"
+    results[isa] = {**results.get(isa, {}), **{name: {**one, **about} for name, one in measured.items()}}
+    settings = {"model": model, "context": CONTEXT, "passes": PASSES}
+    path = harness.save("few_tokens", {"settings": settings, "measured": results}, folder)
+    rows = [
+        [name, f"{one['one_ms']['median']:.1f} ms", *(f"{one['ratios'][str(n)]['median']:.2f}" for n in COUNTS[1:])]
+        for name, one in results[isa].items()
+    ]
+    print(harness.table((isa, "one token", *map(str, COUNTS[1:])), rows))
+    harness.say(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
