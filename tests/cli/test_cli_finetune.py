@@ -299,7 +299,7 @@ GOOD = '{"prompt": "a", "completion": "b"}'
         ([], "is empty"),
         ([GOOD, '{"prompt": "a", "completion": " "}'], "line 2: has no answer: completion is empty"),
         ([GOOD, '{"prompt": "' + "long " * 60 + '", "completion": "b"}'], "line 2: takes 302 tokens, and"),
-        (['{"prompt": "a", "chosen": "b", "rejected": "c"}'], "chosen+rejected is what pronk dpo and reward learn"),
+        (['{"prompt": "a", "chosen": "b", "rejected": "c"}'], "chosen+rejected is what pronk dpo, kto and reward"),
         (["{"], "line 1: is not JSON"),
     ],
 )  # fmt: skip

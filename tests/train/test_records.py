@@ -201,7 +201,7 @@ def test_the_prompt_of_two_conversations_is_what_both_begin_with(beside: dict[st
 def test_a_record_of_a_kind_that_is_not_wanted_names_what_is(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "data", ONE_OF_EACH["text"], ONE_OF_EACH["preference"])
     with pytest.raises(
-        BadFile, match=r"line 2: chosen\+rejected is what pronk dpo and reward learn from; here .* text$"
+        BadFile, match=r"line 2: chosen\+rejected is what pronk dpo, kto and reward learn from; here .* text$"
     ):
         records.read(path, ("text",))
 

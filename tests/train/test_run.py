@@ -178,7 +178,7 @@ def test_few_records_are_all_trained_on(model: Path, tmp_path: Path) -> None:
 
 def test_preferences_are_not_imitated(model: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    with pytest.raises(BadFile, match="line 1: chosen\\+rejected is what pronk dpo and reward learn from"):
+    with pytest.raises(BadFile, match="line 1: chosen\\+rejected is what pronk dpo, kto and reward learn from"):
         make(settings(model, tmp_path / "pairs.jsonl"), tmp_path / "run")
 
 
