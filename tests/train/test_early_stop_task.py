@@ -125,6 +125,7 @@ def test_what_cannot_be_judged(model: Path, data: Path, tmp_path: Path, monkeypa
         pronk.reward(model, data, tmp_path / "reward", early_stop_task="mine", patience=1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the harness says so of functions of its own
 def test_the_harness_itself_judges(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'pronk[eval]'")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
