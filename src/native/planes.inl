@@ -29,14 +29,14 @@ struct Planes {
     static_assert(minima || format.table || format.offset == middle);
     static_assert(wide || middle * 127 * 2 * (kSteps / parts) <= 32767);
 
-    // Codes of step `from` + kStep of 16 rows, whose words in the group's first line are at p. `from`: a multiple of `period`.
+    // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
     template <int kStep>
-    PRONK_INLINE S::Bytes codes(const uint8_t* p, unsigned from = 0) {
+    PRONK_INLINE S::Bytes codes(const uint8_t* p) {
         S::Bytes found;
         const auto take = [&]<int kPlane>(std::integral_constant<int, kPlane>) __attribute__((always_inline)) {
             if constexpr (has_plane(format.bits, kPlane)) {
                 constexpr int under = bits_under(format.bits, kPlane), fields = 8 / kPlane;
-                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes + size_t(from / fields) * kLineBytes);
+                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes);
                 const S::Bytes part = S::template field<kStep % fields * kPlane - under, ((1 << kPlane) - 1) << under>(line);
                 if constexpr (under) found = S::either(found, part);
                 else found = part;
@@ -104,16 +104,16 @@ struct InPanel {
     size_t row;  // as wide as a pointer: of rows side by side one address is kept, and lines are read in their order
 
     template <int kStep>
-    __attribute__((always_inline)) S::Bytes codes(int r, unsigned from) const {
-        return Of::template codes<kStep>(words(r), from);
+    __attribute__((always_inline)) S::Bytes codes(int r, size_t period) const {
+        return Of::template codes<kStep>(words(r) + period * kLineBytes);
     }
     // For what comes next, line by line, by who reads them first.
     template <int kStep>
-    __attribute__((always_inline)) void ask(int r, unsigned from) const {
+    __attribute__((always_inline)) void ask(int r, size_t period) const {
         if constexpr (kAhead)
             for (const int plane : kPlaneBits)
                 if (has_plane(Of::format.bits, plane) && kStep % (8 / plane) == 0)
-                    __builtin_prefetch(words(r) + kPrefetch + (bits_under(Of::format.bits, plane) + kStep / (8 / plane)) * kLineBytes + size_t(from / (8 / plane)) * kLineBytes);
+                    __builtin_prefetch(words(r) + kPrefetch + (bits_under(Of::format.bits, plane) + kStep / (8 / plane) + period) * kLineBytes);
     }
     __attribute__((always_inline)) void ask_for_scales() const {
         const uint8_t* p = block + kPrefetch;
@@ -133,11 +133,11 @@ struct InCache {
     size_t row;
 
     template <int kStep>
-    __attribute__((always_inline)) S::Bytes codes(int r, unsigned from) const {
-        return S::load_bytes(of.codes[group][kStep + from] + (row + r * 16) * 4);
+    __attribute__((always_inline)) S::Bytes codes(int r, size_t period) const {
+        return S::load_bytes(of.codes[group][kStep + period] + (row + r * 16) * 4);
     }
     template <int>
-    void ask(int, unsigned) const {}
+    void ask(int, size_t) const {}
     __attribute__((always_inline)) F scale(int h, int r) const { return S::load(of.scales[group][h] + row + r * 16); }
     __attribute__((always_inline)) F minimum(int h, int r, F) const { return S::load(of.minima[group][h] + row + r * 16); }
 };
@@ -160,14 +160,15 @@ PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, i
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) sum[t][r] = start;
         }
-        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>, unsigned from) __attribute__((always_inline)) {
+        constexpr int period = Weights::period < steps ? Weights::period : steps, periods = steps / period;
+        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>, size_t at) __attribute__((always_inline)) {
             S::Bytes w[R];
-            for (int r = 0; r < R; ++r) weights.template ask<kStep>(r, from);
+            for (int r = 0; r < R; ++r) weights.template ask<kStep>(r, at);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r, from);
+            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r, at);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * (kStep + from)));
+                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * (kStep + at * period)));
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
                     if constexpr (kWide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
@@ -175,21 +176,20 @@ PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, i
                 }
             }
         };
-        constexpr int period = Weights::period < steps ? Weights::period : steps;
-        const auto some = [&](unsigned from) __attribute__((always_inline)) {
+        const auto some = [&](size_t at) __attribute__((always_inline)) {
             [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
-                if constexpr (period == steps) (step(std::integral_constant<int, kPart * steps + kStep>(), 0), ...);
-                else (step(std::integral_constant<int, kStep>(), kPart * steps + from), ...);
+                if constexpr (periods == 1) (step(std::integral_constant<int, kPart * steps + kStep>(), 0), ...);
+                else (step(std::integral_constant<int, kStep>(), kPart * periods + at), ...);
             }(std::make_integer_sequence<int, period>());
         };
         if constexpr (T <= 2) {
             // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of them with
             // long strides are not foreseen. What few tokens read comes from memory.
 #pragma GCC unroll 1
-            for (unsigned from = 0; from < steps; from += period) some(from);
+            for (size_t at = 0; at < periods; ++at) some(at);
         } else {
 #pragma GCC unroll 8
-            for (unsigned from = 0; from < steps; from += period) some(from);
+            for (size_t at = 0; at < periods; ++at) some(at);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
