@@ -24,11 +24,12 @@ from pronk.checkpoint.hub import local
 from pronk.errors import BadFile
 from pronk.tokenizer.vocabulary import TokenizerSource
 from pronk.train.data import records, store, token_cache
-from pronk.train.data.examples import Encoder, Example, Pair, content
+from pronk.train.data.examples import Encoder, Example, Judged, Pair, content
 from pronk.train.data.sources import Data, prepare
 from pronk.train.data.store import Picked, Store
 from pronk.train.data.token_cache import TokenCache
 from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.kto import KTO
 from pronk.train.objectives.reward import Reward
 from pronk.train.objectives.sft import SFT
 from pronk.train.settings import Settings
@@ -187,6 +188,18 @@ def test_pairs_and_folders_too(source: TokenizerSource, tmp_path: Path, home: Pa
     (tmp_path / "texts" / "inner" / "b.txt").write_text("Six.")
     assert list(made(settings, source).names)[1].endswith("inner/b.txt")
     assert len(kept(home)) == 4
+
+
+def test_judged_answers_too(source: TokenizerSource, tmp_path: Path, home: Path) -> None:
+    records = [{"prompt": f"{n}?", "completion": " yes", "label": n % 3 > 0} for n in range(12)]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = Settings("m", str(tmp_path / "judged.jsonl"), objective=KTO())
+    assert same(made(settings, source, cached=False), made(settings, source))
+    assert len(kept(home)) == 1
+    data = made(settings, source)
+    assert sorted(one.good for one in (*data.train, *data.held_out)) == [False] * 4 + [True] * 8
+    assert all(isinstance(one, Judged) for one in data.train)
+    assert data.train[0] is data.train[0]  # the reference knows them by identity
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])

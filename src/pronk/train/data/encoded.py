@@ -71,7 +71,7 @@ class Reading:
             kept = Store(file.getbuffer())
         if kept is not None:
             _tell(found, kept.told)
-            found.places, found.examples = kept.places, list(kept) if kept.are_pairs else kept
+            found.places, found.examples = kept.places, list(kept) if kept.by_identity else kept
         return found
 
     def _begun(self, source: str) -> Encoded:
