@@ -1,4 +1,4 @@
-"""`pronk kto` on a tiny model: it is the verb that is run here, with the data as its options have them read and kept."""
+"""`pronk kto` on a tiny model: the verb itself, with its data read and kept as its options say."""
 
 from __future__ import annotations
 
