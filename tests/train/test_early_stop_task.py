@@ -125,6 +125,20 @@ def test_what_cannot_be_judged(model: Path, data: Path, tmp_path: Path, monkeypa
         pronk.reward(model, data, tmp_path / "reward", early_stop_task="mine", patience=1)
 
 
+def test_a_harness_that_is_missing_is_told_before_anything_is_answered(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(names: list[str]) -> None:
+        raise PronkError("no harness")
+
+    monkeypatch.setattr(tasks, "check", missing)
+    given: dict[str, Any] = {**QUICK, "samples": 1, "early_stop_task": "mine", "patience": 1}
+    run = pronk.finetune(model, data, tmp_path / "out", **given)
+    monkeypatch.setattr(run, "_before", lambda place: pytest.fail("the model answered first"))
+    with pytest.raises(PronkError, match="no harness"):
+        run.run()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the harness says so of functions of its own
 def test_the_harness_itself_judges(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'pronk[eval]'")

@@ -21,7 +21,7 @@ from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, one_lin
 from pronk.system import expanded
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
 _BESIDE = (
@@ -114,6 +114,11 @@ def _has_weights(found: dict[str, Path]) -> bool:
     return any(fnmatch(name, one) for name in found for one in _WEIGHTS)
 
 
+def _said_by(error: errors.HfHubHTTPError) -> str:
+    """What is wrong with what was sent, in the hub's words: later it would be no better."""
+    return one_line(error.server_message or "", 200) if 400 <= error.response.status_code < 429 else ""
+
+
 @contextmanager
 def _errors_in_one_line(repository: str) -> Iterator[None]:
     """What huggingface_hub raises, as one line; what it logs, not at all."""
@@ -132,7 +137,7 @@ def _errors_in_one_line(repository: str) -> Iterator[None]:
             401: "the token is not valid; check HF_TOKEN",
             403: "the token may not write there; make one that may, and check the owner's name",
             404: "there is no such repository, or the token may not see it",
-        }.get(status, "try again later")
+        }.get(status, _said_by(error) or "try again later")
         raise PronkError(f"{repository}: nothing was pushed; the hub answered {status}: {hint}") from error
     except PronkError:
         raise
