@@ -9,6 +9,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pronk import tokenizer as tokenizers
 from pronk.checkpoint.hub import local
 from pronk.errors import BadFile
 from pronk.tokenizer.vocabulary import TokenizerSource
-from pronk.train.data import records, store, token_cache
+from pronk.train.data import encoded, records, store, token_cache
 from pronk.train.data.examples import Encoder, Example, Judged, Pair, content
 from pronk.train.data.sources import Data, prepare
 from pronk.train.data.store import Picked, Store
@@ -277,6 +278,27 @@ def test_what_changes_an_encoding_changes_the_name(
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of a file tells nothing
     assert same(made(changed, source), made(changed, source, cached=False))
     assert len(kept(home)) == 2
+
+
+def test_a_template_that_writes_the_date_encodes_anew_each_day(
+    source: TokenizerSource, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings("m", str(lines(tmp_path / "data.jsonl")))
+    dated = replace(source, chat_template=f"{{{{ strftime_now('%d %b %Y') }}}}{source.chat_template}")
+    for _ in range(2):
+        made(settings, dated)
+        made(settings, source)
+    assert len(kept(home)) == 2
+
+    class Tomorrow(date):
+        @classmethod
+        def today(cls) -> date:
+            return date.today() + timedelta(days=1)
+
+    monkeypatch.setattr(encoded, "date", Tomorrow)
+    made(settings, dated)
+    made(settings, source)
+    assert len(kept(home)) == 3
 
 
 def test_another_tokenizer_or_another_pronk_encodes_anew(
