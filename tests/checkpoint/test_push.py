@@ -116,7 +116,10 @@ def test_a_run_pushes_what_it_made(server: Hub, model: Path, tmp_path: Path) -> 
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json"} <= pushed.keys()
     assert not {"run.yaml", "metrics.jsonl", "curves.html"} & pushed.keys()
     assert safetensors.numpy.load(pushed["adapter_model.safetensors"])
-    assert str(tmp_path) not in pushed["README.md"].decode()
+    assert str(model.parent) in (tmp_path / "out" / "adapter_config.json").read_text()
+    for name in ("README.md", "adapter_config.json"):
+        assert not [folder for folder in (tmp_path, model.parent) if str(folder) in pushed[name].decode()]
+    assert json.loads(pushed["adapter_config.json"])["base_model_name_or_path"] == model.name
     server.refuses = 403
     done = pronk(server, tmp_path, *given, "--public", "--out", tmp_path / "again")
     assert done.returncode == 1
@@ -148,6 +151,8 @@ def test_what_a_folder_of_a_full_run_and_a_file_give(tmp_path: Path) -> None:
     }
     (tmp_path / "a.gguf").write_text("GGUF")
     assert upload.files(tmp_path / "a.gguf") == {"a.gguf": tmp_path / "a.gguf"}
+    with pytest.raises(ModelNotFound, match="is neither a folder nor a GGUF file"):
+        upload.files(run / "README.md")
     for folder in (run / "checkpoints", tmp_path / "nowhere"):
         with pytest.raises(ModelNotFound):
             upload.files(folder)

@@ -1,12 +1,14 @@
 """A model or an adapter, brought from a folder here into a repository on the Hugging Face hub.
 
 What goes there is chosen by name: weights, their configuration, tokenizer, template, card and licence. A run's
-checkpoints, logs and options stay here: they hold names of folders, and nobody asked for them to be shown.
+checkpoints, logs and options stay here: they hold names of folders, and nobody asked for them to be shown. Of the path
+of an adapter's base model its last part goes there.
 huggingface_hub does the transfer, and finds the token where it always does.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pronk.checkpoint.hub.local import megabytes, say
+from pronk import strict_json
+from pronk.checkpoint.hub.local import megabytes, public, say
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, one_line
 from pronk.system import expanded
 
@@ -29,6 +32,7 @@ _BESIDE = (
     "tokenizer.model", "tokenizer.bin", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json", "recipe.json", "README.md", "LICENSE*", "NOTICE*",
 )  # fmt: skip
+_ADAPTER, _BASE = "adapter_config.json", "base_model_name_or_path"
 _MODEL, _CARD = "model", "README.md"  # in the folder of a run that trained all weights
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 
@@ -65,7 +69,7 @@ def push(
         api.create_repo(repository, private=private, exist_ok=True)
         done = api.create_commit(
             repository,
-            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in found.items()],
+            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=_sent(path)) for name, path in found.items()],
             commit_message=message or f"pronk: {one_line(expanded(folder).resolve().name, 60)}",
             revision=revision,
         )
@@ -92,7 +96,8 @@ def files(folder: Path) -> dict[str, Path]:
         card = folder.with_name(_CARD)
         return {folder.name: folder} | ({_CARD: card} if card.is_file() else {})
     if not folder.is_dir():
-        raise ModelNotFound(f"{folder}: no such folder")
+        is_there = folder.exists()
+        raise ModelNotFound(f"{folder}: {'is neither a folder nor a GGUF file' if is_there else 'no such folder'}")
     inner = folder / _MODEL
     try:
         found = _chosen(folder)
@@ -103,6 +108,16 @@ def files(folder: Path) -> dict[str, Path]:
     if not _has_weights(found):
         raise ModelNotFound(f"{folder}: holds no weights to push: a model, an adapter or a finished run")
     return found
+
+
+def _sent(path: Path) -> Path | bytes:
+    """A file, or what goes to the hub in its place."""
+    if path.name != _ADAPTER:
+        return path
+    said = strict_json.read(path)
+    if not isinstance(base := said.get(_BASE), str) or public(base) == base:
+        return path
+    return json.dumps(said | {_BASE: public(base)}, indent=2).encode()
 
 
 def _chosen(folder: Path) -> dict[str, Path]:
