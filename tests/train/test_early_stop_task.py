@@ -119,6 +119,9 @@ def test_what_cannot_be_judged(model: Path, data: Path, tmp_path: Path, monkeypa
     given: dict[str, Any] = {"early_stop_task": "mine", "patience": 1, **QUICK}
     with pytest.raises(BadRequest, match="no metric of which more is better"):
         pronk.finetune(model, data, tmp_path / "out", **given).run()
+    Harness(monkeypatch, float("nan"))
+    with pytest.raises(BadRequest, match="gave nan in the place of a score"):
+        pronk.finetune(model, data, tmp_path / "nan", **given).run()
     with pytest.raises(BadRequest, match="hold some out"):
         pronk.finetune(model, data, tmp_path / "none", eval_share=0.0, **given).run()
     with pytest.raises(BadRequest, match="asks what a model says"):

@@ -191,6 +191,15 @@ def test_pairs_and_folders_too(source: TokenizerSource, tmp_path: Path, home: Pa
     assert len(kept(home)) == 4
 
 
+@pytest.mark.skipif(os.name == "nt", reason="such permissions are POSIX's")
+def test_nobody_else_may_read_what_data_became(source: TokenizerSource, tmp_path: Path, home: Path) -> None:
+    data = lines(tmp_path / "data.jsonl")
+    data.chmod(0o600)
+    made(Settings("m", str(data)), source)
+    (file,) = kept(home)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_judged_answers_too(source: TokenizerSource, tmp_path: Path, home: Path) -> None:
     records = [{"prompt": f"{n}?", "completion": " yes", "label": n % 3 > 0} for n in range(12)]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
