@@ -195,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send_file(match[1], commit[0], match[3])
 
     def _refuse(self, status: int, code: str | None) -> None:
-        self._send(status, b"", {"X-Error-Code": code} if code else {})
+        why = {"X-Error-Message": "The card's metadata is wrong."} if status == 400 else {}
+        self._send(status, b"", why | ({"X-Error-Code": code} if code else {}))
 
     def _send_json(self, value: Any, status: int = 200) -> None:
         self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})

@@ -82,6 +82,11 @@ def test_every_function_of_training_is_on_the_page_of_python() -> None:
         assert f"::: pronk.train.runs.{name}\n" in page
 
 
+def test_all_that_pronk_offers_is_on_that_page() -> None:
+    told = re.findall(r"^::: [\w.]*?(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert {*pronk.__all__} - {"__version__"} <= {*told}
+
+
 def test_ten_lines_of_adamw_learn_as_transformers_does(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     from transformers import LlamaForCausalLM

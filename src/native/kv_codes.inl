@@ -1,7 +1,7 @@
 // Part of kernels_attention.cpp: keys and values of 4 bits, turned (turn.h), in groups of 16 numbers: code * step + least.
 //
 // A step is a whole number of 7 bits and a least number one of 8, times a float of the key or value (and 8): with 4 bits a
-// number that is 5 1/4 + 16 / D in all. (That turned numbers need fewer bits: QuaRot, arXiv 2404.00456.)
+// number that is 5 + 32 / D in all. (That turned numbers need fewer bits: QuaRot, arXiv 2404.00456.)
 
 constexpr int kCode = 15, kStep = 127;  // the largest
 constexpr float kLeastUnit = 8;         // 127 of it are enough: a group reaches 7 to 8 steps below 0, unless it is far from 0

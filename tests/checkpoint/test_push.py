@@ -89,6 +89,8 @@ def test_a_dry_run_sends_nothing(server: Hub, model: Path, tmp_path: Path) -> No
         ({"HF_HUB_OFFLINE": "1"}, None, "HF_HUB_OFFLINE is set, and nothing can be pushed; unset it"),
         ({"HF_TOKEN": "hf_wrong"}, None, "nothing was pushed; the hub answered 401: the token is not valid"),
         ({}, 403, "nothing was pushed; the hub answered 403: the token may not write there"),
+        ({}, 400, "nothing was pushed; the hub answered 400: The card's metadata is wrong."),
+        ({}, 503, "nothing was pushed; the hub answered 503: try again later"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, None, "could not be pushed"),
     ],
 )
@@ -114,11 +116,14 @@ def test_a_run_pushes_what_it_made(server: Hub, model: Path, tmp_path: Path) -> 
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json"} <= pushed.keys()
     assert not {"run.yaml", "metrics.jsonl", "curves.html"} & pushed.keys()
     assert safetensors.numpy.load(pushed["adapter_model.safetensors"])
-    assert str(tmp_path) not in pushed["README.md"].decode()
+    assert str(model.parent) in (tmp_path / "out" / "adapter_config.json").read_text()
+    for name in ("README.md", "adapter_config.json"):
+        assert not [folder for folder in (tmp_path, model.parent) if str(folder) in pushed[name].decode()]
+    assert json.loads(pushed["adapter_config.json"])["base_model_name_or_path"] == model.name
     server.refuses = 403
-    done = pronk(server, tmp_path, *given, "--out", tmp_path / "again")
+    done = pronk(server, tmp_path, *given, "--public", "--out", tmp_path / "again")
     assert done.returncode == 1
-    assert f"(the run is finished: pronk push {tmp_path / 'again'} {REPO})" in done.stderr
+    assert f"(the run is finished: pronk push {tmp_path / 'again'} {REPO} --public)" in done.stderr
     assert (tmp_path / "again" / "adapter_model.safetensors").exists()
     before = len(server.requests)
     done = pronk(server, tmp_path, *given, "--out", tmp_path / "third", HF_TOKEN="")
@@ -146,6 +151,8 @@ def test_what_a_folder_of_a_full_run_and_a_file_give(tmp_path: Path) -> None:
     }
     (tmp_path / "a.gguf").write_text("GGUF")
     assert upload.files(tmp_path / "a.gguf") == {"a.gguf": tmp_path / "a.gguf"}
+    with pytest.raises(ModelNotFound, match="is neither a folder nor a GGUF file"):
+        upload.files(run / "README.md")
     for folder in (run / "checkpoints", tmp_path / "nowhere"):
         with pytest.raises(ModelNotFound):
             upload.files(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,12 @@ def test_a_file_of_somebody_elses_stays(tmp_path: Path) -> None:
     result = CliRunner().invoke(verb, ["m", "--save-config", str(path)])
     assert (result.exit_code, path.read_text()) == (2, "mine: true\n")
     assert "stays as it is" in result.output
+    path.write_text("# pronk finetune of last week, with notes\nmine: true\n")
+    assert CliRunner().invoke(verb, ["m", "--save-config", str(path)]).exit_code == 2
+    assert "with notes" in path.read_text()
+    path.unlink()
+    os.mkfifo(path)  # as /dev/stdin may be: to read from it would not end
+    assert CliRunner().invoke(verb, ["m", "--save-config", str(path)]).exit_code == 2
     path.unlink()
     ran("m", "--save-config", str(path))
     ran("n", "--save-config", str(path))  # which is pronk's

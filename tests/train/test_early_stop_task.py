@@ -119,10 +119,27 @@ def test_what_cannot_be_judged(model: Path, data: Path, tmp_path: Path, monkeypa
     given: dict[str, Any] = {"early_stop_task": "mine", "patience": 1, **QUICK}
     with pytest.raises(BadRequest, match="no metric of which more is better"):
         pronk.finetune(model, data, tmp_path / "out", **given).run()
+    Harness(monkeypatch, float("nan"))
+    with pytest.raises(BadRequest, match="gave nan in the place of a score"):
+        pronk.finetune(model, data, tmp_path / "nan", **given).run()
     with pytest.raises(BadRequest, match="hold some out"):
         pronk.finetune(model, data, tmp_path / "none", eval_share=0.0, **given).run()
     with pytest.raises(BadRequest, match="asks what a model says"):
         pronk.reward(model, data, tmp_path / "reward", early_stop_task="mine", patience=1)
+
+
+def test_a_harness_that_is_missing_is_told_before_anything_is_answered(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(names: list[str]) -> None:
+        raise PronkError("no harness")
+
+    monkeypatch.setattr(tasks, "check", missing)
+    given: dict[str, Any] = {**QUICK, "samples": 1, "early_stop_task": "mine", "patience": 1}
+    run = pronk.finetune(model, data, tmp_path / "out", **given)
+    monkeypatch.setattr(run, "_before", lambda place: pytest.fail("the model answered first"))
+    with pytest.raises(PronkError, match="no harness"):
+        run.run()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the harness says so of functions of its own

@@ -32,7 +32,7 @@ from pronk.train.data.examples import Encoder, Example, Judged, content
 from pronk.train.data.records import parse
 from pronk.train.distributed import Group
 from pronk.train.loop import Loop
-from pronk.train.objectives.kto import KTO, crossed, losses
+from pronk.train.objectives.kto import KTO, crossed, losses, others
 from pronk.train.schedule import Schedule
 from pronk.train.settings import Settings
 
@@ -155,6 +155,20 @@ def test_an_answer_to_another_prompt() -> None:
     assert crossed(one, other, 3).ids.tolist() == [1, 2, 8]
     cut = crossed(other, one, 3)
     assert (cut.ids.tolist(), cut.targets) == ([6, 7, 3], 1)
+
+
+def test_the_other_answer_is_never_to_the_same_prompt() -> None:
+    """Pairs become a good and a bad answer side by side, and a prompt often has several answers in a row."""
+
+    def example(prompt: int) -> Judged:
+        return Judged(Example(np.array([prompt, 3, 4], np.int32), np.arange(3) >= 1), True)
+
+    examples = [example(prompt) for prompt in (7, 7, 8, 8, 8, 9, 7)]
+    found = [examples.index(other) for other in others(examples)]
+    assert found == [5, 5, 1, 1, 1, 4, 5]
+    alike = [example(7) for _ in range(3)]
+    assert [alike.index(other) for other in others(alike)] == [2, 0, 1]
+    assert others(alike[:1]) == alike[:1]
 
 
 def test_the_estimate_has_no_dropout_and_is_not_below_zero(folder: Path, judged: list[Judged]) -> None:

@@ -40,18 +40,18 @@ def test_the_noise_is_the_paper_s(folder: Path) -> None:
     transformers', which trainers of TRL and PEFT have, but for padding, of which there is none here."""
     model = load_module(checkpoint.open(folder))
     neftune.add(model, ALPHA)
-    assert model.stirred
+    assert model.with_noise
     width = model.config.hidden_size
     x = torch.zeros(sum(LENGTHS), width)
     torch.manual_seed(0)
     model.train()
-    noise = model.stirred(x, batch()).split(LENGTHS)
+    noise = model.with_noise(x, batch()).split(LENGTHS)
     for own, length in zip(noise, LENGTHS, strict=True):
         most = ALPHA / np.sqrt(length * width)
         assert 0.99 * most < float(own.abs().max()) <= most
         spread = own.square().mean().item() / (most**2 / 3)
         assert spread == pytest.approx(1, abs=4 * np.sqrt(0.8 / own.numel()))  # four deviations of such a mean
-    again = model.stirred(x, batch())
+    again = model.with_noise(x, batch())
     assert not torch.equal(torch.cat(noise), again)
 
 

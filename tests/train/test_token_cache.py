@@ -9,6 +9,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from pronk import tokenizer as tokenizers
 from pronk.checkpoint.hub import local
 from pronk.errors import BadFile
 from pronk.tokenizer.vocabulary import TokenizerSource
-from pronk.train.data import records, store, token_cache
-from pronk.train.data.examples import Encoder, Example, Pair, content
+from pronk.train.data import encoded, records, store, token_cache
+from pronk.train.data.examples import Encoder, Example, Judged, Pair, content
 from pronk.train.data.sources import Data, prepare
 from pronk.train.data.store import Picked, Store
 from pronk.train.data.token_cache import TokenCache
 from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.kto import KTO
 from pronk.train.objectives.reward import Reward
 from pronk.train.objectives.sft import SFT
 from pronk.train.settings import Settings
@@ -189,6 +191,27 @@ def test_pairs_and_folders_too(source: TokenizerSource, tmp_path: Path, home: Pa
     assert len(kept(home)) == 4
 
 
+@pytest.mark.skipif(os.name == "nt", reason="such permissions are POSIX's")
+def test_nobody_else_may_read_what_data_became(source: TokenizerSource, tmp_path: Path, home: Path) -> None:
+    data = lines(tmp_path / "data.jsonl")
+    data.chmod(0o600)
+    made(Settings("m", str(data)), source)
+    (file,) = kept(home)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_judged_answers_too(source: TokenizerSource, tmp_path: Path, home: Path) -> None:
+    records = [{"prompt": f"{n}?", "completion": " yes", "label": n % 3 > 0} for n in range(12)]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = Settings("m", str(tmp_path / "judged.jsonl"), objective=KTO())
+    assert same(made(settings, source, cached=False), made(settings, source))
+    assert len(kept(home)) == 1
+    data = made(settings, source)
+    assert sorted(one.good for one in (*data.train, *data.held_out)) == [False] * 4 + [True] * 8
+    assert all(isinstance(one, Judged) for one in data.train)
+    assert data.train[0] is data.train[0]  # the reference knows them by identity
+
+
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])
 def test_every_container(source: TokenizerSource, tmp_path: Path, home: Path, form: str) -> None:
     texts = [{"text": f"Number {n}, and no more."} for n in range(30)]
@@ -264,6 +287,27 @@ def test_what_changes_an_encoding_changes_the_name(
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of a file tells nothing
     assert same(made(changed, source), made(changed, source, cached=False))
     assert len(kept(home)) == 2
+
+
+def test_a_template_that_writes_the_date_encodes_anew_each_day(
+    source: TokenizerSource, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings("m", str(lines(tmp_path / "data.jsonl")))
+    dated = replace(source, chat_template=f"{{{{ strftime_now('%d %b %Y') }}}}{source.chat_template}")
+    for _ in range(2):
+        made(settings, dated)
+        made(settings, source)
+    assert len(kept(home)) == 2
+
+    class Tomorrow(date):
+        @classmethod
+        def today(cls) -> date:
+            return date.today() + timedelta(days=1)
+
+    monkeypatch.setattr(encoded, "date", Tomorrow)
+    made(settings, dated)
+    made(settings, source)
+    assert len(kept(home)) == 3
 
 
 def test_another_tokenizer_or_another_pronk_encodes_anew(

@@ -7,6 +7,7 @@ what is no part of a run or is secret.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,8 +17,7 @@ from pronk.system import expanded, replacing
 
 _WITHOUT = ("config", "save_config", "help", "resume", "overwrite")
 _SECRET = ("api_key", "api_keys")
-_HEAD = "# pronk "
-_ENDS = {"\x85", "\u2028", "\u2029"}  # of lines, to YAML, whose dumper would not escape them
+_HEAD, _ENDS_WITH = "# pronk ", "does this again; what is not here is as it is by default."
 
 
 def save(ctx: click.Context, args: list[str]) -> None:
@@ -26,17 +26,27 @@ def save(ctx: click.Context, args: list[str]) -> None:
     name = typed.get("save_config")
     if not isinstance(name, str):
         return
+    from pronk.train.runs.recipe import text
+
     path = expanded(name)
     try:
-        if path.exists() and not path.read_bytes().startswith(_HEAD.encode()):
+        if path.exists() and not _is_ours(path):
             raise click.UsageError(f"{name} is no file that --save-config wrote, and stays as it is", ctx)
         verb = ctx.info_name
-        head = f"{_HEAD}{verb} --config {path.name} does this again; what is not here is as it is by default.\n"
+        head = f"{_HEAD}{verb} --config {path.name} {_ENDS_WITH}\n"
         with replacing(path) as fresh:
-            text = head + _text(_said(ctx, typed))
-            fresh.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            fresh.write_text(head + text(_said(ctx, typed)), encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
         raise BadFile(path, f"cannot be written: {os_problem(error)}") from None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this wrote it, or a run. A pipe or a device, which would be waited for, is nobody's."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline(1 << 12).decode(errors="replace").rstrip()
+    return first.startswith(_HEAD) and first.endswith(_ENDS_WITH)
 
 
 def _said(ctx: click.Context, typed: dict[str, Any]) -> dict[str, Any]:
@@ -78,12 +88,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return int(value) if re.fullmatch(r"0|-?[1-9]\d{0,18}", value) else value
-
-
-def _text(said: dict[str, Any]) -> str:
-    import yaml
-
-    plain = yaml.safe_dump(said, allow_unicode=True, sort_keys=False, width=1 << 20)
-    if _ENDS.isdisjoint(plain):
-        return str(plain)
-    return str(yaml.safe_dump(said, sort_keys=False, width=1 << 20))

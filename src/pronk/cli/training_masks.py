@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pronk.train.settings import Settings
 
 _SHOWN = 2  # micro-batches
+_ALONE = {"data", "prompt"}  # names of texts that nothing has to be told apart from
 
 
 def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -34,7 +35,7 @@ def show(data: Data, settings: Settings, tokenizer: Tokenizer) -> None:
         targets = sum(example.targets for example in examples)
         lines.append(f"micro-batch {number}: {amount}, {targets} of them {settings.objective.marked}")
         for example in examples:
-            named = len(example.answers) > 1
+            named = not _ALONE.issuperset(example.answers)
             for name, text in zip(example.answers, shown(example.answers.values(), tokenizer), strict=True):
                 lines += ["", *([f"{name}:"] if named else [])]
                 line = ""

@@ -124,5 +124,7 @@ def _words(metrics: Mapping[str, Any], which: str = "") -> str:
         return f", reward {metrics[f'{which}reward']:.3f}"
     if f"{which}rewards/accuracies" not in metrics:
         return ""
-    margin, right = metrics[f"{which}rewards/margins"], metrics[f"{which}rewards/accuracies"]
+    right = metrics[f"{which}rewards/accuracies"]
+    if (margin := metrics.get(f"{which}rewards/margins")) is None:  # kto's answers have no other beside them
+        return f", {right:.0%} right"
     return f", margin {margin:.3f} ({right:.0%} right)"

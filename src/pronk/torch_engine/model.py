@@ -133,7 +133,7 @@ class Llama(nn.Module):
     def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.stirred: Callable[[Tensor, TorchBatch], Tensor] | None = None  # what training does to embeddings
+        self.with_noise: Callable[[Tensor, TorchBatch], Tensor] | None = None  # what training adds to embeddings
         self.every_row = False  # whether rows that nobody reads go through the last layer, too: they share its scales
         self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
         if config.num_labels:
@@ -154,8 +154,8 @@ class Llama(nn.Module):
     def hidden(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:
         """What the head is given of the rows that want logits, [R, C]."""
         x = self.model.embed_tokens(batch.token_ids)  # [T, C]
-        if self.stirred:
-            x = self.stirred(x, batch)
+        if self.with_noise:
+            x = self.with_noise(x, batch)
         rope = self.model.rope(batch.positions, batch.furthest)
         last = len(self.model.layers) - 1
         for index, layer in enumerate(self.model.layers):

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pronk.checkpoint.hub.local import public
 from pronk.errors import one_line
 from pronk.system import replacing
 from pronk.train.folder import MODEL, read_metrics
@@ -84,13 +85,6 @@ def _text(folder: Path, found: Mapping[str, Any], settings: Settings, data: Data
         "## Settings\n\n" + _table((_code(key), _code(value)) for key, value in sorted(_settings(told))),
     ]  # fmt: skip
     return "\n".join(parts)
-
-
-def public(name: str) -> str:
-    """Of a path its last name; what is none, as it is: a name that pronk knows, a repository."""
-    path = Path(name).expanduser()
-    local = name.startswith(("/", "~", ".", "\\")) or path.is_absolute() or path.exists() or "\\" in name
-    return name.replace("\\", "/").rstrip("/").rpartition("/")[2] or "." if local else name
 
 
 def _on_hub(name: str) -> bool:

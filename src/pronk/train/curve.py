@@ -18,6 +18,7 @@ CURVE = "loss.svg"
 _STEPS = 10  # each is of few examples, and its loss says more of them than of the model
 _LEARNED, _HELD_OUT = "#0072B2", "#D55E00"  # Okabe and Ito's
 _PREFERENCES = {"loss": "loss", "rewards/margins": "margin of rewards", "rewards/accuracies": "accuracy of rewards"}
+_JUDGED = {"loss": "loss", "kl": "how far it went (nats)", "rewards/accuracies": "accuracy of rewards"}
 _REINFORCED = {"reward": "reward", "mismatch/kl": "mismatch (nats a token)", "completions/tokens": "tokens"}
 Line = list[tuple[int, float]]
 
@@ -41,7 +42,8 @@ def picture(folder: Path) -> tuple[Drawing, str] | None:
     metrics = read_metrics(folder)
     steps = [line for line in metrics if "loss" in line]
     labels = {"loss": "loss (nats a token)"}
-    for mark, others in (("rewards/margins", _PREFERENCES), ("mismatch/kl", _REINFORCED)):
+    marks = (("rewards/margins", _PREFERENCES), ("rewards/signed", _JUDGED), ("mismatch/kl", _REINFORCED))
+    for mark, others in marks:
         labels = others if steps and mark in steps[0] else labels
     lines = {name: (_line(metrics, name), _line(metrics, f"held_out_{name}")) for name in labels}
     if not all(learned for learned, _ in lines.values()):

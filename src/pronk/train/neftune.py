@@ -18,7 +18,7 @@ from pronk.torch_engine.model import Llama
 def add(model: Llama, alpha: float) -> None:
     """To `model`, in training and where a gradient is wanted: what a reference or a sampler asks stays exact."""
 
-    def stirred(x: Tensor, batch: TorchBatch) -> Tensor:
+    def with_noise(x: Tensor, batch: TorchBatch) -> Tensor:
         """x [T, C]. The last text's length has what a pass is filled up with."""
         if not (model.training and torch.is_grad_enabled()):
             return x
@@ -27,4 +27,4 @@ def add(model: Llama, alpha: float) -> None:
         noise = torch.empty_like(x, dtype=torch.float32).uniform_(-1, 1)
         return x + noise.mul_(torch.from_numpy(scale).to(x.device)[:, None]).to(x.dtype)
 
-    model.stirred = stirred
+    model.with_noise = with_noise

@@ -35,6 +35,13 @@ def digest(path: Path, hasher: Any) -> str:
     return str(hasher.hexdigest())
 
 
+def public(name: str) -> str:
+    """A model's or a file's name, for everybody to see: of a path its last part; what is no path, as it is."""
+    path = Path(name).expanduser()
+    local = name.startswith(("/", "~", ".", "\\")) or path.is_absolute() or path.exists() or "\\" in name
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2] or "." if local else name
+
+
 def say(line: str, progress: bool = True) -> None:
     if progress:
         print(shown(line), file=sys.stderr, flush=True)

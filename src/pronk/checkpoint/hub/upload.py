@@ -1,12 +1,14 @@
 """A model or an adapter, brought from a folder here into a repository on the Hugging Face hub.
 
 What goes there is chosen by name: weights, their configuration, tokenizer, template, card and licence. A run's
-checkpoints, logs and options stay here: they hold names of folders, and nobody asked for them to be shown.
+checkpoints, logs and options stay here: they hold names of folders, and nobody asked for them to be shown. Of the path
+of an adapter's base model its last part goes there.
 huggingface_hub does the transfer, and finds the token where it always does.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -16,12 +18,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pronk.checkpoint.hub.local import megabytes, say
+from pronk import strict_json
+from pronk.checkpoint.hub.local import megabytes, public, say
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, one_line
 from pronk.system import expanded
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
 _BESIDE = (
@@ -29,6 +32,7 @@ _BESIDE = (
     "tokenizer.model", "tokenizer.bin", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json", "recipe.json", "README.md", "LICENSE*", "NOTICE*",
 )  # fmt: skip
+_ADAPTER, _BASE = "adapter_config.json", "base_model_name_or_path"
 _MODEL, _CARD = "model", "README.md"  # in the folder of a run that trained all weights
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 
@@ -65,7 +69,7 @@ def push(
         api.create_repo(repository, private=private, exist_ok=True)
         done = api.create_commit(
             repository,
-            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in found.items()],
+            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=_sent(path)) for name, path in found.items()],
             commit_message=message or f"pronk: {one_line(expanded(folder).resolve().name, 60)}",
             revision=revision,
         )
@@ -92,7 +96,8 @@ def files(folder: Path) -> dict[str, Path]:
         card = folder.with_name(_CARD)
         return {folder.name: folder} | ({_CARD: card} if card.is_file() else {})
     if not folder.is_dir():
-        raise ModelNotFound(f"{folder}: no such folder")
+        is_there = folder.exists()
+        raise ModelNotFound(f"{folder}: {'is neither a folder nor a GGUF file' if is_there else 'no such folder'}")
     inner = folder / _MODEL
     try:
         found = _chosen(folder)
@@ -105,6 +110,16 @@ def files(folder: Path) -> dict[str, Path]:
     return found
 
 
+def _sent(path: Path) -> Path | bytes:
+    """A file, or what goes to the hub in its place."""
+    if path.name != _ADAPTER:
+        return path
+    said = strict_json.read(path)
+    if not isinstance(base := said.get(_BASE), str) or public(base) == base:
+        return path
+    return json.dumps(said | {_BASE: public(base)}, indent=2).encode()
+
+
 def _chosen(folder: Path) -> dict[str, Path]:
     there = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     return {path.name: path for path in there if any(fnmatch(path.name, one) for one in (*_WEIGHTS, *_BESIDE))}
@@ -112,6 +127,11 @@ def _chosen(folder: Path) -> dict[str, Path]:
 
 def _has_weights(found: dict[str, Path]) -> bool:
     return any(fnmatch(name, one) for name in found for one in _WEIGHTS)
+
+
+def _said_by(error: errors.HfHubHTTPError) -> str:
+    """What is wrong with what was sent, in the hub's words: later it would be no better."""
+    return one_line(error.server_message or "", 200) if 400 <= error.response.status_code < 429 else ""
 
 
 @contextmanager
@@ -132,7 +152,7 @@ def _errors_in_one_line(repository: str) -> Iterator[None]:
             401: "the token is not valid; check HF_TOKEN",
             403: "the token may not write there; make one that may, and check the owner's name",
             404: "there is no such repository, or the token may not see it",
-        }.get(status, "try again later")
+        }.get(status, _said_by(error) or "try again later")
         raise PronkError(f"{repository}: nothing was pushed; the hub answered {status}: {hint}") from error
     except PronkError:
         raise

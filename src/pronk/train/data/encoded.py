@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -71,7 +72,7 @@ class Reading:
             kept = Store(file.getbuffer())
         if kept is not None:
             _tell(found, kept.told)
-            found.places, found.examples = kept.places, list(kept) if kept.are_pairs else kept
+            found.places, found.examples = kept.places, list(kept) if kept.by_identity else kept
         return found
 
     def _begun(self, source: str) -> Encoded:
@@ -93,10 +94,12 @@ class Reading:
     def _asked(self) -> Mapping[str, Any]:
         """What an encoding follows from, besides the tokenizer and the data."""
         own, objective = self.encoder, self.objective
+        given = own.template and chat.choose(own.tokenizer, own.template).source
         return {
             "objective": [objective.name, *objective.encoding],
             "length": [own.max_length, own.too_long],
-            "template": own.template and chat.choose(own.tokenizer, own.template).source,
+            "template": given,
+            "day": str(date.today()) if "strftime_now" in (given or own.tokenizer.chat_template or "") else None,
             "last id": own.tokenizer.last_id,
             "skip": self.skip_bad,
             "fields": list(self.fields),

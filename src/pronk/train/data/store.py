@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.train.data.examples import Example, Pair, content
+from pronk.train.data.examples import Example, Judged, Pair, content
 
 _MAGIC = b"pronktk1"
-_PARTS = ("texts", "lengths", "margins", "digests", "places", "told")
+_PARTS = ("texts", "lengths", "margins", "labels", "digests", "places", "told")
 _END = 8 * len(_PARTS) + 32 + len(_MAGIC)  # bytes: the parts' sizes, the SHA-256 of all that stands before, the magic
 _END_OF_NAME = b"\0"
 _NARROW = 1 << 16  # tokens of a vocabulary whose ids have 16 bits
@@ -35,15 +35,17 @@ class Writer:
         self._sha = hashlib.sha256()
         self._written = 0
         self._lengths, self._margins = array("i"), array("d")
-        self._digests, self._places = bytearray(), bytearray()
+        self._labels, self._digests, self._places = bytearray(), bytearray(), bytearray()
 
-    def add(self, example: Example | Pair, place: str) -> None:
+    def add(self, example: Example | Pair | Judged, place: str) -> None:
         for text in example.answers.values():
             self._put(text.ids.astype("<u2" if self._narrow else "<i4").tobytes())
             self._put(np.packbits(text.loss_mask).tobytes())
             self._lengths.append(len(text))
         if isinstance(example, Pair):
             self._margins.append(example.margin)
+        if isinstance(example, Judged):
+            self._labels.append(example.good)
         self._digests += hashlib.sha256(content(example)).digest()
         self._places += place.encode("utf-8", "surrogateescape") + _END_OF_NAME
 
@@ -52,7 +54,7 @@ class Writer:
         sizes = [self._written]
         lengths, margins = np.array(self._lengths, "<i4"), np.array(self._margins, "<f8")
         said = json.dumps({**told, "narrow": self._narrow}).encode()
-        for part in (lengths.tobytes(), margins.tobytes(), self._digests, self._places, said):
+        for part in (lengths.tobytes(), margins.tobytes(), self._labels, self._digests, self._places, said):
             sizes.append(len(part))
             self._put(part)
         self._put(np.array(sizes, "<u8").tobytes())
@@ -78,7 +80,8 @@ def whole(file: BinaryIO) -> bool:
 
 
 class Store(Sequence[Any]):
-    """Examples, or pairs of them, made anew each time that one is asked for. `raw`: bytes that a Writer wrote."""
+    """Examples, pairs of them or judged ones, made anew each time that one is asked for. `raw`: bytes that a Writer
+    wrote."""
 
     def __init__(self, raw: memoryview | mmap.mmap) -> None:
         sizes = np.frombuffer(raw, "<u8", len(_PARTS), len(raw) - _END).astype(int).tolist()
@@ -95,7 +98,9 @@ class Store(Sequence[Any]):
         sizes_of_texts = self._each.astype(np.int64) * self._type.itemsize + (self._each + 7) // 8
         self._begins = np.concatenate([[0], np.cumsum(sizes_of_texts)])
         self._margins = np.frombuffer(read("margins"), "<f8")
-        self.are_pairs = len(self._margins) > 0
+        self._labels = np.frombuffer(read("labels"), np.bool_)
+        self._are_pairs = len(self._margins) > 0
+        self.by_identity = self._are_pairs or len(self._labels) > 0  # are told apart so: who uses them holds each once
         self.places = Places(read("places"))
         self._seen = 0
 
@@ -106,9 +111,9 @@ class Store(Sequence[Any]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         at = range(len(self))[index]
-        if self.are_pairs:
+        if self._are_pairs:
             return Pair(self._text(2 * at), self._text(2 * at + 1), float(self._margins[at]))
-        return self._text(at)
+        return Judged(self._text(at), bool(self._labels[at])) if len(self._labels) else self._text(at)
 
     @property
     def digests(self) -> NDArray[np.void]:
@@ -117,7 +122,7 @@ class Store(Sequence[Any]):
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        return self._each.reshape(-1, 2).sum(1) if self.are_pairs else self._each
+        return self._each.reshape(-1, 2).sum(1) if self._are_pairs else self._each
 
     def _text(self, number: int) -> Example:
         length, begin = int(self._each[number]), int(self._begins[number])

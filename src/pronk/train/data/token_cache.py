@@ -83,7 +83,8 @@ def _made(file: Path, write: Callable[[BinaryIO], bool], unchanged: Callable[[],
     with ExitStack() as held:
         worth, fresh = False, None
         with suppress(_NotKept), system.replacing(file) as part:
-            fresh = held.enter_context(part.open("x+b"))
+            part.touch(mode=0o600, exist_ok=False)  # the data may be nobody else's to read
+            fresh = held.enter_context(part.open("r+b"))
             worth = write(fresh)
             fresh.flush()
             if not (worth and unchanged() and make_room(fresh.tell())):

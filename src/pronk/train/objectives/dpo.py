@@ -179,7 +179,9 @@ def losses(ratios: Tensor, lengths: Sequence[int], settings: DPO) -> Tensor:
         return (chosen - rejected - 1 / (2 * beta)).square()
     if loss == "orpo":
         return -beta * F.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
-    margins = beta * (chosen - rejected) - (settings.simpo_gamma if loss == "simpo" else 0.0)
+    margins = beta * (chosen - rejected)
+    if loss == "simpo":
+        margins = margins - settings.simpo_gamma
     if loss == "hinge":
         return F.relu(1 - margins)
     return -(1 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)

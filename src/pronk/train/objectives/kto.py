@@ -4,8 +4,9 @@
     loss = w_good (1 - sigmoid(beta (r - z))) of a good answer,  w_bad (1 - sigmoid(beta (z - r))) of a bad one
 
 z is how far the model has gone from the reference anyway: the mean r of answers to other prompts than theirs, at least
-0, without a gradient. Each prompt has the answer of the example before it, once for all; z is estimated before a step,
-of all its examples, so that it does not depend on how they are dealt out. TRL estimates it of each micro-batch.
+0, without a gradient. Each prompt has, once for all, the answer of the nearest example before it with another prompt. z
+is estimated before a step, of all its examples, so that it does not depend on how they are dealt out. TRL estimates it
+of each micro-batch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import BadRequest
@@ -111,7 +113,7 @@ class KTO(Objective):
         """The texts are no longer than the longest example."""
         own = list(dict.fromkeys(examples))
         most = max(map(len, own))
-        self.elsewhere.of.update({one: crossed(one, own[at - 1], most) for at, one in enumerate(own)})
+        self.elsewhere.of.update({one: crossed(one, other, most) for one, other in zip(own, others(own), strict=True)})
         self.reference.prepare(model, own, group, watch)
 
     def collate(self, examples: Sequence[Judged], device: torch.device) -> JudgedBatch:
@@ -163,10 +165,29 @@ def losses(ratios: Tensor, good: Tensor, z: float, settings: KTO) -> Tensor:
     return weights * torch.sigmoid(-settings.beta * signs * (ratios - z))  # 1 - sigmoid(x) is sigmoid(-x)
 
 
+def others(examples: Sequence[Judged]) -> list[Judged]:
+    """Of each the nearest before it, around the end, that has another prompt: a prompt's good and bad answers often
+    stand beside each other. Where there is only one prompt, the one before."""
+    prompts = [_prompt(one).tobytes() for one in examples]
+    last = next((at for at in reversed(range(len(examples))) if prompts[at] != prompts[0]), None)
+    if last is None:
+        return [examples[at - 1] for at in range(len(examples))]
+    found = []
+    for at, prompt in enumerate(prompts):
+        if at and prompts[at - 1] != prompt:
+            last = at - 1
+        found.append(examples[last])
+    return found
+
+
+def _prompt(one: Judged) -> NDArray[np.int32]:
+    return one.example.ids[: int(one.example.loss_mask.argmax())]
+
+
 def crossed(one: Judged, other: Judged, most: int) -> Example:
     """The prompt of one with the answer of another, of at most so many tokens; as much of a prompt is left out at its
     beginning as it takes to have one of the answer's."""
-    prompt = one.example.ids[: int(one.example.loss_mask.argmax())]
+    prompt = _prompt(one)
     begin = int(other.example.loss_mask.argmax())
     prompt = prompt[-(most - 1) :]
     ids = np.concatenate([prompt, other.example.ids[begin:]])[:most]

@@ -36,10 +36,10 @@ def text(said: Mapping[str, Any]) -> str:
     """As YAML."""
     import yaml
 
-    plain = yaml.safe_dump(dict(said), allow_unicode=True, sort_keys=False, width=1 << 20)
+    plain = str(yaml.safe_dump(dict(said), allow_unicode=True, sort_keys=False, width=1 << 20))
     if _ENDS.isdisjoint(plain):
         return plain
-    return yaml.safe_dump(dict(said), sort_keys=False, width=1 << 20)
+    return str(yaml.safe_dump(dict(said), sort_keys=False, width=1 << 20))
 
 
 def write(folder: Path, verb: str, said: Mapping[str, Any], note: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -131,8 +132,8 @@ class Run(ABC):
             place = {"device": group.device or self.how.device, "threads": self.how.threads}
             if group.size > 1 and self.how.samples_at == "looks":
                 raise Contradiction(lambda o: f"{o('samples_at')} looks is for one process; start without torchrun")
-            before = group.lead(lambda _: self._before(place)) or []
             judge = task.judge(ready, group) if ready.settings.early_stop_task else None
+            before = group.lead(lambda _: self._before(place)) or []
             trainer = self._trainer(ready, group)
             trainer.judge = judge
             if self.how.resume:
@@ -228,12 +229,14 @@ class Run(ABC):
 
     def _push(self, folder: Path) -> None:
         """Raises PronkError with the way to what is left to do: what was trained is there."""
-        if self.how.push_to_hub is None:
+        how = self.how
+        if how.push_to_hub is None:
             return
         try:
-            found = upload.push(folder, self.how.push_to_hub, private=self.how.private, progress=False)
+            found = upload.push(folder, how.push_to_hub, private=how.private, progress=False)
         except PronkError as error:
-            raise PronkError(f"{error} (the run is finished: pronk push {folder} {self.how.push_to_hub})") from None
+            again = shlex.join(["pronk", "push", str(folder), how.push_to_hub, *([] if how.private else ["--public"])])
+            raise PronkError(f"{error} (the run is finished: {again})") from None
         self.watcher.note(f"pushed to {found}")
 
     def _resume(self, trainer: Trainer) -> None:

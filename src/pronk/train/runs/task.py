@@ -4,6 +4,7 @@ is kept, and a run that no longer does better ends.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def judge(ready: Prepared, group: Group) -> Callable[[Trainer], float]:
 def score(trainer: Trainer, ready: Prepared) -> float:
     """Of its first metric of which more is better. The harness sets seeds: what the run draws is drawn as without it.
 
-    Raises BadRequest for a task that has no such metric.
+    Raises BadRequest for a task that has no such metric, or where it is no number.
     """
     name, limit = trainer.settings.early_stop_task, trainer.settings.early_stop_limit
     assert name
@@ -55,6 +56,8 @@ def score(trainer: Trainer, ready: Prepared) -> float:
     ]
     if not values:
         raise BadRequest(f"early_stop_task {name} has no metric of which more is better; name another task")
+    if not math.isfinite(values[0]):  # than which nothing would be better
+        raise BadRequest(f"early_stop_task {name} gave {values[0]} in the place of a score; name another task")
     return values[0]
 
 
