@@ -83,15 +83,14 @@ def test_interrupted_it_goes_on_to_the_same_bytes(
         pronk.grpo(folder, data, tmp_path / "parts", resume=True, **{**options, "kl_coef": 0.2}).run()
 
 
-def killed(given: dict[str, Any], kills: Sequence[tuple[str, int]], root: Path) -> list[str]:
-    """A run that is never killed, in `root / "whole"`, and one that is, in `root / "killed"`. Gives the checkpoints
-    that the second had come to, each time."""
-    for name, own in (("whole", []), ("killed", list(kills))):
-        (root / "given.json").write_text(json.dumps({**given, "out": str(root / name), "kills": own}))
-        program = [sys.executable, str(Path(__file__).with_name("killed.py")), str(root / "given.json")]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        ends = json.loads(done.stdout)
-        assert [end for end, _ in ends] == [-signal.SIGKILL] * len(own) + [0], done.stderr
+def killed(given: dict[str, Any], kills: Sequence[tuple[str, int]], out: Path) -> list[str]:
+    """A run that goes on after each kill. Gives the checkpoints that it had come to, each time."""
+    asked = out.with_suffix(".json")
+    asked.write_text(json.dumps({**given, "out": str(out), "kills": kills}))
+    program = [sys.executable, str(Path(__file__).with_name("killed.py")), str(asked)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    ends = json.loads(done.stdout)
+    assert [end for end, _ in ends] == [-signal.SIGKILL] * len(kills) + [0], done.stderr
     return [step for _, step in ends]
 
 
@@ -115,7 +114,8 @@ def test_killed_twenty_times_it_comes_to_the_same_bytes(reward: str, tmp_path: P
     kills = [("writes", int(draw.integers(1, 100))) for _ in range(12)]  # a step's are 46
     kills += [("calls", int(10 ** draw.uniform(3, 6.2))) for _ in range(8)]  # the first step's are a million
     draw.shuffle(kills)
-    steps = killed(given, kills, tmp_path)
+    killed(given, [], tmp_path / "whole")
+    steps = killed(given, kills, tmp_path / "killed")
     assert len(set(steps)) > 5  # it came further between most of them
     found = contents(tmp_path / "killed")
     assert found == contents(tmp_path / "whole")
@@ -125,11 +125,12 @@ def test_killed_twenty_times_it_comes_to_the_same_bytes(reward: str, tmp_path: P
 @pytest.mark.timeout(900)
 def test_killed_while_all_weights_are_trained(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:
     """The optimizer's state is of all weights then, and what writes is packed anew after each start: a completion says
-    whether it was from the same weights. Kills are at writes of a first, third and later steps, and within a step."""
-    options = {**QUICK, **HARD, "reward": reward, "full": True, "lr": 1e-3, "eval_every": 2}
+    whether it was from the same weights. Kills are at writes, before the first step and later, and within a step."""
+    options = {**QUICK, **HARD, "reward": reward, "full": True, "lr": 1e-3, "eval_every": 2, "max_steps": 4}
     given = {"model": str(folder), "data": str(data), "options": options}
-    kills = [("writes", 3), ("writes", 70), ("calls", 20_000), ("writes", 50), ("writes", 11)]
-    steps = killed(given, kills, tmp_path)
+    kills = [("writes", 3), ("writes", 70), ("calls", 20_000), ("writes", 50)]
+    pronk.grpo(folder, data, tmp_path / "whole", **options).run()
+    steps = killed(given, kills, tmp_path / "killed")
     assert len(set(steps)) > 2
     found = contents(tmp_path / "killed")
     assert found == contents(tmp_path / "whole")
