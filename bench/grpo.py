@@ -29,7 +29,7 @@ DATA = harness.ROOT.parent / "shared" / "data" / "alpaca" / "alpaca_data_200.jso
 MODEL, PEER = models.SMOLLM2, "TRL"
 GOAL = 4.0
 OPTIONS: dict[str, Any] = {
-    "num_generations": 8, "max_new_tokens": 64, "batch_size": 1, "accumulate": 4, "lora_rank": 16, "lora_alpha": 32,
+    "num_generations": 8, "max_new_tokens": 64, "batch_size": 1, "accumulate": 2, "lora_rank": 16, "lora_alpha": 32,
     "lr": 1e-4, "schedule": "constant", "warmup": 0.0, "seed": 0, "eval_share": 0.0, "samples": 0, "device": "cpu",
     "max_steps": 1000,
 }  # fmt: skip
