@@ -42,9 +42,14 @@ class Case:
     precision: str
     base: str
     rollout_quantize: str
+    checkpointing: bool = False  # the peer's, which it switches on
 
 
-CASES = {"f32": Case("f32", "float32", "auto"), "bf16": Case("bf16", "bfloat16", "bf16")}
+CASES = {
+    "f32": Case("f32", "float32", "auto"),
+    "bf16": Case("bf16", "bfloat16", "bf16"),
+    "bf16, TRL as it comes": Case("bf16", "float32", "bf16", checkpointing=True),
+}
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
@@ -62,7 +67,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         common = {"path": path, "work": str(work), "threads": options.threads, "precision": case.precision}
         loaded = {"pronk": ours.load(**common, rollout_quantize=case.rollout_quantize)}
         in_order = ordered(path, data, asked, [one["prompt"] for one in prompts], folder)
-        loaded[PEER] = theirs.load(**common, base=case.base, prompts=in_order, loaded=options.micro_batch)
+        loaded[PEER] = theirs.load(
+            **common, base=case.base, prompts=in_order, loaded=options.micro_batch, checkpointing=case.checkpointing
+        )
         sides = {"pronk": ours, PEER: theirs}
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
         runs = {name: _rate_of(side, options.steps, found[name]) for name, side in sides.items()}

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer, with the settings of pronk's run: it goes on by a step when it is told to, and else waits.
 
 `train()` of a Trainer cannot be asked for a step at a time, so it runs in a thread of its own, which a callback holds
-before each step. Gradient checkpointing, which TRL switches on, is off: it would cost time here, and save memory.
+before each step. Gradient checkpointing, which TRL switches on, costs time and saves memory: it is on where asked for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,15 @@ def reward(prompts: list[str], completions: list[str], **more: Any) -> list[floa
 
 class Trl:
     def load(
-        self, path: str, work: str, threads: int, precision: str, base: str, prompts: list[str], loaded: int
+        self,
+        path: str,
+        work: str,
+        threads: int,
+        precision: str,
+        base: str,
+        prompts: list[str],
+        loaded: int,
+        checkpointing: bool,
     ) -> dict[str, Any]:
         """`work`: as pronk_grpo_side.py. `prompts`: in pronk's order. `base`: dtype of the weights. `loaded`:
         completions of a micro-batch."""
@@ -55,7 +63,7 @@ class Trl:
             disable_tqdm=True, logging_steps=1, max_steps=options["max_steps"], seed=options["seed"],
             per_device_train_batch_size=loaded, gradient_accumulation_steps=completions // loaded,
             num_generations=options["num_generations"], max_completion_length=options["max_new_tokens"],
-            shuffle_dataset=False, gradient_checkpointing=False, bf16=precision == "bf16",
+            shuffle_dataset=False, gradient_checkpointing=checkpointing, bf16=precision == "bf16",
             learning_rate=options["lr"], lr_scheduler_type="constant", optim="adamw_torch_fused", max_grad_norm=1.0,
             loss_type="grpo", beta=0.0, epsilon=0.2, scale_rewards="group", temperature=1.0, top_p=1.0, top_k=0,
             generation_kwargs={"use_cache": True}, model_init_kwargs={"dtype": base, "attn_implementation": "sdpa"},
