@@ -34,6 +34,10 @@ pytestmark = pytest.mark.timeout(900)  # two processes that wait for each other 
 LORA = {"rank": 4, "alpha": 8}
 SAME = 1e-5  # sums are taken in another order, and no more
 
+# Completions of other lengths than their neighbours', for one in five tokens ends them.
+GROUPS = {"reward": ("regex:[a-m]", "length:6"), "reward_weights": (1.0, 0.5), "num_generations": 4,
+          "max_new_tokens": 6, "num_iterations": 2, "reward_timeout": 600.0}  # fmt: skip
+
 # What is trained by one process and by two: changes to the settings below.
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -48,6 +52,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "kto-full": {"objective": {"beta": 0.5}, "data": "judged.jsonl"},
     "reward": {"lora": LORA, "objective": {}, "data": "margins.jsonl"},
     "reward-full": {"objective": {}, "data": "margins.jsonl", "model": "tied"},
+    "grpo": {"lora": LORA, "objective": {**GROUPS, "kl_coef": 0.1, "dynamic_sampling": True}, "data": "prompts.jsonl"},
+    "grpo-full": {
+        "objective": {**GROUPS, "scale_rewards": "batch", "loss_type": "dapo"},
+        "data": "prompts.jsonl",
+        "lr": 1e-3,
+    },
+    "grpo-exact": {"lora": LORA, "objective": {**GROUPS, "rollout": "exact"}, "data": "prompts.jsonl", "max_steps": 2},
     "bf16": {"precision": "bf16"},
     "f16": {"precision": "f16", "lora": LORA},
 }
@@ -70,7 +81,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = [{"prompt": f"{a} plus {b} is", "chosen": f" {a + b}.", "rejected": " I won't say."} for a, b in sums]
     margins = [{**pair, "margin": 0.25 * number} for number, pair in enumerate(pairs)]
     judged = [{**one, "label": number % 3 != 1} for number, one in enumerate(of_sums)]
-    files = {"sums": of_sums, "pairs": pairs, "judged": judged, "margins": margins, "other": of_sums[1:] + of_sums[:1]}
+    prompts = [{"prompt": f"{a} plus {b} is" + " now" * (a == b)} for a, b in sums]
+    files = {
+        "prompts": prompts,
+        "sums": of_sums,
+        "pairs": pairs,
+        "judged": judged,
+        "margins": margins,
+        "other": of_sums[1:] + of_sums[:1],
+    }
     for name, records in files.items():
         (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (root / "one").mkdir()
@@ -183,6 +202,23 @@ def test_sixteen_bits_differ_by_their_rounding(came: dict[str, Any], root: Path,
         if "loss" in line
     ]
     assert 0 < max(moved) < unit
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("grpo")])
+def test_two_processes_write_what_one_does(came: dict[str, Any], root: Path, kind: str) -> None:
+    """Each writes half, and the first keeps all of it; what writes is to the bit what is trained, where asked."""
+    one, two = (
+        [json.loads(line) for line in (root / of / kind / "rollouts.jsonl").read_text().splitlines()]
+        for of in ("one", "two")
+    )
+    assert [line.pop("advantage") for line in one] == pytest.approx([line.pop("advantage") for line in two], abs=1e-9)
+    assert one == two
+    assert (root / "two" / kind / "rollouts.html").exists()
+    steps = [line for line in metrics(root / "two" / kind) if "loss" in line]
+    assert len({line["completion"] for line in two}) > 4
+    assert max(abs(line["grad_norm"]) for line in steps) > 0
+    if kind == "grpo-exact":
+        assert all(line["mismatch/logps"] == 0 for line in steps)
 
 
 def test_each_holds_its_share(came: dict[str, Any], root: Path) -> None:

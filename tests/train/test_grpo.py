@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +13,17 @@ import numpy as np
 import pytest
 import torch
 from tiny_folder import save_tiny_chat_model
-from training_runs import signalled, timeless
 
 import pronk
 from pronk import checkpoint
 from pronk.cli.training_rollouts import show
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
-from pronk.train import curves, lora
+from pronk.train import lora
 from pronk.train.data.examples import Prompt
 from pronk.train.objectives.grpo import GRPO, of_reference, of_tokens
 from pronk.train.objectives.rollouts import FILE
 from pronk.train.rewards.names import parse
-from pronk.train.rollouts.page import PAGE
 from pronk.train.rollouts.texts import Answered, Completion
 
 CPU = torch.device("cpu")
@@ -422,71 +417,6 @@ def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
 
 
 # -- runs --
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """What comes out, and what was written on the way; but for the page of curves, which has the clock's."""
-    found = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.suffix in (".safetensors", ".jsonl", ".html")
-        and "checkpoints" not in path.parts
-        and path.name != curves.PAGE
-    }
-    page = found[PAGE].replace(f"{folder.name}: rollouts".encode(), b"")
-    return found | {"metrics.jsonl": json.dumps(timeless(folder)).encode(), PAGE: page}
-
-
-HARD: dict[str, Any] = {"num_iterations": 2, "dynamic_sampling": True, "kl_coef": 0.1, "max_steps": 5}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT])
-def test_interrupted_it_goes_on_to_the_same_bytes(
-    folder: Path, data: Path, functions: Path, tmp_path: Path, number: int
-) -> None:
-    options = {**QUICK, **HARD, "reward": f"{functions}:vowels", "eval_every": 2}
-    pronk.grpo(folder, data, tmp_path / "whole", **options).run()
-    with signalled(number, at=3), pytest.raises(KeyboardInterrupt):
-        pronk.grpo(folder, data, tmp_path / "parts", **options).run()
-    with (tmp_path / "parts" / FILE).open("a") as file:
-        file.write('{"step": 4, "prompt": "half a')  # of a step that a power cut took
-    pronk.grpo(folder, data, tmp_path / "parts", resume=True, **options).run()
-    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    with pytest.raises(BadRequest, match=r"made with objective\.kl_coef=0\.1, and now it is 0\.2"):
-        pronk.grpo(folder, data, tmp_path / "parts", resume=True, **{**options, "kl_coef": 0.2}).run()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_killed_twenty_times_it_comes_to_the_same_bytes(functions: Path, tmp_path: Path) -> None:
-    """kill -9 at random: while files are written, those of a checkpoint among them, and between any two calls of a
-    step. No clock decides at which."""
-    if not STORIES.exists():
-        pytest.skip(f"{STORIES} is absent")
-    begun = [
-        f"Once there was a {what} called {name}" for what in ("cat", "dog") for name in ("Tom", "Mia", "Ben", "Sue")
-    ]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in begun))
-    options = {
-        **QUICK, **HARD, "reward": f"{functions}:vowels", "tokenizer": str(STORIES / "tok512.bin"), "eval_share": 0.25,
-        "eval_every": 2, "max_steps": 80, "lr": 1e-3,
-    }  # fmt: skip
-    given = {"model": str(STORIES / "stories260K.bin"), "data": str(tmp_path / "prompts.jsonl")}
-    draw = np.random.default_rng(7)
-    kills = [("writes", int(draw.integers(1, 100))) for _ in range(12)]  # a step's are 46
-    kills += [("calls", int(10 ** draw.uniform(3, 6.2))) for _ in range(8)]  # the first step's are a million
-    draw.shuffle(kills)
-    for name, killed in (("whole", []), ("killed", kills)):
-        asked = {**given, "options": options, "out": str(tmp_path / name), "kills": killed}
-        (tmp_path / "given.json").write_text(json.dumps(asked))
-        program = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path / "given.json")]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        ends = json.loads(done.stdout)
-        assert [end for end, _ in ends] == [-signal.SIGKILL] * len(killed) + [0], done.stderr
-    assert len({step for _, step in ends}) > 5  # it came further between most of them
-    found = contents(tmp_path / "killed")
-    assert found == contents(tmp_path / "whole")
-    assert {PAGE, FILE, "adapter_model.safetensors"} < found.keys()
 
 
 def test_what_is_foretold_is_with_the_engine(folder: Path, data: Path) -> None:

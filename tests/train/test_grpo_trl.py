@@ -72,7 +72,12 @@ class Given:
         self.advantages: list[list[float]] = []
 
     def write(
-        self, model: Llama, step: int, passes: Sequence[Sequence[Prompt]], more: Callable[[], Sequence[Prompt]]
+        self,
+        model: Llama,
+        step: int,
+        passes: Sequence[Sequence[Prompt]],
+        numbers: Sequence[Sequence[int]],
+        more: Callable[[], Sequence[Prompt]],
     ) -> tuple[list[list[Answered]], dict[str, float]]:
         found = [self.groups[prompt.said] for prompts in passes for prompt in prompts]
         rewards = np.array([[one.reward for one in group.completions] for group in found])

@@ -26,15 +26,20 @@ from pronk.errors import PronkError
 from pronk.train.data.sources import prepare
 from pronk.train.distributed import Group, joined
 from pronk.train.objectives.dpo import DPO
+from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.kto import KTO
 from pronk.train.objectives.reward import Reward
 from pronk.train.reward import with_score
+from pronk.train.runs.options import How
+from pronk.train.runs.reinforcing import Reinforcing
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
 
 
 def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
     settings = _settings(work["settings"])
+    if isinstance(settings.objective, GRPO):
+        return _reinforced(settings, root / work["folder"], group)
     last = group.rank == group.size - 1
     read = replace(settings, data=work["data"]) if last and "data" in work else settings
     opened = checkpoint.open(settings.model)
@@ -56,8 +61,22 @@ def perform(root: Path, work: dict[str, Any], group: Group) -> dict[str, Any]:
     return {"came": "ended" if ended else "stopped", "held": sum(_local(p).numel() for p in run.model.parameters())}
 
 
+def _reinforced(settings: Settings, folder: Path, group: Group) -> dict[str, Any]:
+    """By the run itself, which puts together what writes."""
+    try:
+        with mock.patch("pronk.train.trainer.plan"):
+            for _ in Reinforcing(settings, How(folder, "cpu", threads=1, resume=False, samples=0, log_to=())).steps(
+                group
+            ):
+                pass
+    except PronkError as error:
+        return {"came": str(error)}
+    return {"came": "ended"}
+
+
 def _settings(given: dict[str, Any]) -> Settings:
-    objective = Reward if "margin" in given["data"] else KTO if "judged" in given["data"] else DPO
+    of_data = {"margins": Reward, "judged": KTO, "prompts": GRPO}
+    objective = of_data.get(Path(given["data"]).stem, DPO)
     kinds = {"lora": LoraConfig, "objective": objective}
     return Settings(**{name: kinds[name](**v) if name in kinds and v is not None else v for name, v in given.items()})
 

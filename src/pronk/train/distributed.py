@@ -63,6 +63,10 @@ class Group:
     def agree(self, value: object, what: str) -> None:
         """Raises BadRequest where the processes have different ones."""
 
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        """All processes', one process's after the other's."""
+        return list(mine)
+
     def lead(self, work: Callable[[Whole], T], model: nn.Module | None = None) -> T | None:
         """What the first does alone, while the others wait; its error is raised on all of them.
 
@@ -102,6 +106,11 @@ class Processes(Group):
         dist.all_gather_object(every, value)
         if any(other != every[0] for other in every):
             raise BadRequest(f"the processes of this run have different {what}; give all of them the same")
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, list(mine))
+        return [one for of_one in every for one in of_one]
 
     def lead(self, work: Callable[[Whole], T], model: nn.Module | None = None) -> T | None:
         parameters = list(model.parameters()) if model else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -149,15 +149,16 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_ratio", 1.0)
         chosen = [self._next() for _ in range(self.accumulate)]
-        mine = self.group.share(chosen)
+        mine, numbers = self.group.share(chosen), self.group.share(_numbered(chosen, chosen))
         if self.group.size == 1:  # several gather weights together, and so have as many passes each
             mine = self.batches.passes(mine)
+            numbers = _numbered(chosen, mine)
         passes: Sequence[Sequence[Any]] = [[self.examples[i] for i in indices] for indices in mine]
         told: Mapping[str, float] = {}
         if self.writer:
             with self.autocast():
                 passes, told = self.writer.write(
-                    self.model, position.step, passes, lambda: [self.examples[i] for i in self._next()]
+                    self.model, position.step, passes, numbers, lambda: [self.examples[i] for i in self._next()]
                 )
             self.model.train()
         with self.autocast():
@@ -287,6 +288,14 @@ class Loop:
             f"step {self.position.step + 1}: the {what}, on {where}{more}; look at these records, or train with a "
             "smaller learning rate"
         )
+
+
+def _numbered(chosen: Sequence[Sequence[int]], passes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The places that the examples of `passes` have in the step, which they make up as `chosen` do."""
+    places: dict[int, deque[int]] = {}
+    for place, index in enumerate(index for indices in chosen for index in indices):
+        places.setdefault(index, deque()).append(place)
+    return [[places[index].popleft() for index in indices] for indices in passes]
 
 
 def _means(sums: Mapping[str, float], weight: int) -> dict[str, float]:

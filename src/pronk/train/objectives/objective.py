@@ -96,10 +96,16 @@ class Writer(Protocol):
     """Makes what a step learns from of the examples that it reads, where it is the model that writes that."""
 
     def write(
-        self, model: Llama, step: int, passes: Sequence[Sequence[Any]], more: Callable[[], Sequence[Any]]
+        self,
+        model: Llama,
+        step: int,
+        passes: Sequence[Sequence[Any]],
+        numbers: Sequence[Sequence[int]],
+        more: Callable[[], Sequence[Any]],
     ) -> tuple[Sequence[Sequence[Any]], Mapping[str, float]]:
-        """Of the examples of each pass, and what is to be seen of them. `step`: how many are done. `more` gives the
-        examples of the next micro-batch."""
+        """Of the examples of each of this process's passes, and what is to be seen of all processes'. `step`: how many
+        are done. `numbers`: those of the examples in the step. `more` gives the examples of the next micro-batch, to
+        all processes the same."""
 
     def answer(self, model: Llama, examples: Sequence[Any]) -> Sequence[Any]:
         """Held-out examples, for `judged`: the same of the same model."""

@@ -15,6 +15,7 @@ from pronk.system import replacing
 from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.model import Llama
 from pronk.train.data.examples import Prompt
+from pronk.train.distributed import Group
 from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.objective import Writer
 from pronk.train.rewards.scorer import Scorer, Text
@@ -29,11 +30,20 @@ _TRAINING, _HELD_OUT = 0, 1  # what seeds are for
 
 class Rollouts(Writer):
     """Seeds follow from the run's, the step and the number of the prompt in it: a run that is resumed writes the same
-    completions again."""
+    completions again, and so do other numbers of processes. Each writes its own passes' and rewards them; then all have
+    the whole step's, for advantages may be of all of it."""
 
     def __init__(
-        self, settings: GRPO, sampler: Sampler, rewards: Mapping[str, Scorer], codec: Tokenizer, seed: int, folder: Path
+        self,
+        settings: GRPO,
+        sampler: Sampler,
+        rewards: Mapping[str, Scorer],
+        codec: Tokenizer,
+        seed: int,
+        folder: Path,
+        group: Group | None = None,
     ) -> None:
+        self._group = group or Group()
         self._settings, self._sampler, self._rewards = settings, sampler, rewards
         self._weights = settings.reward_weights or (1.0,) * len(rewards)
         self._codec, self._seed, self._file = codec, seed, folder / FILE
@@ -43,11 +53,10 @@ class Rollouts(Writer):
         model: Llama | None,
         step: int,
         passes: Sequence[Sequence[Prompt]],
+        numbers: Sequence[Sequence[int]],
         more: Callable[[], Sequence[Prompt]],
     ) -> tuple[list[list[Answered]], dict[str, float]]:
-        sizes = [len(prompts) for prompts in passes]
-        written = self._judged(model, [_TRAINING, step], passes)
-        found, told = [group for groups in written for group in groups], {}
+        found, told = self._judged(model, [_TRAINING, step], passes, numbers), {}
         if self._settings.dynamic_sampling:
             tried = len(found)
             telling = [group for group in found if group.tells]
@@ -55,25 +64,30 @@ class Rollouts(Writer):
                 if len(telling) >= len(found):
                     break
                 fresh = list(more())
-                (groups,) = self._judged(model, [_TRAINING, step], [fresh], first=tried)
+                mine = self._group.share([*enumerate(fresh, tried)])
+                groups = self._judged(
+                    model, [_TRAINING, step], [[prompt for _, prompt in mine]], [[number for number, _ in mine]]
+                )
                 tried += len(fresh)
                 telling += [group for group in groups if group.tells]
             told["prompts"] = float(tried)
             found = [*telling, *(group for group in found if not group.tells)][: len(found)]
         found = self._settings.shared(self._with_advantages(found))
         told |= _seen(found)
-        self._note(step + 1, found)
-        every = iter(found)
-        return [[next(every) for _ in range(size)] for size in sizes], told
+        if self._group.first:
+            self._note(step + 1, found)
+        return [[found[number] for number in own] for own in numbers], told
 
     def first(self, prompts: Sequence[Prompt]) -> list[Answered]:
         """What a run would begin with; nothing is noted."""
-        (groups,) = self._judged(None, [_TRAINING, 0], [prompts])
-        return self._with_advantages(groups)
+        return self._with_advantages(self._judged(None, [_TRAINING, 0], [prompts], [range(len(prompts))]))
 
     def answer(self, model: Llama, examples: Sequence[Prompt]) -> list[Answered]:
-        """The same seeds at each look, so that looks differ by what was learned."""
-        return [group for groups in self._judged(model, [_HELD_OUT, 0], [examples]) for group in groups]
+        """The same seeds at each look, so that looks differ by what was learned. Processes write to as many each, for
+        exact rollouts are passes that all take part in."""
+        rank, size, last = self._group.rank, self._group.size, len(examples) - 1
+        numbers = [min(start + rank, last) for start in range(0, len(examples), size)]
+        return self._judged(model, [_HELD_OUT, 0], [[examples[number] for number in numbers]], [numbers])
 
     def forget(self, after: int) -> None:
         """What was written in steps after a checkpoint, which will come again."""
@@ -90,12 +104,21 @@ class Rollouts(Writer):
             raise PronkError(f"{self._file}: cannot be written: {os_problem(error)}") from None
 
     def _judged(
-        self, model: Llama | None, key: list[int], passes: Sequence[Sequence[Prompt]], first: int = 0
-    ) -> list[list[Answered]]:
-        """Written, and rewarded. `first`: the number of the first prompt in the step."""
-        numbers = iter(range(first, first + sum(map(len, passes))))
-        asked: list[Asked] = [[(one, self._seed_of([*key, next(numbers)])) for one in prompts] for prompts in passes]
-        return [list(self._rewarded(groups)) for groups in self._sampler.sample(model, asked)]
+        self,
+        model: Llama | None,
+        key: list[int],
+        passes: Sequence[Sequence[Prompt]],
+        numbers: Sequence[Sequence[int]],
+    ) -> list[Answered]:
+        """Written, and rewarded: all processes', by their numbers."""
+        asked: list[Asked] = [
+            [(prompt, self._seed_of([*key, number])) for prompt, number in zip(prompts, own, strict=True)]
+            for prompts, own in zip(passes, numbers, strict=True)
+        ]
+        found = [group for groups in self._sampler.sample(model, asked) for group in self._rewarded(groups)]
+        flat = [number for own in numbers for number in own]
+        every = dict(self._group.gather([*zip(flat, found, strict=True)]))
+        return [every[number] for number in sorted(every)]
 
     def _seed_of(self, key: Sequence[int]) -> int:
         return int(np.random.SeedSequence([self._seed, *key]).generate_state(1, np.uint64)[0])

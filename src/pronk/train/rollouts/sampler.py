@@ -7,6 +7,7 @@ distribution and of no other. What is drawn is a function of the weights, the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train import lora
 from pronk.train.data.examples import Prompt
+from pronk.train.distributed import Group
 from pronk.train.objectives.loss import logits_at, picked
 from pronk.train.rollouts.texts import Answered, Completion
 from pronk.train.trainer import trained
@@ -43,10 +45,17 @@ class EngineSampler:
     """By an engine of its own in the same process: prompts are read once, and all completions share passes.
 
     Of LoRA it is handed the numbers, which it keeps beside weights that are packed once. Where all weights are trained,
-    or DoRA, they are packed anew.
+    or DoRA, they are packed anew. Each process of a group has an engine of its own.
     """
 
-    def __init__(self, make: Callable[[Checkpoint], Backend], checkpoint: Checkpoint, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        make: Callable[[Checkpoint], Backend],
+        checkpoint: Checkpoint,
+        eos_ids: Sequence[int],
+        group: Group | None = None,
+    ) -> None:
+        self._group = group or Group()
         self._make, self._checkpoint, self._eos_ids = make, checkpoint, eos_ids
         self._backend: Backend | None = make(checkpoint)
         self._attached = 0
@@ -92,20 +101,23 @@ class EngineSampler:
         return scheduler.add(prompt.ids.tolist(), params, seed, self._eos_ids)
 
     def _take(self, model: Llama) -> None:
+        whole = self._group.whole
         if lora.has(model):
             products = {
                 name: LowRank(
-                    _array(layer.lora_A),
-                    _array(layer.lora_B),
+                    _array(whole(layer.lora_A)),
+                    _array(whole(layer.lora_B)),
                     layer.scale,
-                    None if layer.lora_magnitude_vector is None else _array(layer.lora_magnitude_vector),
+                    None if layer.lora_magnitude_vector is None else _array(whole(layer.lora_magnitude_vector)),
                 )
                 for name, layer in lora.layers(model)
             }
             self.adopt(Adapter(Path("what is trained"), products, {}, 0))
         else:
             self._backend = None  # before there is another
-            self._backend = self._make(trained(self._checkpoint, model))
+            # All that gather a weight do so at once, and an engine reads them when and as often as it likes.
+            held = {id(parameter): whole(parameter) for parameter in model.parameters()}
+            self._backend = self._make(trained(self._checkpoint, model, lambda parameter: held[id(parameter)]))
 
 
 def _array(parameter: Tensor) -> Any:
@@ -138,12 +150,19 @@ class ExactSampler:
     long as the longest completions, of which what is not written yet is filled up: no earlier token looks there.
     """
 
-    def __init__(self, collate: Callable[[Sequence[Any], torch.device], Any], eos_ids: Sequence[int]) -> None:
-        self._collate, self._eos_ids = collate, frozenset(eos_ids)
+    def __init__(
+        self,
+        collate: Callable[[Sequence[Any], torch.device], Any],
+        eos_ids: Sequence[int],
+        group: Group | None = None,
+    ) -> None:
+        self._collate, self._eos_ids, self._group = collate, frozenset(eos_ids), group or Group()
 
     def sample(self, model: Llama | None, passes: Sequence[Asked]) -> list[list[Answered]]:
         assert model is not None
-        return [self._pass(model, asked) for asked in passes]
+        found = [self._pass(model, asked) for asked in passes]
+        self._group.rest(model)
+        return found
 
     def _pass(self, model: Llama, asked: Asked) -> list[Answered]:
         params = SamplingParams(temperature=1.0)
@@ -154,11 +173,13 @@ class ExactSampler:
             starts += [starts[-1] + prompt.room * number for number in range(1, prompt.generations + 1)]
         rooms = [prompt.room for prompt, _ in asked for _ in range(prompt.generations)]
         every = [one for group in drawn for one in group]
-        for step in range(max(rooms)):
+        for step in count():
             live = [n for n, one in enumerate(every) if not one.ended and step < rooms[n]]
-            if not live:
+            if not self._group.any(bool(live)):
                 break
-            logits = self._logits(model, asked, drawn, [starts[n] + step for n in live])
+            # Who has nothing left to write takes part in the others' passes.
+            rows = [starts[n] + step for n in live] or [0]
+            logits = self._logits(model, asked, drawn, rows)[: len(live)]
             tokens = [
                 sample(row, params, [], [], streams[n].uniform(step)).token
                 for n, row in zip(live, logits.cpu().numpy(), strict=True)

@@ -19,7 +19,7 @@ from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
 from pronk.loading import load
-from pronk.system import expanded
+from pronk.system import expanded, processors
 from pronk.train.data.examples import Prompt
 from pronk.train.distributed import Group
 from pronk.train.memory import Plan
@@ -110,8 +110,9 @@ class Reinforcing(Tuning):
         with self.watcher.progress("loading") as advance:
             return cpu_engine.ENGINE.load(checkpoint, quantize=self._format, threads=self.how.threads, progress=advance)
 
-    def _rollouts(self, sampler: Sampler, folder: Path) -> Rollouts:
-        return Rollouts(self._own, sampler, self._rewards, self.prepared.tokenizer, self.settings.seed, folder)
+    def _rollouts(self, sampler: Sampler, folder: Path, group: Group | None = None) -> Rollouts:
+        codec, seed = self.prepared.tokenizer, self.settings.seed
+        return Rollouts(self._own, sampler, self._rewards, codec, seed, folder, group)
 
     @cached_property
     def _rewards(self) -> Mapping[str, Scorer]:
@@ -146,17 +147,17 @@ class Reinforcing(Tuning):
 
     def _trainer(self, ready: Prepared, group: Group) -> Trainer:
         """What writes is loaded first, so that what training needs is held against what is left."""
-        if group.size > 1:
-            raise BadRequest("a run that writes what it learns from is one process's; start it without torchrun")
+        if group.size > 1 and self.how.threads is None:  # engines share what torchrun's processes share
+            self.how = replace(self.how, threads=max(1, processors() // group.here))
         _ = self._rewards
         sampler: Sampler
         if self._own.rollout == "engine":
-            sampler = EngineSampler(self._backend, ready.checkpoint, self._ends)
+            sampler = EngineSampler(self._backend, ready.checkpoint, self._ends, group)
             trainer = super()._trainer(ready, group)
         else:
             trainer = super()._trainer(ready, group)
-            sampler = ExactSampler(trainer.loop.objective.collate, self._ends)
-        trainer.loop.writer = self._rollouts(sampler, trainer.folder)
+            sampler = ExactSampler(trainer.loop.objective.collate, self._ends, group)
+        trainer.loop.writer = self._rollouts(sampler, trainer.folder, group)
         return trainer
 
     def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
@@ -176,12 +177,14 @@ class Reinforcing(Tuning):
             self._draw(trainer)
 
     def _draw(self, trainer: Trainer) -> None:
-        page.refresh(trainer.folder, trainer.folder / FILE, self.watcher.note)
+        if trainer.group.first:
+            page.refresh(trainer.folder, trainer.folder / FILE, self.watcher.note)
 
     def _resume(self, trainer: Trainer) -> None:
         super()._resume(trainer)
-        assert isinstance(trainer.loop.writer, Rollouts)
-        trainer.loop.writer.forget(after=trainer.loop.position.step)
+        writer, step = trainer.loop.writer, trainer.loop.position.step
+        assert isinstance(writer, Rollouts)
+        trainer.group.lead(lambda _: writer.forget(after=step))
 
     @cached_property
     def _asked(self) -> tuple[list[list[int]], list[dict[str, str]]]:

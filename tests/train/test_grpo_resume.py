@@ -1,0 +1,138 @@
+"""Runs of GRPO that are interrupted or killed, and go on: to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_folder import save_tiny_chat_model
+from training_runs import signalled, timeless
+
+import pronk
+from pronk.errors import BadRequest
+from pronk.train import curves
+from pronk.train.objectives.rollouts import FILE
+from pronk.train.rollouts.page import PAGE
+
+STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
+QUICK: dict[str, Any] = {
+    "accumulate": 2, "batch_size": 2, "num_generations": 4, "max_new_tokens": 6, "lr": 1e-2, "samples": 0,
+    "device": "cpu", "threads": 1, "save_every": 1,
+    "reward_timeout": 600.0,  # by the clock, which a busy machine does not heed
+}  # fmt: skip
+LORA: dict[str, Any] = {"lora_rank": 4, "kl_coef": 0.1}
+HARD: dict[str, Any] = {"num_iterations": 2, "dynamic_sampling": True, "max_steps": 5}
+REWARD = """
+def vowels(prompt, completion, record):
+    return sum(letter in "aeiou" for letter in completion)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=64)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{a} and {b}"}) + "\n" for a in range(4) for b in range(5)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(REWARD)
+    return f"{path}:vowels"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What comes out, and what was written on the way; but for the page of curves, which has the clock's."""
+    found = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.suffix in (".safetensors", ".jsonl", ".html")
+        and "checkpoints" not in path.parts
+        and path.name != curves.PAGE
+    }
+    page = found[PAGE].replace(f"{folder.name}: rollouts".encode(), b"")
+    return found | {"metrics.jsonl": json.dumps(timeless(folder)).encode(), PAGE: page}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_interrupted_it_goes_on_to_the_same_bytes(
+    folder: Path, data: Path, reward: str, tmp_path: Path, number: int
+) -> None:
+    options = {**QUICK, **LORA, **HARD, "reward": reward, "eval_every": 2}
+    pronk.grpo(folder, data, tmp_path / "whole", **options).run()
+    with signalled(number, at=3), pytest.raises(KeyboardInterrupt):
+        pronk.grpo(folder, data, tmp_path / "parts", **options).run()
+    with (tmp_path / "parts" / FILE).open("a") as file:
+        file.write('{"step": 4, "prompt": "half a')  # of a step that a power cut took
+    pronk.grpo(folder, data, tmp_path / "parts", resume=True, **options).run()
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    with pytest.raises(BadRequest, match=r"made with objective\.kl_coef=0\.1, and now it is 0\.2"):
+        pronk.grpo(folder, data, tmp_path / "parts", resume=True, **{**options, "kl_coef": 0.2}).run()
+
+
+def killed(given: dict[str, Any], kills: Sequence[tuple[str, int]], out: Path) -> list[str]:
+    """A run that goes on after each kill. Gives the checkpoints that it had come to, each time."""
+    asked = out.with_suffix(".json")
+    asked.write_text(json.dumps({**given, "out": str(out), "kills": kills}))
+    program = [sys.executable, str(Path(__file__).with_name("killed.py")), str(asked)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    ends = json.loads(done.stdout)
+    assert [end for end, _ in ends] == [-signal.SIGKILL] * len(kills) + [0], done.stderr
+    return [step for _, step in ends]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_twenty_times_it_comes_to_the_same_bytes(reward: str, tmp_path: Path) -> None:
+    """kill -9 at random: while files are written, those of a checkpoint among them, and between any two calls of a
+    step. No clock decides at which."""
+    if not STORIES.exists():
+        pytest.skip(f"{STORIES} is absent")
+    begun = [
+        f"Once there was a {what} called {name}" for what in ("cat", "dog") for name in ("Tom", "Mia", "Ben", "Sue")
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in begun))
+    options = {
+        **QUICK, **LORA, **HARD, "reward": reward, "tokenizer": str(STORIES / "tok512.bin"), "eval_share": 0.25,
+        "eval_every": 2, "max_steps": 80, "lr": 1e-3,
+    }  # fmt: skip
+    given = {"model": str(STORIES / "stories260K.bin"), "data": str(tmp_path / "prompts.jsonl"), "options": options}
+    draw = np.random.default_rng(7)
+    kills = [("writes", int(draw.integers(1, 100))) for _ in range(12)]  # a step's are 46
+    kills += [("calls", int(10 ** draw.uniform(3, 6.2))) for _ in range(8)]  # the first step's are a million
+    draw.shuffle(kills)
+    killed(given, [], tmp_path / "whole")
+    steps = killed(given, kills, tmp_path / "killed")
+    assert len(set(steps)) > 5  # it came further between most of them
+    found = contents(tmp_path / "killed")
+    assert found == contents(tmp_path / "whole")
+    assert {PAGE, FILE, "adapter_model.safetensors"} < found.keys()
+
+
+@pytest.mark.timeout(900)
+def test_killed_while_all_weights_are_trained(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:
+    """The optimizer's state is of all weights then, and what writes is packed anew after each start: a completion says
+    whether it was from the same weights. Kills are at writes, before the first step and later, and within a step."""
+    options = {**QUICK, **HARD, "reward": reward, "full": True, "lr": 1e-3, "eval_every": 2, "max_steps": 4}
+    given = {"model": str(folder), "data": str(data), "options": options}
+    kills = [("writes", 3), ("writes", 70), ("calls", 20_000), ("writes", 50)]
+    pronk.grpo(folder, data, tmp_path / "whole", **options).run()
+    steps = killed(given, kills, tmp_path / "killed")
+    assert len(set(steps)) > 2
+    found = contents(tmp_path / "killed")
+    assert found == contents(tmp_path / "whole")
+    assert {PAGE, FILE, "model/model.safetensors"} < found.keys()
+    assert found["model/model.safetensors"] != (folder / "model.safetensors").read_bytes()
