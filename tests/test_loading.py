@@ -105,5 +105,6 @@ def test_the_public_names_are_listed() -> None:
         "kto",
         "load",
         "pretrain",
+        "push",
         "reward",
     ]

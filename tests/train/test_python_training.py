@@ -100,6 +100,7 @@ WRONG: list[tuple[str, object]] = [
     ("from_adapter", ""), ("quantize", "nf4"), ("max_time", "soon"), ("max_time", 0), ("max_time", True),
     ("samples_at", "steps"), ("token_cache", 1), ("early_stop_task", ""),
     ("early_stop_limit", 0), ("push_to_hub", 1), ("private", "yes"),
+    ("rslora", 1), ("dora", "yes"), ("lora_plus_ratio", 0), ("neftune_alpha", -1),
 ]  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
             lambda: pronk.finetune("m", "d", full=True, lora_rank=8),
             "full trains all weights; leave the options of LoRA",
         ),
-        (lambda: pronk.finetune("m", "d", from_adapter="a", lora_rank=8), "from_adapter has a rank, an alpha and"),
+        (lambda: pronk.finetune("m", "d", from_adapter="a", lora_rank=8), "from_adapter has a rank, an alpha, a kind"),
         (
             lambda: pronk.finetune("m", "d", gradient_checkpointing=True, recompute=2),
             "gradient_checkpointing is recomp",

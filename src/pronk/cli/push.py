@@ -40,9 +40,9 @@ go there; checkpoints, logs and options do not. The token is huggingface_hub's: 
 def command(
     folder: str, repository: str, private: bool, revision: str | None, message: str | None, dry_run: bool
 ) -> None:
-    """Upload a model or an adapter to the Hugging Face hub, and print the address.
+    """Upload a model or an adapter to the Hugging Face hub.
 
-    It is one commit; a REPOSITORY (owner/name) that is not there yet is made.
+    It is one commit, whose address is printed; a REPOSITORY (owner/name) that is not there yet is made.
     """
     from pronk.checkpoint.hub import upload
 

@@ -51,8 +51,7 @@ def _reference(settings: Settings) -> list[str]:
         return [
             "The reference is the model before training; a few numbers are kept of each example, and no copy of it."
         ]
-    loss = getattr(objective, "loss_type", None) if objective.name == "dpo" else None
-    return [f"{loss} needs no reference: no example is read before the first step."] if loss else []
+    return [objective.without_reference] if objective.without_reference else []
 
 
 def _recomputed(settings: Settings) -> str:

@@ -130,10 +130,11 @@ class Llama(nn.Module):
     """A reward model has `score` in the place of `lm_head`. `ctx_size` matters to dynamic RoPE scaling only: see
     pronk.config.rope."""
 
+    with_noise: Callable[[Tensor, TorchBatch], Tensor] | None = None  # what training adds to embeddings
+
     def __init__(self, config: ModelConfig, attn: AttentionMode = "flash", ctx_size: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.with_noise: Callable[[Tensor, TorchBatch], Tensor] | None = None  # what training adds to embeddings
         self.every_row = False  # whether rows that nobody reads go through the last layer, too: they share its scales
         self.model = Decoder(config, attn, ctx_size or config.max_position_embeddings)
         if config.num_labels:

@@ -112,8 +112,11 @@ def _not_text(path: Path) -> str | None:
 
 
 def _count_lines(path: Path) -> int:
+    lines, last = 0, b"\n"
     with path.open("rb") as file:
-        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(_PIECE), b"")) + 1
+        while piece := file.read(_PIECE):
+            lines, last = lines + piece.count(b"\n"), piece[-1:]
+    return lines + (last != b"\n")
 
 
 def _lines(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:

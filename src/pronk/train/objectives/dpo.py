@@ -110,6 +110,10 @@ class DPO(Objective):
         return self.loss_type not in _WITHOUT_REFERENCE
 
     @property
+    def without_reference(self) -> str:
+        return "" if self.refers else f"{self.loss_type} needs no reference: no example is read before the first step."
+
+    @property
     def slack(self) -> float:
         if self.loss_type == "orpo":
             return 1 + 20 * self.beta * math.log(2)  # of the likelihood, as sft has it, and of indifference

@@ -53,6 +53,11 @@ class Objective(Protocol):
         return False
 
     @property
+    def without_reference(self) -> str:
+        """What a plan says where others of its kind hold the model against what it was; or nothing."""
+        return ""
+
+    @property
     def updates(self) -> int:
         """How many a step makes of what it read."""
         return 1
