@@ -63,7 +63,6 @@ class KTO(Objective):
 
     name = "kto"
     kinds = ("judged", "preference")
-    stored = False
 
     beta: float = 0.1
     desirable_weight: float = 1.0
