@@ -285,9 +285,8 @@ void add_groups_of_all(const WeightsOf& weights_of, const Ahead& ahead, int from
     });
 }
 
-// -- where tiles have registers enough to unpack for themselves ------------------------------------------------------------
-
-constexpr bool kUnpacksInTiles = S::registers / S::registers_per_vector >= 32;
+// Tiles that unpack for themselves, where they have the registers, and an instruction for it (without one they are large, and slow either way).
+constexpr bool kUnpacksInTiles = S::registers / S::registers_per_vector >= 32 && S::sums_in_words;
 
 template <Format kFormat, int T, int R>
 __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y) {
@@ -309,9 +308,9 @@ __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int
         for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
 }
 
-template <Format kFormat>
+template <Format kFormat, int kMost>  // kMost: tokens of a tile
 void planes_in_tiles(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
-    in_tiles<tile_tokens(2), false>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+    in_tiles<kMost, false>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
                 planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows);
@@ -368,10 +367,10 @@ void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vecto
     // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
     [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
     if constexpr (kUnpacksInTiles && Of::one_plane) {
-        return planes_in_tiles<kFormat>(panel, groups, first, vectors, x, tokens, y);
+        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, groups, first, vectors, x, tokens, y);
     } else {
         if constexpr (kUnpacksInTiles)
-            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat>(panel, groups, first, vectors, x, tokens, y);
+            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, groups, first, vectors, x, tokens, y);
         planes_through_cache<kFormat>(panel, groups, first, vectors, x, tokens, y);
     }
 }
