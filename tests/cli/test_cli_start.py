@@ -61,7 +61,7 @@ def test_ctrl_c_at_any_moment_of_the_start_is_silent(script: Path, model: str) -
         assert code in (-signal.SIGINT, 130, 0), (delay, code)  # 0: it was done before
         early += code == -signal.SIGINT
         if code == -signal.SIGINT:
-            assert said == "", (delay, said)
+            assert said == "" or "tok/s" in said, (delay, said)  # or it was done, and about to end
     assert early > 3
 
 
