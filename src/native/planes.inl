@@ -285,7 +285,7 @@ void add_groups_of_all(const WeightsOf& weights_of, const Ahead& ahead, int from
     });
 }
 
-// Tiles that unpack for themselves, where they have the registers, and an instruction for it (without one they are large, and slow either way).
+// Whether tiles unpack for themselves: where they have the registers, and one instruction multiplies bytes. They are large without.
 constexpr bool kUnpacksInTiles = S::registers / S::registers_per_vector >= 32 && S::sums_in_words;
 
 template <Format kFormat, int T, int R>

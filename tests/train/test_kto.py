@@ -295,6 +295,20 @@ def test_a_run_from_python(folder: Path, data: Path, tmp_path: Path) -> None:
     assert pronk.kto(folder, data, batch_size=2, device="cpu").plan().total > 0
 
 
+def test_answers_to_one_prompt_are_held_out_together(folder: Path, tmp_path: Path) -> None:
+    """Of 20 pairs both answers were drawn for themselves: each held-out one had its prompt among those trained on."""
+    pairs = [{"prompt": f"{n}?", "chosen": " yes", "rejected": " no"} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    chosen = Settings(str(folder), str(tmp_path / "pairs.jsonl"), objective=KTO(), lora=LORA, eval_share=0.2)
+    data = run_of(chosen, tmp_path / "run").data
+
+    def prompts(part: Any) -> list[bytes]:
+        return [one.example.ids[: int(one.example.loss_mask.argmax())].tobytes() for one in part]
+
+    assert (len(data.train), len(data.held_out)) == (32, 8)
+    assert not {*prompts(data.train)} & {*prompts(data.held_out)}
+
+
 def test_settings_out_of_range() -> None:
     for change in ({"beta": 0.0}, {"desirable_weight": -1.0}, {"undesirable_weight": float("nan")}):
         with pytest.raises(BadRequest, match="must be from"):

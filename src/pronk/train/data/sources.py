@@ -92,9 +92,10 @@ def prepare(
     same = _numbered([store.digests(one.examples) for one in read])
     first = sum(map(len, parts))
     if settings.eval_data is None:
-        distinct = _distinct(same)
+        together = _numbered([store.prompts(part) for part in parts]) if settings.objective.by_prompt else same
+        distinct = _distinct(together)
         count = round(settings.eval_share * len(distinct)) if len(distinct) >= _LEAST_HELD_OUT else 0
-        chosen = np.isin(same, distinct[draw.permutation(len(distinct))[:count]])
+        chosen = np.isin(together, distinct[draw.permutation(len(distinct))[:count]])
         held_out = store.Picked(parts, np.flatnonzero(chosen))
     else:
         chosen = np.isin(same[:first], same[first:])

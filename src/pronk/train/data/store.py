@@ -205,6 +205,12 @@ def digests(examples: Iterable[Any]) -> NDArray[np.void]:
     return np.frombuffer(b"".join(hashlib.sha256(content(example)).digest() for example in examples), "V32")
 
 
+def prompts(examples: Iterable[Judged]) -> NDArray[np.void]:
+    """[N] of 32 bytes: the same of what begins alike up to the first token that is learned."""
+    begins = (one.example.ids[: int(one.example.loss_mask.argmax())].astype("<i4") for one in examples)
+    return np.frombuffer(b"".join(hashlib.sha256(ids.tobytes()).digest() for ids in begins), "V32")
+
+
 def mapped(file: BinaryIO) -> mmap.mmap:
     """Its bytes, which stay where the file is deleted meanwhile."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

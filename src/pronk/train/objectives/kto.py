@@ -63,6 +63,7 @@ class KTO(Objective):
 
     name = "kto"
     kinds = ("judged", "preference")
+    by_prompt = True  # or else a pair's other answer would be trained on, and what is held out would be known
 
     beta: float = 0.1
     desirable_weight: float = 1.0

@@ -40,6 +40,7 @@ class Objective(Protocol):
     name: ClassVar[str]  # as it is saved
     kinds: ClassVar[tuple[Kind, ...]]  # of the records that it learns from
     marked: ClassVar[str] = "trained on"  # what tokens in the loss mask are, for --show-batch
+    by_prompt: ClassVar[bool] = False  # whether examples with one prompt are held out together
     stored: ClassVar[bool] = True  # whether its examples are tokens alone, which a store may hold (data/store.py)
 
     @property
