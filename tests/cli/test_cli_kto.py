@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,15 @@ def test_an_adapter_and_a_report(run: Run, model: str, tmp_path: Path) -> None:
 
 def test_pairs_shown_and_learned(run: Run, model: str, tmp_path: Path) -> None:
     data = str(write_sums(tmp_path / "pairs.jsonl", lambda a, b: {"chosen": f" {a + b}.", "rejected": " a number"}))
-    shown = run("kto", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK, "--show-batch")
+    shown = run(
+        "kto", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK, "--show-batch", "--batch-size", "8"
+    )
     assert shown.exit_code == 0, shown.stderr
-    assert "good:\n3 plus 4 is⟦ 7.</s>⟧" in shown.stdout
-    assert "bad:\n0 plus 2 is⟦ a number</s>⟧" in shown.stdout
+    good = re.findall(r"good:\n(\d+) plus (\d+) is⟦ (\d+)\.</s>⟧", shown.stdout)
+    bad = re.findall(r"bad:\n\d+ plus \d+ is⟦ a number</s>⟧", shown.stdout)
+    assert len(good) + len(bad) == 16
+    assert min(len(good), len(bad)) > 0
+    assert all(int(a) + int(b) == int(total) for a, b, total in good)
     planned = run("kto", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK, "--plan")
     assert planned.exit_code == 0, planned.stderr
     assert "The reference is the model before training" in planned.stdout
