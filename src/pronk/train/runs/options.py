@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pronk.errors import BadRequest, short
 from pronk.formats import FLOATS, TRAINED, names
 from pronk.system import expanded
 from pronk.train.runs.duration import seconds
+from pronk.train.runs.shared import Optimizer
 
 if TYPE_CHECKING:
     from pronk.train.objectives.objective import Objective
@@ -165,7 +166,7 @@ RULES: dict[str, _Rule] = {
     "quantize": _or_none(_one_of("auto", *TRAINED)),
     "warmup": _SHARE,
     "schedule": _one_of("cosine", "linear", "constant"),
-    "optimizer": _one_of("adamw", "adamw8bit", "sgd"),
+    "optimizer": _one_of(*get_args(Optimizer)),
     "precision": _or_none(_one_of(*FLOATS)),
     "eval_share": _PART,
     "log_to": _Rule(
