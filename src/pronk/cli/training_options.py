@@ -12,7 +12,7 @@ from pronk.cli import options
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
 from pronk.train.runs.duration import seconds
-from pronk.train.runs.options import LOGS, RATES
+from pronk.train.runs.options import LOGS, RATES, TIMES
 from pronk.train.runs.shared import Optimizer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -217,7 +217,7 @@ _looking = options.together(
 def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
     lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in RATES[objective])
-    steps = shared(f"{lr}; with --full {full}")
+    steps = shared(f"{lr}; with --full {full}; of adafactor {TIMES['adafactor']:.0f} times as much")
     return options.together(options.model_argument, data, own, lora, steps, _noise, _looking)
 
 
