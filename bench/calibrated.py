@@ -1,35 +1,46 @@
 """What 4 bits and fewer cost in quality: calibrated and plainly rounded by pronk, and by llama.cpp's quantizer.
 
-    python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated] [--types q4_0 q4_k q3_k q2_k] [--quick]
+    python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated pretrained-16m]
+                               [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp] [--quick]
 
 Mean KL divergence from the model in float32 by quality.py's protocol: windows of WikiText-2's test split, the second
 half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates on
 the text that comes with it, which has no part of WikiText. The reference is pronk's CPU engine in f32, of the model as
-it is: its rotated twin is the same function, with weights that lie on no grid. A type is called here as `pronk quantize
---to` calls it; beside it stands llama.cpp's of that name, with its defaults. Results are kept row by row.
+it is: its rotated twin is the same function, with weights that lie on no grid. The pretrained model is measured on what
+it has not read of WikiText.
+
+A type is called here as `pronk quantize --to` calls it; beside it stands llama.cpp's of that name, with its defaults.
+llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
+`sized` is what `--max-size SIZE --calibrate` makes of the size of llama.cpp's file, to the byte or less; `4.9bpw` is
+what it makes of so many bits a weight. Results are kept row by row.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import harness
 import models
 import numpy as np
-from quality import TEXT, WINDOW, Floats, Tally, log_softmax, windows
+from quality import WINDOW, Floats, Tally, log_softmax, windows
 from sides.pipe import Side
 
 from pronk import checkpoint, tokenizer
 from pronk.calibrate import own_text
 from pronk.calibrate.calibrated import calibrated, rounded, types
 from pronk.checkpoint.writers import write
+from pronk.cli import blocks
 
 PEERS = {"q4_0": "Q4_0", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "q2_k": "Q2_K"}
+WAYS = ("sized", "4.9bpw", "calibrated", "plain", "llama.cpp")  # the second beside Q4_K_M alone
+SAME = {models.TWIN: models.SMOLLM2}  # functions
 ROWS = [WINDOW // 2, WINDOW]
 
 
@@ -60,49 +71,71 @@ def made(model: str, name: str, kind: str, folder: Path) -> tuple[Path, float | 
     source = checkpoint.open(models.gguf(model, models.ORIGIN[model]))
     assert source.tokenizer
     own = tokenizer.load(source.tokenizer)
+    vocabulary = own.vocabulary()
     path, begun = folder / "made.gguf", time.process_time()
     path.unlink(missing_ok=True)
-    kinds = types(source, kind)
-    of_fewer = calibrated(source, kinds, own.encode(own_text())) if name == "calibrated" else rounded(source, kinds)
-    write.save(of_fewer, path, to="gguf", dtype={}, vocabulary=own.vocabulary())
+    ids = own.encode(own_text())
+    if name in ("sized", "4.9bpw"):
+        size = models.gguf(model, PEERS[kind]).stat().st_size
+        limit = blocks.Limit(name, 4.9, "bpw") if name == "4.9bpw" else blocks.Limit(name, size, "")
+        kinds = blocks.within(limit, model, source, vocabulary, "own text", ids, calibrate=True)["kinds"]
+    else:
+        kinds = types(source, kind)
+    of_fewer = rounded(source, kinds) if name == "plain" else calibrated(source, kinds, ids)
+    write.save(of_fewer, path, to="gguf", dtype={}, vocabulary=vocabulary)
     return path, time.process_time() - begun
+
+
+def read_by(model: str, count: int, folder: Path, threads: int) -> tuple[list[list[int]], list[Path]]:
+    """Windows of a text, and files of what the model in float32 predicts in them."""
+    origin = models.gguf(model, models.ORIGIN[model])
+    text = models.learned_and_unseen()[1] if model == models.PRETRAINED else models.TEXT.read_text(encoding="utf-8")
+    with Side("pronk_side") as side:
+        texts = windows(side.encode(path=str(origin), text=text), count)
+        side.load(path=str(origin), engine="cpu", quantize="f32", threads=threads)
+        reference = [folder / f"{model}-{number}.npy" for number in range(len(texts))]
+        for path, true in zip(reference, predictions(side, texts, folder), strict=True):
+            np.save(path, true.astype(np.float32))
+    return texts, reference
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=[models.SMOLLM2, models.TWIN])
+    parser.add_argument("--models", nargs="+", default=[models.SMOLLM2, models.TWIN, models.PRETRAINED])
     parser.add_argument("--types", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--windows", type=int, default=20)
+    parser.add_argument("--add", action="store_true", help="keep rows that are there, measured before in the same way")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one window, one type; nothing is kept in results/")
     options = parser.parse_args()
     count, asked = (1, ["q4_0"]) if options.quick else (options.windows, options.types)
     machine, measured = harness.machine("numpy"), {}
     models.FOLDER.mkdir(parents=True, exist_ok=True)
+    settings = {"text": models.TEXT.name, "windows": count, "window_tokens": WINDOW, "run by": "llama.cpp"}
+    if options.add:
+        before = json.loads((harness.RESULTS / "calibrated.json").read_text())
+        assert before["settings"] == settings, before["settings"]
+        measured = before["measured"]
+    rows = []
     with tempfile.TemporaryDirectory(dir=models.FOLDER) as scratch:
         folder = Path(scratch)
-        origin = models.gguf(models.SMOLLM2, models.ORIGIN[models.SMOLLM2])
-        with Side("pronk_side") as side:
-            ids = side.encode(path=str(origin), text=TEXT.read_text(encoding="utf-8"))
-            texts = windows(ids, count)
-            side.load(path=str(origin), engine="cpu", quantize="f32", threads=options.threads)
-            reference = [folder / f"{number}.npy" for number in range(len(texts))]
-            for path, true in zip(reference, predictions(side, texts, folder), strict=True):
-                np.save(path, true.astype(np.float32))
-        settings = {"text": TEXT.name, "windows": len(texts), "window_tokens": WINDOW, "run by": "llama.cpp"}
-        rows = []
+        read: dict[str, tuple[list[list[int]], list[Path]]] = {}
         for model in options.models:
-            for kind in asked:
-                for name in ("calibrated", "plain", "llama.cpp"):
-                    path, seconds = made(model, name, kind, folder)
-                    found = of_file(path, texts, reference, folder, options.threads) | {"processor_s": seconds}
-                    called = PEERS[kind] if name == "llama.cpp" else kind
-                    measured[f"{model} {called} {name}"] = found
-                    kld = f"{found['mean_kld']:.4f} ± {found['standard_error']:.4f}"
-                    rows.append([model, name, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
-                    harness.say(" ".join(rows[-1]))
-                    results = {"machine": machine, "settings": settings, "measured": measured}
-                    harness.save("calibrated", results, models.FOLDER if options.quick else harness.RESULTS)
+            if (function := SAME.get(model, model)) not in read:
+                read[function] = read_by(function, count, folder, options.threads)
+            for kind, name in product(asked, options.ways):
+                if name == "4.9bpw" and kind != "q4_k":
+                    continue
+                path, seconds = made(model, name, kind, folder)
+                found = of_file(path, *read[function], folder, options.threads) | {"processor_s": seconds}
+                called = PEERS[kind] if name == "llama.cpp" else kind
+                measured[f"{model} {called} {name}"] = found
+                kld = f"{found['mean_kld']:.4f} ± {found['standard_error']:.4f}"
+                rows.append([model, name, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
+                harness.say(" ".join(rows[-1]))
+                results = {"machine": machine, "settings": settings, "measured": measured}
+                harness.save("calibrated", results, models.FOLDER if options.quick else harness.RESULTS)
     print(harness.table(("model", "rounded", "type", "bits a weight", "mean KLD", "top-1"), rows))
 
 

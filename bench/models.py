@@ -19,6 +19,7 @@ import harness
 import random_model
 from sides.pipe import Side
 
+import pronk
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint import rotation
 from pronk.checkpoint.hub import resolve as hub
@@ -29,8 +30,11 @@ PEERS_PYTHON = os.environ.get("PRONK_BENCH_PYTHON") or str(harness.ROOT / "build
 
 SMOLLM2, RANDOM, RANDOM_7B = "smollm2-135m", "random-1.1b", "random-7b"
 TWIN = "smollm2-135m-rotated"  # the same function of weights that no grid of 4 bits fits
+# 16 million weights that `pronk pretrain` has made of the first part of TEXT in minutes; rows fill blocks of 256.
+PRETRAINED = "pretrained-16m"
 # What the others are quantized from: the default model's 4-bit blocks as plain numbers; bf16 as generated.
-ORIGIN = {SMOLLM2: "F32", TWIN: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
+ORIGIN = {SMOLLM2: "F32", TWIN: "F32", PRETRAINED: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
+TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 _SHAPES = {RANDOM: random_model.TINYLLAMA, RANDOM_7B: random_model.LLAMA2_7B}
 
 
@@ -47,7 +51,7 @@ def gguf(model: str, dtype: str, threads: int = 2) -> Path:
         elif model in _SHAPES:
             random_model.write_random(partial, _SHAPES[model])
         else:
-            opened = checkpoint.open(hub.resolve(hub.DEFAULT_MODEL))
+            opened = checkpoint.open(_pretrained() if model == PRETRAINED else hub.resolve(hub.DEFAULT_MODEL))
             assert opened.tokenizer
             vocabulary = tokenizer.load(opened.tokenizer).vocabulary()
             opened = rotation.rotated(opened, seed=0) if model == TWIN else opened
@@ -67,6 +71,23 @@ def huggingface(model: str) -> Path:
         with _whole(path) as partial:
             write.save(opened, partial, to="safetensors", dtype="f32", tokenizer_files=files)
     return path
+
+
+def learned_and_unseen() -> tuple[str, str]:
+    """What PRETRAINED has read of TEXT, and what it has not."""
+    text = TEXT.read_text(encoding="utf-8")
+    middle = text.index("\n = ", len(text) * 6 // 10)  # before a heading
+    return text[:middle], text[middle:]
+
+
+def _pretrained() -> Path:
+    out = FOLDER / "pretraining"
+    if not (model := out / "model").exists():
+        text = FOLDER / "learned.txt"
+        text.write_text(learned_and_unseen()[0], encoding="utf-8")
+        shape = {"vocab_size": 2048, "hidden": 768, "layers": 2, "heads": 12, "kv_heads": 4, "ctx_size": 512}
+        pronk.pretrain(text, out, max_steps=120, samples=0, **shape)
+    return model
 
 
 @contextmanager

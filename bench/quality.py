@@ -28,7 +28,7 @@ from vs_llama_cpp import FORMATS
 from pronk.measure.noise import over_windows
 
 WINDOW = 512
-TEXT = harness.ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
+TEXT = models.TEXT
 MODEL = models.SMOLLM2
 FOUR_BITS = ("Q4_0", "Q4_K_M", "Q3_K_M", "Q2_K")  # and fewer
 Floats = NDArray[np.float64]

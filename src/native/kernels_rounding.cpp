@@ -38,6 +38,16 @@ V whole(V x, float low, float high) {
     return smaller(larger(x, all(low)), all(high)) + magic - magic;
 }
 
+// The nearest number of kCurve, the lower of equals; the lowest of NaN.
+V on_the_curve(V x) {
+    V found = all(kCurve[0]);
+    for (size_t i = 1; i < sizeof kCurve; ++i) {
+        const float low = kCurve[i - 1], high = kCurve[i];
+        found = x > (low + high) / 2 ? all(high) : found;
+    }
+    return found;
+}
+
 V in_half(V x) {
     for (int i = 0; i < kWidth; ++i) x[i] = f16_to_f32(f32_to_f16(x[i]));
     return x;
@@ -83,11 +93,15 @@ struct Best {
 struct Coder {  // by a step and a minimum
     V minimum, inverse;
     float low, high;
+    bool curved;
 
     Coder(V step, V minimum, const Rule& rule)
         : minimum(minimum), inverse(step != 0.f ? 1.f / step : V{}), low(static_cast<float>(rule.low)),
-          high(static_cast<float>(rule.high)) {}
-    V operator()(V w) const { return whole((w - minimum) * inverse, low, high); }
+          high(static_cast<float>(rule.high)), curved(rule.curved) {}
+    V operator()(V w) const {
+        const V code = (w - minimum) * inverse;
+        return curved ? on_the_curve(code) : whole(code, low, high);
+    }
 };
 
 // The best of several ways to lay a grid over a group, whose weights are kAbreast apart: round, solve for the scale (and
@@ -109,7 +123,7 @@ Scales around_nothing(const V* w, const float* weight, const Rule& rule, const S
         best.weigh(found, found.step * (found.step * qq - 2.f * qw));
     };
     for (const float cut : kCut) lay(static_cast<float>(rule.low) * (1 - cut));
-    if (rule.low != -rule.high && rule.high - rule.low < kFineGrid)  // the far end may be the one with less room
+    if (rule.curved || (rule.low != -rule.high && rule.high - rule.low < kFineGrid))  // the far end may be the one with less room
         for (int i = 1; i < 5; ++i) lay(static_cast<float>(rule.high) * (1 - kCut[i]));
     return best.scales;
 }

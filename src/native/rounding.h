@@ -14,8 +14,10 @@ struct Rule {
     bool minimum;      // weight = scale * code + minimum, rather than scale * code
     bool numbers;      // scale = d * n and minimum = -dmin * m, with n in [least, most] and m in [0, most]; or else float16
     int least, most;
+    bool curved;       // codes are numbers of kCurve alone
 };
 
+constexpr int8_t kCurve[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};  // IQ4_NL's
 constexpr int kMostGroup = 32, kMostBlock = 256;
 constexpr int kRoundedTogether = 16;  // rows, side by side
 

@@ -7,7 +7,10 @@ import struct
 SIZES = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
     "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
 }  # fmt: skip
+
+KVALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl
 
 
 def decode(kind: str, row: bytes) -> list[float]:
@@ -42,6 +45,13 @@ def _weight(kind: str, b: bytes, i: int) -> float:
         if kind.endswith("1"):
             return _half(b, 0) * q + _half(b, 2)
         return _half(b, 0) * (q - (8 if kind[1] == "4" else 16))
+    if kind == "IQ4_NL":
+        return _half(b, 0) * KVALUES[b[2 + i % 16] >> 4 * (i // 16) & 15]
+    if kind == "IQ4_XS":
+        group, j = divmod(i, 32)
+        low = b[4 + group // 2] >> 4 * (group % 2) & 15
+        high = struct.unpack_from("<H", b, 2)[0] >> 2 * group & 3
+        return _half(b, 0) * ((low | high << 4) - 32) * KVALUES[b[8 + 16 * group + j % 16] >> 4 * (j // 16) & 15]
     half, j = divmod(i, 128)  # the K types count in halves of 128 weights
     if kind == "Q2_K":
         q = b[16 + 32 * half + j % 32] >> 2 * (j // 32) & 3

@@ -19,6 +19,7 @@ F = np.float32
 
 SHRINK = tuple(map(F, (0.0, -0.25, 0.35, 0.7)))
 FEW = tuple(map(F, (0.0, 0.35)))
+CURVE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], F)
 CUT = tuple(map(F, (-0.06, 0.01, 0.09, 0.16, 0.23, 0.3, 0.38, 0.45)))
 
 
@@ -79,7 +80,10 @@ def _whole(x: Floats, low: float, high: float) -> Floats:
 
 def _codes(w: Floats, scales: Scales, rule: Rule) -> Floats:
     inverse = np.where(scales.step != 0, F(1) / scales.step, F(0))
-    return _whole((w - scales.minimum) * inverse, rule.low, rule.high)
+    code = (w - scales.minimum) * inverse
+    if rule.curved:
+        return CURVE[(code[..., None] > (CURVE[1:] + CURVE[:-1]) / 2).sum(axis=-1)]
+    return _whole(code, rule.low, rule.high)
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:

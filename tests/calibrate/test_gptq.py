@@ -88,6 +88,13 @@ def test_plain_rounding_is_nearest_and_no_worse_than_ggml(kind: str) -> None:
         assert own <= np.square(w - theirs).mean()
 
 
+def test_numbers_that_lie_as_weights_do_are_nearer() -> None:
+    w = weights(64, 512)
+    lost = {kind: np.square(w - decoded(gptq.rounded(w, None, kind))).mean() for kind in KINDS}
+    assert lost["IQ4_NL"] < 0.9 * lost["Q4_0"]
+    assert lost["IQ4_XS"] < 1.2 * lost["Q4_K"]
+
+
 @pytest.mark.parametrize("isa", _native.isas())
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=4, deadline=None)

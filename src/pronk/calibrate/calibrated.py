@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.calibrate import NAMES, gptq, packing
+from pronk.calibrate.cores import a_thread_a_call, gram, product
 from pronk.calibrate.grids import RULES
 from pronk.calibrate.layers import Attention, gated, norm
 from pronk.checkpoint.containers import gguf_blocks
@@ -79,7 +80,8 @@ def calibrated(
     """`ids`: tokens of a text, which is read as `windows` says. Memory is what was made, a layer, and what its products
     are fed. Raises BadRequest for a text that is too short."""
     texts = windows(ids, checkpoint.config.max_position_embeddings)
-    return _Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
+    with a_thread_a_call():
+        return _Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
 
 
 def read_of(checkpoint: Checkpoint, ids: Sequence[int]) -> int:
@@ -136,7 +138,7 @@ class _Walk:
         return norm(self.stream, weights_of(self.checkpoint, name), self.config.rms_norm_eps)
 
     def _spread(self, name: str, fed: Floats, damping: float) -> Floats:
-        hessian = fed.T @ fed
+        hessian = gram(fed)
         if not np.isfinite(hessian).all():
             problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
             raise BadFile(self.checkpoint.path, problem, field=f"tensor {name!r}")
@@ -149,10 +151,10 @@ class _Walk:
         for module in modules:
             name = module + ".weight"
             made = self._rounded(name, weights_of(self.checkpoint, name), upper)
-            product = fed @ made.T
+            given = product(fed, made.T)
             if module + ".bias" in self.checkpoint.tensors:
-                product += weights_of(self.checkpoint, module + ".bias")
-            out.append(product)
+                given += weights_of(self.checkpoint, module + ".bias")
+            out.append(given)
         return out
 
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:

@@ -13,16 +13,15 @@ over columns is in kernels_rounding.cpp; tests/calibrate/plain_gptq.py says the 
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronk import _native
+from pronk.calibrate.cores import product, shared
 from pronk.calibrate.grids import RULES
 from pronk.errors import BadRequest
-from pronk.system import processors
 
 Floats = NDArray[np.float32]
 
@@ -51,9 +50,7 @@ def spread(hessian: Floats, damping: float) -> Floats:
         return np.eye(len(h), dtype=np.float32)
     h /= mean
     h[np.diag_indices_from(h)] += damping
-    # H = R R^T with R upper triangular, whose inverse is U: Cholesky's, read from the end.
-    r = np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
-    return _inverse(np.ascontiguousarray(r)).astype(np.float32)
+    return _triangle(h).astype(np.float32)
 
 
 def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:
@@ -71,19 +68,20 @@ def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:
         some = slice(at, at + _ROWS)
         _native.round_rows(w[some], upper, *rule, codes[some], d[some], dmin[some], n[some], m[some])
 
-    with ThreadPoolExecutor(processors()) as pool:
-        list(pool.map(piece, range(0, rows, _ROWS)))
+    shared(piece, range(0, rows, _ROWS))
     return Rounded(kind, codes, d.astype(np.float16), dmin.astype(np.float16), n, m)
 
 
-def _inverse(r: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of an upper triangular matrix, by halves: products do nearly all of it."""
-    size = len(r)
+def _triangle(h: NDArray[np.float64]) -> NDArray[np.float64]:
+    """U, by halves: products do nearly all of it. R with H = R R^T and U = R^-1 is Cholesky's triangle read from the
+    end: what is last in R is that of what is last in H; what is upper right, H's times U^T's last."""
+    size = len(h)
     if size <= _BASE:
-        return np.triu(np.linalg.inv(r))
+        return np.triu(np.linalg.inv(np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]))
     half = size // 2
-    out = np.zeros_like(r)
-    out[:half, :half] = _inverse(r[:half, :half])
-    out[half:, half:] = _inverse(r[half:, half:])
-    out[:half, half:] = -(out[:half, :half] @ (r[:half, half:] @ out[half:, half:]))
+    out = np.zeros_like(h)
+    last = out[half:, half:] = _triangle(h[half:, half:])
+    right = product(h[:half, half:], last.T)
+    first = out[:half, :half] = _triangle(h[:half, :half] - product(right, right.T))
+    out[:half, half:] = -product(product(first, right), last)
     return out

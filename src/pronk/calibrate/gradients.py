@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.calibrate.cores import product
 from pronk.calibrate.layers import Attention, norm, pieces
 from pronk.checkpoint.tensors import EMBEDDING, HEAD
 from pronk.config import ModelConfig
@@ -73,13 +74,13 @@ class _Net:
         gradient, curvature = np.empty_like(fed), 0.0
         for at in range(0, len(fed), _TOKENS):
             some = slice(at, at + _TOKENS)
-            p = fed[some] @ head.T
+            p = product(fed[some], head.T)
             p -= p.max(axis=1, keepdims=True)
             np.exp(p, out=p)
             p /= p.sum(axis=1, keepdims=True)
             curvature += float((1 - np.einsum("tv,tv->t", p, p)) @ np.einsum("tc,tc->t", fed[some], fed[some]))
             drawn = (p.cumsum(axis=1) < self.draws.random((len(p), 1))).sum(axis=1).clip(max=len(head) - 1)
-            gradient[some] = head[drawn] - p @ head
+            gradient[some] = head[drawn] - product(p, head)
         yield Product(name, fed, curvature)
         return _through_norm(gradient, stream, scale, self.config.rms_norm_eps)
 
@@ -109,32 +110,32 @@ class _Layer:
     def back(self, gradient: Floats) -> Generator[Product, None, Floats]:
         """`gradient`: by what the layer gave; returns that by what it was given."""
         yield self._at("mlp.down_proj", self.hidden, gradient)
-        by_hidden = gradient @ self._of("mlp.down_proj")
+        by_hidden = product(gradient, self._of("mlp.down_proj"))
         by_up = by_hidden * self.gate * self.sigmoid
         by_gate = by_hidden * self.up * self.sigmoid * (1 + self.gate * (1 - self.sigmoid))
         yield self._at("mlp.gate_proj", self.fed_mlp, by_gate)
         yield self._at("mlp.up_proj", self.fed_mlp, by_up)
-        by_fed: Floats = by_gate @ self._of("mlp.gate_proj")
-        by_fed += by_up @ self._of("mlp.up_proj")
+        by_fed: Floats = product(by_gate, self._of("mlp.gate_proj"))
+        by_fed += product(by_up, self._of("mlp.up_proj"))
         gradient = gradient + _through_norm(by_fed, self.middle, self.second, self.eps)
         yield self._at("self_attn.o_proj", self.attended, gradient)
-        by_three = self.net.attention.back(self.q, self.k, self.v, gradient @ self._of("self_attn.o_proj"))
+        by_three = self.net.attention.back(self.q, self.k, self.v, product(gradient, self._of("self_attn.o_proj")))
         by_fed = np.zeros_like(self.fed)
         for name, by in zip("qkv", by_three, strict=True):
             yield self._at(f"self_attn.{name}_proj", self.fed, by)
-            by_fed += by @ self._of(f"self_attn.{name}_proj")
+            by_fed += product(by, self._of(f"self_attn.{name}_proj"))
         return gradient + _through_norm(by_fed, self.stream, self.first, self.eps)
 
     def _of(self, module: str) -> Floats:
         return self.net._table(f"{self.prefix}{module}.weight")
 
     def _product(self, fed: Floats, module: str) -> Floats:
-        product: Floats = fed @ self._of(module).T
+        given: Floats = product(fed, self._of(module).T)
         bias = self.net.weights(f"{self.prefix}{module}.bias")
-        return product if bias is None else product + bias
+        return given if bias is None else given + bias
 
     def _at(self, module: str, fed: Floats, gradient: Floats) -> Product:
-        return Product(f"{self.prefix}{module}.weight", fed, _square(gradient.T @ fed))
+        return Product(f"{self.prefix}{module}.weight", fed, _square(product(gradient.T, fed)))
 
 
 def _square(by_weight: Floats) -> float:

@@ -2,7 +2,8 @@
 
 A group of weights shares a scale and, in some types, a minimum: w ~ scale * q + minimum, with whole numbers q. Older
 types store both in float16. The K types gather groups in blocks of 256 and store whole numbers for them, a few bits
-each, beside one or two float16 that these multiply: scale = d * n, minimum = -dmin * m.
+each, beside one or two float16 that these multiply: scale = d * n, minimum = -dmin * m. Of the IQ4 types q is one of 16
+numbers that lie as weights do.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ class Rule(NamedTuple):
     high: int
     minimum: bool = False
     scales: tuple[int, int] | None = None  # numbers that d is multiplied by (dmin likewise, from 0); None: no d
+    curved: bool = False  # codes are gguf_blocks.IQ4's numbers, which lie closer together around 0
 
     @property
     def bits(self) -> int:
-        return (self.high - self.low).bit_length()
+        return 4 if self.curved else (self.high - self.low).bit_length()
 
 
 RULES = {
@@ -34,4 +36,6 @@ RULES = {
     "Q4_K": Rule(256, 32, 0, 15, minimum=True, scales=(0, 63)),
     "Q5_K": Rule(256, 32, 0, 31, minimum=True, scales=(0, 63)),
     "Q6_K": Rule(256, 16, -32, 31, scales=(-128, 127)),
+    "IQ4_NL": Rule(32, 32, -127, 113, curved=True),
+    "IQ4_XS": Rule(256, 32, -127, 113, scales=(-32, 31), curved=True),
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.calibrate.cores import shared
 from pronk.config import ModelConfig
 from pronk.config.rope import cos_sin, inverse_frequencies
 
@@ -55,22 +56,22 @@ class Attention:
     def __call__(self, q: Floats, k: Floats, v: Floats) -> Floats:
         """q [T, H * D], k and v [T, KV * D]; [T, H * D]"""
         out = np.empty_like(q)
-        start = 0
-        for length in self.lengths:
-            text = slice(start, start + length)
-            self._of_a_text(q[text], k[text], v[text], out[text])
-            start += length
+        shared(lambda text: self._of_a_text(q[text], k[text], v[text], out[text]), self._texts())
         return out
 
     def back(self, q: Floats, k: Floats, v: Floats, gradient: Floats) -> tuple[Floats, Floats, Floats]:
         """Gradients by q, k and v, of one by what came of them [T, H * D]."""
         by = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-        start = 0
-        for length in self.lengths:
-            text = slice(start, start + length)
+
+        def back(text: slice) -> None:
             self._back_of_a_text(q[text], k[text], v[text], gradient[text], *(one[text] for one in by))
-            start += length
+
+        shared(back, self._texts())
         return by
+
+    def _texts(self) -> list[slice]:
+        ends = np.cumsum(self.lengths).tolist()
+        return [slice(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
     def _of_a_text(self, q: Floats, k: Floats, v: Floats, out: Floats) -> None:
         queries, keys, values = self._heads(q, k, v)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pronk.calibrate.gptq import Rounded
 from pronk.calibrate.grids import RULES
+from pronk.checkpoint.containers import gguf_blocks
 
 Bytes = NDArray[Any]  # uint8, and so is all that is shifted and masked of it
 
@@ -18,7 +19,11 @@ def blocks(made: Rounded) -> Bytes:
     """uint8 [N, bytes a row]"""
     rule = RULES[made.kind]
     rows = len(made.codes)
-    q = (made.codes.reshape(-1, rule.block).astype(np.int16) + _ORIGIN.get(made.kind, 0)).astype(np.uint8)
+    q = made.codes.reshape(-1, rule.block)
+    if rule.curved:
+        q = np.searchsorted(gguf_blocks.IQ4, q).astype(np.uint8)
+    else:
+        q = (q.astype(np.int16) + _ORIGIN.get(made.kind, 0)).astype(np.uint8)
     d, dmin = (half.reshape(-1, 1).astype("<f2").view(np.uint8) for half in (made.d, made.dmin))
     n, m = (number.reshape(len(q), -1).astype(np.int8).view(np.uint8) for number in (made.n, made.m))
     parts = _LAYOUTS[made.kind](q, d, dmin, n, m)
@@ -74,6 +79,11 @@ def _q5_k(q: Bytes, d: Bytes, dmin: Bytes, n: Bytes, m: Bytes) -> tuple[Bytes, .
     return d, dmin, _numbers(n, m), _bits(q, 4), _nibbles(q & 15, 32)
 
 
+def _iq4_xs(q: Bytes, d: Bytes, dmin: Bytes, n: Bytes, m: Bytes) -> tuple[Bytes, ...]:
+    n = n + np.uint8(32)  # from 0 to 63
+    return d, _pairs(n >> 4, 1), _nibbles(n & 15, 1), _nibbles(q, 16)
+
+
 _LAYOUTS: dict[str, Callable[[Bytes, Bytes, Bytes, Bytes, Bytes], tuple[Bytes, ...]]] = {
     "Q4_0": lambda q, d, dmin, n, m: (d, _nibbles(q, 16)),
     "Q4_1": lambda q, d, dmin, n, m: (d, dmin, _nibbles(q, 16)),
@@ -85,4 +95,6 @@ _LAYOUTS: dict[str, Callable[[Bytes, Bytes, Bytes, Bytes, Bytes], tuple[Bytes, .
     "Q4_K": lambda q, d, dmin, n, m: (d, dmin, _numbers(n, m), _nibbles(q, 32)),
     "Q5_K": _q5_k,
     "Q6_K": lambda q, d, dmin, n, m: (_nibbles(q & 15, 64), _pairs(q >> 4, 32), n, d),
+    "IQ4_NL": lambda q, d, dmin, n, m: (d, _nibbles(q, 16)),
+    "IQ4_XS": _iq4_xs,
 }

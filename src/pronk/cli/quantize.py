@@ -54,7 +54,7 @@ matrix is fed on a text, and its errors made up for along its rows (GPTQ). The e
 Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
 less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
 --max-size measures on the same text what errors cost in each matrix, and chooses among these types,
-Q4_1, Q5_0, Q5_1, Q8_0 and F16.
+IQ4_NL, IQ4_XS, Q4_1, Q5_0, Q5_1, Q8_0 and F16.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token

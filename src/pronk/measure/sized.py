@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pronk.calibrate import gptq, packing
 from pronk.calibrate.calibrated import CTX, weights_of, windows
+from pronk.calibrate.cores import a_thread_a_call, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
 from pronk.checkpoint.containers import gguf_blocks
@@ -75,7 +76,9 @@ def choose(
     if (smallest := room(checkpoint, least(checkpoint))) > most:
         raise BadRequest(f"{checkpoint.path}: the matrices take {smallest} bytes at least, more than {most}")
     parts = _parts(checkpoint)
-    harms = _harms(checkpoint, parts, windows(ids, checkpoint.config.max_position_embeddings, _MOST), carried, progress)
+    texts = windows(ids, checkpoint.config.max_position_embeddings, _MOST)
+    with a_thread_a_call():
+        harms = _harms(checkpoint, parts, texts, carried, progress)
     best = {part.name: _best_of_a_size(part, harms[part.name]) for part in parts}
     taken = within(in_order(parts, WIDE, best), room(checkpoint, dict.fromkeys(_matrices(checkpoint), WIDE)) - most)
     chosen = {part.name: WIDE for part in parts} | {step.part: step.format for step in taken}
@@ -176,7 +179,7 @@ def _harms(
 
 def _left(fed: Floats) -> float:
     """The share of errors that carrying them leaves: the mean of 1 / U[j, j]^2 over that of H[j, j], which is 1."""
-    upper = gptq.spread(fed.T @ fed, _DAMPING)
+    upper = gptq.spread(gram(fed), _DAMPING)
     return float(np.mean(np.diag(upper).astype(np.float64) ** -2))
 
 

@@ -228,11 +228,11 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
 
 
 # What the codes of IQ4_NL and IQ4_XS stand for.
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
 def _iq4_nl(blocks: Bytes, out: Floats) -> None:
-    out[:] = _IQ4[_nibbles(blocks[:, 2:18], 16)]
+    out[:] = IQ4[_nibbles(blocks[:, 2:18], 16)]
     out *= _halves(blocks, 0)
 
 
@@ -240,7 +240,7 @@ def _iq4_xs(blocks: Bytes, out: Floats) -> None:
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3  # [N, 8]
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=-1).reshape(-1, 8)
     scales = (low | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
-    out[:] = _IQ4[_nibbles(blocks[:, 8:136], 16)]
+    out[:] = IQ4[_nibbles(blocks[:, 8:136], 16)]
     _scale(out, _halves(blocks, 0) * scales.astype(np.float32))
 
 

@@ -1,0 +1,98 @@
+"""Work shared out among the processor's cores: the same bits on any number of them.
+
+BLAS gets one thread a call meanwhile. Its own threads spin while they wait for each other, at every small product and
+dozens of times in a Cholesky decomposition: beside another program attention took 27 times the processor's time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.system import processors
+
+Floats = NDArray[np.float32]
+Part = TypeVar("Part")
+Made = TypeVar("Made")
+
+_ROWS = 512  # of a product that are a piece of work
+_COLUMNS = 256  # likewise, of a matrix times itself
+
+# OpenBLAS in numpy's own wheels, in others' builds, and MKL.
+_GET_AND_SET = (
+    ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
+    ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
+    ("openblas_get_num_threads64_", "openblas_set_num_threads64_"),
+    ("openblas_get_num_threads", "openblas_set_num_threads"),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+)
+
+
+def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
+    """What comes of each part, in their order; numpy lets go of Python's lock, and its errstate holds here too."""
+    with ThreadPoolExecutor(processors()) as pool:
+        made = [pool.submit(copy_context().run, work, part) for part in parts]
+        return [one.result() for one in made]
+
+
+def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """a @ b"""
+    out = np.empty((len(a), b.shape[1]), a.dtype)
+    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), _ROWS))
+    return out
+
+
+def gram(x: Floats) -> Floats:
+    """x.T @ x"""
+    size = x.shape[1]
+    out = np.empty((size, size), x.dtype)
+
+    def piece(at: tuple[slice, slice]) -> None:
+        one, other = at
+        out[one, other] = x[:, one].T @ x[:, other]
+        if one != other:
+            out[other, one] = out[one, other].T
+
+    slices = _slices(size, _COLUMNS)
+    shared(piece, [(one, other) for number, one in enumerate(slices) for other in slices[number:]])
+    return out
+
+
+@contextmanager
+def a_thread_a_call() -> Iterator[None]:
+    """Keep numpy's BLAS to one thread; where it is none of those that are known, leave it as it is."""
+    found = _threads_of_blas()
+    if found is None:
+        yield
+        return
+    get, set_to = found
+    before = get()
+    set_to(1)
+    try:
+        yield
+    finally:
+        set_to(before)
+
+
+def _threads_of_blas() -> tuple[Callable[[], int], Callable[[int], object]] | None:
+    try:
+        core = import_module("numpy._core._multiarray_umath")
+        library = ctypes.CDLL(core.__file__)  # what it is linked with is looked through as well
+    except (ImportError, OSError):
+        return None
+    for get, set_to in _GET_AND_SET:
+        if hasattr(library, get) and hasattr(library, set_to):
+            return getattr(library, get), getattr(library, set_to)
+    return None
+
+
+def _slices(size: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, size)) for at in range(0, size, step)]

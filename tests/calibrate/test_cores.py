@@ -1,0 +1,56 @@
+"""Work shared out: the same bits on any number of cores, numpy's settings kept, BLAS's threads given back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pronk.calibrate import cores
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_same_bits_on_any_number_of_cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(1100, 600)).astype(np.float32)
+    with cores.a_thread_a_call():
+        monkeypatch.setattr(cores, "processors", lambda: 1)
+        alone = cores.product(x, x.T), cores.gram(x)
+        monkeypatch.setattr(cores, "processors", lambda: count)
+        found = cores.product(x, x.T), cores.gram(x)
+    exact = x.astype(np.float64)
+    for one, other, expected in zip(alone, found, (exact @ exact.T, exact.T @ exact), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_array_equal(found[1], found[1].T)
+
+
+def test_what_comes_of_each_part_in_their_order_or_its_error() -> None:
+    assert cores.shared(lambda part: part * part, range(20)) == [part * part for part in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        cores.shared(lambda part: 1 // part, range(3))
+    with np.errstate(over="ignore"):
+        assert cores.shared(np.exp, [np.float32(1000)]) == [np.inf]
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        cores.shared(np.exp, [np.float32(1000)])
+
+
+def test_threads_of_blas_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [4]
+    monkeypatch.setattr(cores, "_threads_of_blas", lambda: (lambda: threads[-1], threads.append))
+    with pytest.raises(ZeroDivisionError), cores.a_thread_a_call():
+        raise ZeroDivisionError
+    assert threads == [4, 1, 4]
+    monkeypatch.setattr(cores, "_threads_of_blas", lambda: None)
+    with cores.a_thread_a_call():
+        pass
+
+
+def test_numpys_own_blas_is_found() -> None:
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    if "openblas" not in blas:
+        pytest.skip(f"numpy was built with {blas}")
+    found = cores._threads_of_blas()
+    assert found
+    before = found[0]()
+    with cores.a_thread_a_call():
+        assert found[0]() == 1
+    assert found[0]() == before
