@@ -322,7 +322,7 @@ class LLM:
         if not ids:
             raise BadRequest("there are no logits of no tokens; give at least one token id")
         if len(ids) > self.ctx_size:
-            raise ContextOverflow(len(ids), self.ctx_size)
+            raise ContextOverflow(len(ids), self.ctx_size, "the text", can_be_cut=False)
         if not cache:
             if chunk is not None:
                 raise BadRequest(f"chunk={chunk!r} is for the KV cache; give cache=True, or leave it out")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from pronk.cli import options
+from pronk.cli import options, typed
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
 from pronk.train.runs.duration import seconds
@@ -234,4 +234,4 @@ def refused() -> Iterator[None]:
     except Contradiction as error:
         raise click.UsageError(error.said(lambda name: "--" + name.replace("_", "-"))) from None
     except BadRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(typed.in_words(click.get_current_context(), str(error))[0]) from None
