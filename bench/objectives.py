@@ -22,7 +22,7 @@ import harness
 MODEL = "smollm2:135m"
 ALPACA = harness.ROOT.parent / "shared" / "data" / "alpaca" / "alpaca_data_200.json"
 PAIRS = "--data PAIRS --eval-share 0.2 --epochs 2 --eval-every 4"
-RECORDS = "--data ALPACA --instructions alpaca --eval-share 0.1 --max-steps 20 --eval-every 10"
+RECORDS = "--data ALPACA --instructions alpaca --eval-share 0.1 --max-steps 12 --eval-every 6"
 CASES = {
     "dpo": f"dpo {PAIRS}",
     "simpo": f"dpo {PAIRS} --loss simpo --beta 2 --simpo-gamma 1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from tiny import random_weights, tiny_config
 
 from pronk.errors import BadRequest
+from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.model import Llama
-from pronk.train.data.batches import Batches, MicroBatch, filled
+from pronk.train.data.batches import Batches, MicroBatch, filled, of_groups
 from pronk.train.data.examples import Example
 from pronk.train.objectives.loss import IGNORED
 from pronk.train.schedule import Schedule
@@ -123,6 +126,38 @@ def test_packed_together_each_is_as_if_alone() -> None:
     joined = example([int(i) for text in texts for i in text.ids], 1)
     rows = np.concatenate([np.append(text.loss_mask[1:], False) for text in texts])[:-1]
     assert not torch.allclose(logits(model, [joined])[torch.from_numpy(rows)], alone, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_group_s_prompt_is_read_once_and_is_as_if_before_each_answer(kind: torch.dtype) -> None:
+    """Logits and gradients; answers of one token have nothing to be read but the prompt."""
+    model = Llama(config := tiny_config())
+    state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in random_weights(config).items()}
+    model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    groups = [([3, 9, 4], [[1, 5, 2], [], [8]]), ([7], [[7, 2], [6, 6, 1, 4]]), ([5, 5], [[], [9]])]
+    near = {torch.float32: 1e-5, torch.bfloat16: 0.05}[kind]
+
+    def gone_through(batch: TorchBatch, rows: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        with torch.autocast("cpu", kind, enabled=kind != torch.float32):
+            found = model(batch)[:rows].float()
+        (found.square() * torch.linspace(0.5, 2.0, rows)[:, None]).mean().backward()
+        return found.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    texts = [example([*prompt, *answer, 0], len(prompt)) for prompt, answers in groups for answer in answers]
+    alone = MicroBatch.of(texts, CPU)
+    together = of_groups(groups, CPU)
+    read = sum(len(prompt) + sum(map(len, answers)) for prompt, answers in groups)
+    assert (len(together.token_ids), len(together.logits_rows)) == (filled(read), filled(alone.weight))
+    expected, gradients = gone_through(alone.batch, alone.weight)
+    found, own = gone_through(together, alone.weight)
+    torch.testing.assert_close(found, expected, rtol=near, atol=near)
+    for name, gradient in gradients.items():
+        assert (own[name] - gradient).norm() < near * gradient.norm(), name
+    # The inverse: answers that do not look at their prompt are others.
+    blind = replace(together, runs=tuple(replace(run, start=0, prefix=None) for run in together.runs))
+    assert not torch.allclose(gone_through(blind, alone.weight)[0], expected, atol=0.1)
 
 
 def logits(model: Llama, texts: list[Example]) -> torch.Tensor:

@@ -129,7 +129,7 @@ def came(root: Path, settings: Callable[..., dict[str, Any]]) -> dict[str, list[
         {"folder": "dropout-parts", **dropout, "stop": 2},
         {"folder": "dropout-parts", **dropout, "resume": True},
         {"folder": "uneven", "settings": settings(accumulate=3)},
-        {"folder": "adamw8bit", "settings": settings(optimizer="adamw8bit")},
+        *({"folder": kind, "settings": settings(optimizer=kind)} for kind in ("adamw8bit", "adafactor", "muon")),
         {"folder": "other-data", **whole, "data": str(root / "other.jsonl")},
     ]
     (root / "plan.json").write_text(json.dumps(plan))
@@ -260,6 +260,8 @@ def test_another_number_of_processes_goes_on(
     [
         ("uneven", "2 processes share the micro-batches of a step evenly, and 3 are not a multiple of that"),
         ("adamw8bit", "adamw8bit's codes are not cut among processes; take adamw, or one process"),
+        ("adafactor", "adafactor's means of rows and columns are not cut among processes; take adamw, or one process"),
+        ("muon", "muon's matrices are not cut among processes; take adamw, or one process"),
         ("other-data", "the processes of this run have different settings or data"),
     ],
 )

@@ -13,6 +13,7 @@ from tiny_folder import save_tiny_chat_model
 from torch import nn
 from training_runs import run_of, write_sums
 
+import pronk
 from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
@@ -217,3 +218,17 @@ def test_a_run_is_resumed_with_its_own_optimizer_only(folder: Path, tmp_path: Pa
             BadRequest, match=f"made with optimizer='muon', and now it is '{kind}'; resume with the same"
         ):
             run_of(replace(chosen, optimizer=kind, lr=0.5), tmp_path / "run").resume()
+
+
+def test_the_rate_where_none_is_given(folder: Path, tmp_path: Path) -> None:
+    """Adafactor's is a share of a weight's size, and not a length."""
+    data = write_sums(tmp_path / "sums.jsonl", lambda a, b: {"completion": f" {a + b}."})
+    rates = {
+        (kind, full): pronk.finetune(folder, data, optimizer=kind, full=full).settings.lr  # type: ignore[arg-type]
+        for kind in ("adamw", "adafactor", "muon")
+        for full in (False, True)
+    }
+    assert [rates["adamw", full] for full in (False, True)] == [2e-4, 2e-5]
+    assert [rates["muon", full] for full in (False, True)] == [2e-4, 2e-5]
+    assert [rates["adafactor", full] for full in (False, True)] == pytest.approx([1e-2, 1e-3])
+    assert pronk.finetune(folder, data, optimizer="adafactor", lr=0.5).settings.lr == 0.5

@@ -27,6 +27,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
     for run, queries, keys, values in zip(batch.runs, *(x.split(lengths) for x in (q, k, v)), strict=True):
         if kv is not None:
             keys, values = kv.read(run)
+        elif run.prefix:
+            before = slice(*run.prefix)
+            keys, values = torch.cat((k[before], keys)), torch.cat((v[before], values))
         runs.append(one(queries, keys, values, run))
     return torch.cat(runs) if len(runs) > 1 else runs[0]
 
@@ -56,7 +59,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
     if run.start == 0:
         out = _causal(q, k, v)
     else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=run.mask.to(q.device), enable_gqa=True)
+        out = _causal(q, k, v, run.mask.to(q.device))
     return out[0].transpose(0, 1)
 
 
@@ -66,11 +69,11 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
     return _causal(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Of whole texts: q [N, H, S, D], k and v [N, K, S, D] -> [N, H, S, D]."""
+def _causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """q [N, H, S, D], k and v [N, K, keys, D] -> [N, H, S, D]: of whole texts, or as the mask [S, keys] has it."""
     if torch.is_grad_enabled() and q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
-        return cast(Tensor, _Causal.apply(q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return cast(Tensor, _Causal.apply(q, k, v, mask))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
 class _Causal(torch.autograd.Function):
@@ -80,20 +83,27 @@ class _Causal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         every = (_to_heads(x, q.shape[1]) for x in (k, v))
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, *every, 0.0, True)
-        ctx.save_for_backward(q, k, v, out, lse)
+        kernel, added = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, _added(mask, q.dtype)
+        out, lse = kernel(q, *every, 0.0, mask is None, attn_mask=added)
+        ctx.save_for_backward(q, k, v, out, lse, mask)
         return cast(Tensor, out)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, mask = ctx.saved_tensors
         given = [wide(x) for x in (grad, q, _to_heads(k, q.shape[1]), _to_heads(v, q.shape[1]), out)]
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, lse, 0.0, True)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = kernel(*given, lse, 0.0, mask is None, attn_mask=_added(mask, given[1].dtype))
         shared = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in found[1:])  # [N, K, S, D]
-        return tuple(x.to(q.dtype) for x in (found[0], *shared))
+        return *(x.to(q.dtype) for x in (found[0], *shared)), None
+
+
+def _added(mask: Tensor | None, kind: torch.dtype) -> Tensor | None:
+    """To scores: 0 where a query may look, and else minus infinity."""
+    return None if mask is None else torch.zeros_like(mask, dtype=kind).masked_fill_(~mask, -torch.inf)
 
 
 def _to_heads(x: Tensor, heads: int) -> Tensor:

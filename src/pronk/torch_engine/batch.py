@@ -20,6 +20,7 @@ class Rows:
     end: int
     start: int
     slots: slice | Tensor | None  # where in the KV storage positions 0.. of the sequence are; None without a cache
+    prefix: tuple[int, int] | None = None  # without a cache: the rows of the batch at positions [0, start)
 
     @cached_property
     def mask(self) -> Tensor:

@@ -19,11 +19,13 @@ def add(model: Llama, alpha: float) -> None:
     """To `model`, in training and where a gradient is wanted: what a reference or a sampler asks stays exact."""
 
     def with_noise(x: Tensor, batch: TorchBatch) -> Tensor:
-        """x [T, C]. The last text's length has what a pass is filled up with."""
+        """x [T, C]. The last text's length has what a pass is filled up with. A prompt that is read once for several
+        answers has noise of its own length, and each answer that of both together."""
         if not (model.training and torch.is_grad_enabled()):
             return x
         lengths = np.array([run.end - run.begin for run in batch.runs])
-        scale = np.repeat(alpha / np.sqrt(lengths * x.shape[1]), lengths).astype(np.float32)  # [T]
+        whole = lengths + np.array([run.start for run in batch.runs])
+        scale = np.repeat(alpha / np.sqrt(whole * x.shape[1]), lengths).astype(np.float32)  # [T]
         noise = torch.empty_like(x, dtype=torch.float32).uniform_(-1, 1)
         return x + noise.mul_(torch.from_numpy(scale).to(x.device)[:, None]).to(x.dtype)
 

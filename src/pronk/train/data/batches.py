@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadRequest
-from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.batch import Rows, TorchBatch
 from pronk.train.data.examples import Example
 from pronk.train.objectives.loss import IGNORED
 
@@ -57,6 +57,36 @@ def of_texts(texts: Sequence[list[int]], rows: NDArray[np.int64], device: torch.
     batch = Batch.of([Run(text, logits="none") for text in (*texts[:-1], texts[-1] + filler)])
     wanted = np.pad(rows, (0, filled(len(rows)) - len(rows)), constant_values=len(batch.token_ids) - 1)
     return TorchBatch.of(replace(batch, logits_rows=wanted.astype(np.int32)), device, None)
+
+
+def of_groups(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: torch.device) -> TorchBatch:
+    """A prompt and what goes on from it, several times: a run each, so that a prompt is read once for its group.
+
+    Rows for the head are those of each answer in turn, from the prompt's last token on, and then as in `of_texts`.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    runs: list[Rows] = []
+    for prompt, answers in groups:
+        begin, end = len(ids), len(ids) + len(prompt)
+        runs.append(Rows(begin, end, 0, None))
+        ids += prompt
+        positions += range(len(prompt))
+        for answer in answers:
+            at = len(ids)
+            ids += answer
+            positions += range(len(prompt), len(prompt) + len(answer))
+            rows += [end - 1, *range(at, len(ids))]
+            if answer:
+                runs.append(Rows(at, len(ids), len(prompt), None, (begin, end)))
+    spare = filled(len(ids)) - len(ids)
+    positions += range(positions[-1] + 1, positions[-1] + 1 + spare)
+    ids += [0] * spare
+    runs[-1] = replace(runs[-1], end=len(ids))
+    rows += [len(ids) - 1] * (filled(len(rows)) - len(rows))
+    given = (torch.tensor(values, dtype=torch.int64, device=device) for values in (ids, positions, rows))
+    return TorchBatch(*given, tuple(runs), None, max(positions))
 
 
 def filled(count: int) -> int:

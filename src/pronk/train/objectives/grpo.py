@@ -32,7 +32,7 @@ from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
 from pronk.train import lora
-from pronk.train.data.batches import filled, of_texts
+from pronk.train.data.batches import filled, of_groups
 from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder, Prompt
 from pronk.train.data.records import Record
@@ -153,20 +153,16 @@ class GRPO(Objective):
     def collate(self, examples: Sequence[Prompt | Answered], device: torch.device) -> Rollouts:
         """Prompts that nothing was written to yet are taken for the most that can come of them."""
         answered = [rehearsed(one) if isinstance(one, Prompt) else one for one in examples]
-        texts: list[list[int]] = []
-        rows: list[NDArray[np.int64]] = []
+        groups: list[tuple[list[int], list[list[int]]]] = []
         columns: list[tuple[list[float], ...]] = []
         targets: list[int] = []
-        at = 0
         for group in answered:
-            prompt = group.prompt.ids.tolist()
+            groups.append((group.prompt.ids.tolist(), answers := []))
             for one in group.completions:
                 length = max(len(one.tokens), one.room)
                 spare = length - len(one.tokens)
                 tokens = [*one.tokens, *[0] * spare]
-                texts.append(prompt + tokens[:-1])
-                rows.append(np.arange(at + len(prompt) - 1, at + len(texts[-1])))
-                at += len(texts[-1])
+                answers.append(tokens[:-1])
                 targets += tokens
                 nothing, each = [0.0] * spare, len(one.tokens)
                 columns.append((
@@ -188,11 +184,11 @@ class GRPO(Objective):
         padded = np.pad(np.array(targets, np.int64), (0, count - len(targets)), constant_values=IGNORED)
         names = every[0].rewards.keys()
         return Rollouts(
-            of_texts(texts, np.concatenate(rows), device), torch.from_numpy(padded).to(device),
+            of_groups(groups, device), torch.from_numpy(padded).to(device),
             column(0), column(1), column(2, np.float64), column(3),
             of_each([one.reward for one in every]),
             {name: of_each([one.rewards[name] for one in every]) for name in names},
-            sum(map(len, texts)), len(every),
+            sum(len(prompt) + sum(map(len, answers)) for prompt, answers in groups), len(every),
         )  # fmt: skip
 
     def _share(self, group: Answered, tokens: int) -> float:
