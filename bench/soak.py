@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     model = options.model or models.gguf(models.SMOLLM2, "Q8_0" if options.format == "q8" else "F32")
-    with serve.served(model, options.format, options.threads, "--ctx-size", "1024") as (url, pid):
+    # However long the machine is given to somebody else meanwhile, nobody is refused for having waited.
+    limits = ("--ctx-size", "1024", "--max-wait", "100000")
+    with serve.served(model, options.format, options.threads, *limits) as (url, pid):
         client = Client(url, model.stem, {})
         counted = {"whole": 0, "left": 0, "failed": 0}
 

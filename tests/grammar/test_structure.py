@@ -113,6 +113,14 @@ def test_spaces_stand_after_commas_and_colons_alone(compiler: Compiler) -> None:
         assert not takes(compiler, whole, text)
 
 
+def test_an_object_of_as_many_members_as_may_be(compiler: Compiler) -> None:
+    """Of members that may be left out it took 500, and said so of the first token only."""
+    members = {f"p{n}": {"type": "integer"} for n in range(1000)}
+    whole = Structure.json_schema({"type": "object", "properties": members, "additionalProperties": False})
+    assert takes(compiler, whole, '{"p0":1, "p999":2}')
+    assert not takes(compiler, whole, '{"p0":1, "p1000":2}')
+
+
 def test_a_key_has_one_spelling(compiler: Compiler) -> None:
     """Else `a`, which is to be a text, could be a number under another spelling of its name."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}

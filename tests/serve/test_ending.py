@@ -129,6 +129,20 @@ def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.Mon
         thread.join(60)
 
 
+def test_health_tells_of_an_engine_that_has_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 from /health while every request hangs is what no supervisor can mend (sglang#33858)."""
+    running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
+    try:
+        with urllib.request.urlopen(f"{running.url}/health", timeout=30) as answer:
+            assert json.loads(answer.read())["status"] == "ok"
+        running.engine.stop()
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.urlopen(f"{running.url}/health", timeout=30)
+        assert (found.value.code, json.loads(found.value.read())) == (503, {"status": "failed"})
+    finally:
+        running.stop()
+
+
 def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:
     def said(*options: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "pronk", "serve", *options]

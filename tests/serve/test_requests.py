@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from served import SEQUENCES, WAITING, Running, Script
 
 from pronk.errors import NotEnoughMemory
-from pronk.serve import http
+from pronk.llm import LLM
+from pronk.serve import http, tokens
 from pronk.serve.engine import Answer, Wanted
 
 pytestmark = pytest.mark.usefixtures("idle")
@@ -54,6 +56,9 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"stop": [""]}, "stop"),
         ({"stop": 3}, "stop"),
         ({"stop": [f"stop {n}" for n in range(129)]}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop_token_ids": [1] * 65_537}, "stop_token_ids"),
+        ({"logit_bias": {f"{n}": 0 for n in range(65_537)}}, "logit_bias"),
         ({"seed": "x"}, "seed"),
         ({"seed": -(10**30)}, None),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
@@ -156,14 +161,78 @@ def test_a_prompt_too_long_has_its_own_code(client: openai.OpenAI) -> None:
     assert cut.pronk["truncated_tokens"] > 900
 
 
+FAR: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x" * (1 << 20)}]}, "messages"),
+    "/v1/completions": ({"prompt": ["x", "x" * ((1 << 20) + 1)]}, "prompt"),
+    "/v1/responses": ({"input": "x" * (1 << 20)}, "input"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "x" * (1 << 20)}], "max_tokens": 5}, ""),
+    "/v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "x" * (1 << 20)}]}, ""),
+    "/v1/look": ({"text": "x", "answer": "x" * (1 << 20)}, "text"),
+    "/tokenize": ({"content": "x" * ((1 << 20) + 1)}, "content"),
+    "/detokenize": ({"tokens": [1] * (1 << 20)}, "tokens"),
+}
+
+
+@pytest.mark.parametrize("path", FAR)
+def test_a_text_far_beyond_the_context_is_not_cut_into_tokens(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The longest body took 9 GB for a while."""
+    monkeypatch.setattr(LLM, "tokenizer", None)
+    body, param = FAR[path]
+    status, told = posted(server, path, body)
+    assert status == 400
+    if param:
+        assert (told["error"]["param"], told["error"]["code"]) == (param, "context_length_exceeded")
+    assert re.search("has 10[0-9]{5} letters|has [23][0-9]{6} letters", told["error"]["message"])
+
+
+def test_what_fails_with_a_word_is_a_line_of_the_log(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failed(*_: Any) -> None:
+        raise NotEnoughMemory("no room", "wait")
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("nobody's fault but ours")
+
+    for wrong, code, lines in ((failed, 503, False), (broken, 500, True)):
+        caplog.clear()
+        monkeypatch.setattr(tokens, "tokenize", wrong)
+        status, told = posted(server, "/tokenize", {"content": "x"})
+        assert status == code
+        assert "nobody" not in told["error"]["message"]
+        (record,) = [record for record in caplog.records if "failed" in record.message]
+        assert bool(record.exc_info) == lines
+        assert ("no room" in record.message) != lines
+
+
 def test_no_such_model_path_or_method(client: openai.OpenAI, server: Running) -> None:
     with pytest.raises(openai.NotFoundError) as found:
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)
     assert found.value.code == "model_not_found"
     assert posted(server, "/v1/nothing", {})[0] == 404
+    for path, there in (("/chat/completions", "/v1/chat/completions"), ("/v1/tokenize", "/tokenize")):
+        status, told = posted(server, path, {})
+        assert status == 404
+        assert f"; {there} is: end the address" in told["error"]["message"]
     assert posted(server, "/v1/models", {})[0] == 405
     with pytest.raises(openai.BadRequestError, match="embeddings cannot be had"):
         client.embeddings.create(model="tiny", input="x")
+
+
+def test_a_long_list_holds_up_nobody(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen million numbers kept all streams waiting for seconds: much is read beside the event loop."""
+    threads, convert, ids = list[str](), msgspec.convert, [1] * (http.MUCH // 2)
+
+    def watched(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return convert(*arguments)
+
+    monkeypatch.setattr(msgspec, "convert", watched)
+    assert posted(server, "/v1/completions", {"prompt": ids})[1]["error"]["code"] == "context_length_exceeded"
+    assert posted(server, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+    assert [name.startswith("asyncio") for name in threads] == [True, False]
 
 
 def test_scores_of_a_prompt_have_a_place_among_the_texts(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,8 +131,24 @@ def test_the_shape_of_a_stream(client: openai.OpenAI) -> None:
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].choices == []
     assert chunks[-1].pronk["seed"] == 11
-    without = streamed(client, max_tokens=5, **DRAWN)[1]
-    assert without[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_without_usage_tells_the_rest_with_its_last_choice(client: openai.OpenAI, n: int) -> None:
+    """It told nobody the seed that was drawn, nor which fields it did not know."""
+    more: dict[str, Any] = {"stream": True, "max_tokens": 3, "n": n, "extra_body": {"mirostat": 2}}
+    streams: list[Any] = [
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **more),
+        client.completions.create(model="tiny", prompt="x", **more),
+        client.completions.create(model="tiny", prompt="x", echo=True, **more),
+        client.completions.create(model="tiny", prompt="x", echo=True, **{**more, "max_tokens": 0}),
+    ]
+    for stream in streams:
+        *others, last = stream
+        assert last.choices[0].finish_reason
+        assert last.pronk["warnings"] == ["mirostat is not a field that this server knows; it changed nothing"]
+        assert "seed" in last.pronk
+        assert not any(hasattr(chunk, "pronk") for chunk in others)
 
 
 def test_the_drawn_seed_gives_the_text_again(client: openai.OpenAI) -> None:

@@ -34,7 +34,9 @@ def matcher(kind: str, source: str, tokenizer: llguidance.LLTokenizer) -> llguid
 
 
 def _limits() -> llguidance.LLParserLimits:
-    return llguidance.LLParserLimits(verbose_errors=False)  # a grammar is not repeated in its error
+    # A grammar is not repeated in its error. A member that may be left out takes four items of a row, and an object may
+    # have a thousand of these: bounds.py.
+    return llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=5_000)
 
 
 def _grammar(kind: str, source: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,12 +19,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pronk import __version__
-from pronk.errors import PronkError
 from pronk.serve import asking, chat, completions, messages, page, responses, tokens
 from pronk.serve.asking import Asked
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, amid, of
-from pronk.serve.http import EventStream, Gone, Json, body_of, event, while_there
+from pronk.serve.failures import ApiError, amid, log_failure, of
+from pronk.serve.http import EventStream, Gone, Json, aside, body_of, event, while_there
 from pronk.serve.looks import MOST_TOKENS, Looks
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
@@ -40,6 +40,7 @@ from pronk.serve.requests import (
 )
 from pronk.terminal import shown_in_line
 
+S = TypeVar("S", bound=msgspec.Struct)
 log = logging.getLogger("pronk.serve")
 
 _ABSENT = {
@@ -62,7 +63,7 @@ class Server:
     # -- routes --
 
     async def chat(self, request: Request) -> Response | EventStream:
-        asked_for, unheard = read(await _body(request), ChatRequest, chat.REFUSED)
+        asked_for, unheard = await _asked(request, ChatRequest, chat.REFUSED)
         usage = chat.check_stream(asked_for.stream, asked_for.stream_options)
         if asked_for.modalities not in (None, ["text"]):
             raise ApiError(400, "modalities can be text alone", "modalities")
@@ -87,7 +88,7 @@ class Server:
             return Json(await while_there(request.receive, chat.whole(self.engine, asked)))
 
     async def complete(self, request: Request) -> Response | EventStream:
-        asked_for, unheard = read(await _body(request), CompletionRequest, completions.REFUSED)
+        asked_for, unheard = await _asked(request, CompletionRequest, completions.REFUSED)
         usage = chat.check_stream(asked_for.stream, asked_for.stream_options)
         if asked_for.best_of not in (None, asked_for.n or 1):
             raise ApiError(400, "best_of cannot be had; give n, and choose", "best_of")
@@ -97,7 +98,7 @@ class Server:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await asking.completion(
                 leased,
-                completions.prompts_of(asked_for),
+                await aside(len(asked_for.prompt), completions.prompts_of, asked_for),
                 asked_for,
                 max_tokens=completions.MAX_TOKENS if asked_for.max_tokens is None else asked_for.max_tokens,
                 logprobs=asked_for.logprobs,
@@ -110,7 +111,7 @@ class Server:
             return Json(await while_there(request.receive, completions.whole(self.engine, asked, asked_for)))
 
     async def respond(self, request: Request) -> Response | EventStream:
-        asked_for, unheard = read(await _body(request), ResponsesRequest, responses.REFUSED)
+        asked_for, unheard = await _asked(request, ResponsesRequest, responses.REFUSED)
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await responses.asked(leased, asked_for, unheard, self.max_samples)
@@ -122,7 +123,7 @@ class Server:
         raise ApiError(404, "there is no such response: this server keeps no answers")
 
     async def message(self, request: Request) -> Response | EventStream:
-        asked_for, unheard = read(await _body(request), MessagesRequest, messages.REFUSED)
+        asked_for, unheard = await _asked(request, MessagesRequest, messages.REFUSED)
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
             asked = await messages.asked(leased, asked_for, unheard, self.max_samples)
@@ -131,22 +132,22 @@ class Server:
             return Json(await while_there(request.receive, messages.whole(self.engine, asked)))
 
     async def count(self, request: Request) -> Response:
-        asked_for, _ = read(await _body(request), CountRequest, messages.REFUSED)
+        asked_for, _ = await _asked(request, CountRequest, messages.REFUSED)
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await messages.count(leased, asked_for))
 
     async def tokenize(self, request: Request) -> Response:
-        asked_for, _ = read(await _body(request), TokenizeRequest, {})
+        asked_for, _ = await _asked(request, TokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for))
 
     async def detokenize(self, request: Request) -> Response:
-        asked_for, _ = read(await _body(request), DetokenizeRequest, {})
+        asked_for, _ = await _asked(request, DetokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
 
     async def look(self, request: Request) -> Response:
-        asked_for, unheard = read(await _body(request), LookRequest, {})
+        asked_for, unheard = await _asked(request, LookRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
             looked = self._looks.answer(leased, asked_for, unheard)
             return Json(await while_there(request.receive, looked))
@@ -164,6 +165,8 @@ class Server:
     async def health(self, request: Request) -> Response:
         if self.engine.draining or not self.models.loaded:
             return Json({"status": "ending" if self.engine.draining else "loading"}, 503)
+        if not self.engine.alive:  # and requests would wait for ever
+            return Json({"status": "failed"}, 503)
         return Json({"status": "ok", "version": __version__})
 
     async def show_metrics(self, request: Request) -> Response:
@@ -257,7 +260,20 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         *page.routes(),
         *(route(path, server.absent, "POST", "GET") for path in _ABSENT),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_path})
+    known = {found.path for found in routes}
+
+    async def no_such_path(request: Request, error: Exception) -> Response:
+        path, status = request.url.path, error.status_code if isinstance(error, HTTPException) else 500
+        problem = f"there is nothing at {path[:200]!r}"
+        if f"/v1{path}" in known:
+            problem += f"; /v1{path} is: end the address that the client is told with /v1"
+        elif path.startswith("/v1/") and path.removeprefix("/v1") in known:
+            problem += f"; {path.removeprefix('/v1')} is: end the address that the client is told without /v1"
+        told = ApiError(status, problem)
+        server.note("unknown", request.scope, status, time.perf_counter())
+        return Json(told.told(path), status, told.headers)
+
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: no_such_path})
 
 
 class _Endpoint:
@@ -282,19 +298,15 @@ class _Endpoint:
         except Exception as error:
             told = of(error)
             status = told.status
-            if status >= 500 or not isinstance(error, ApiError | PronkError):
-                log.error("a request failed", exc_info=error)
+            if status >= 500:
+                log_failure("a request failed", error)
             answer = Json(told.told(scope["path"]), status, told.headers)
         status = getattr(answer, "status_code", 200)
         await answer(scope, receive, send)
         self._server.note(self._path, scope, status, begun)
 
 
-async def _body(request: Request) -> bytes:
-    return await body_of(request.receive, request.headers)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    told = ApiError(status, f"there is nothing at {request.url.path[:200]!r}")
-    return Json(told.told(request.url.path), status, told.headers)
+async def _asked(request: Request, kind: type[S], refused: Mapping[str, str]) -> tuple[S, list[str]]:
+    """What `read` gives."""
+    body = await body_of(request.receive, request.headers)
+    return await aside(len(body), read, body, kind, refused)

@@ -16,6 +16,7 @@ from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
 from pronk.serve.failures import ApiError, about, renamed
 from pronk.serve.forms import form_of
+from pronk.serve.http import encode
 from pronk.serve.models import Leased
 from pronk.serve.tools import Toolset, toolset
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from pronk.tokenizer.messages import Overflow
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
-MOST_STOPS = 128  # stop strings, each of which is looked for at each token while all others wait
+_LEAST_LETTERS, _LETTERS_A_TOKEN = 1 << 20, 16  # beyond which no text is cut into tokens, to see whether it fits
+MOST_STOPS, MOST_STOP = 128, 1024  # stop strings, and letters of one: they are looked for at each token, by all
+MOST_IDS = 1 << 16  # of stop_token_ids and logit_bias
 _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
@@ -78,6 +81,9 @@ def sampling(
         raise ApiError(
             400, f"at most {MOST_LOGPROBS} alternatives of a token are given, not {logprobs}", "top_logprobs"
         )
+    for name in ("stop_token_ids", "logit_bias"):
+        if len(getattr(request, name) or ()) > MOST_IDS:
+            raise ApiError(400, f"{name} has more than {MOST_IDS} tokens", name)
     options = {name: value for name in _FIELDS if (value := getattr(request, name)) is not None}
     if beams == 1:
         options = {"temperature": 1.0, **advised, **options}
@@ -90,6 +96,8 @@ def sampling(
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
         if len(options["stop"]) > MOST_STOPS:
             raise ApiError(400, f"stop has {len(options['stop'])} strings, and at most {MOST_STOPS} are taken", "stop")
+        if long := [stop for stop in options["stop"] if len(stop) > MOST_STOP]:
+            raise ApiError(400, f"a stop string has {len(long[0])} letters, and at most {MOST_STOP} are taken", "stop")
     try:
         return SamplingParams(**options), copies
     except BadRequest as error:
@@ -154,6 +162,19 @@ def _call(number: int, call: object) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def check_length(llm: LLM, given: object, param: str) -> None:
+    """Raises ApiError for a text, or messages, that is far beyond the context. To cut a text into tokens takes some 280
+    bytes of memory a letter, which would be 9 GB of the longest body that is read."""
+    letters = len(given) if isinstance(given, str) else len(encode(given))
+    most = max(_LEAST_LETTERS, _LETTERS_A_TOKEN * llm.ctx_size)
+    if letters > most:
+        problem = (
+            f"{param} has {letters} letters, and for this model's maximum context length of {llm.ctx_size} tokens at "
+            f"most {most} are read; shorten it"
+        )
+        raise ApiError(400, problem, param, "context_length_exceeded")
+
+
 async def chat(
     leased: Leased,
     messages: Sequence[Mapping[str, Any]],
@@ -185,6 +206,7 @@ async def chat(
         raise ApiError(400, "answer_ids cannot be had with tools or a form: they begin with the answer", "answer_ids")
 
     def prepared() -> tuple[list[int], int, Toolset | None, Grammar | None]:
+        check_length(llm, [known, tools, variables], "messages")
         template = leased.adapter.template if leased.adapter else None
         called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
         given = {"tools": list(called.tools)} if called else {}
@@ -223,6 +245,9 @@ async def completion(
     form, param = form_of(request)
 
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(llm, prompt, "prompt")
         with about("prompt", "truncate"):
             found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
         return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)

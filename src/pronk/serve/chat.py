@@ -91,12 +91,12 @@ async def whole(engine: Engine, asked: Asked) -> dict[str, Any]:
 async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGenerator[bytes, None]:
     common = head("chatcmpl", "chat.completion.chunk", asked)
     usage: dict[str, Any] = {"usage": None} if include_usage else {}
-    account, begun = Account(), False
+    account, begun, left = Account(), False, asked.samples
     wants_logprobs = asked.wanted.params.logprobs is not None
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event({**common, "choices": [choice], **usage})
+        return event({**common, "choices": [choice], **usage, **more})
 
     try:
         async for pieces in speech(engine, asked, account):
@@ -113,7 +113,9 @@ async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGene
                     out.append(chunk(piece.index, delta, logprobs=logprobs))
                     logprobs = None
                 if piece.finish:
-                    out.append(chunk(piece.index, {}, piece.finish))
+                    left -= 1
+                    more = last_of(account, asked, include_usage) if not left else {}
+                    out.append(chunk(piece.index, {}, piece.finish, **more))
             yield b"".join(out)
     except Exception as error:
         if not begun:
@@ -124,6 +126,12 @@ async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGene
     if end:
         yield event({**end, "pronk": account.besides(asked)})
     yield DONE
+
+
+def last_of(account: Account, asked: Asked, include_usage: bool) -> dict[str, Any]:
+    """What the last choice of a stream brings: without a usage chunk behind it there is no other place to tell the seed
+    in, and fields that nobody heeds."""
+    return {} if include_usage else {"pronk": account.besides(asked)}
 
 
 def head(prefix: str, kind: str, asked: Asked) -> dict[str, Any]:

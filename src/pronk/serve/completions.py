@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pronk.serve.asking import Asked
-from pronk.serve.chat import head
+from pronk.serve.chat import head, last_of
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, amid
 from pronk.serve.http import DONE, event
@@ -134,22 +134,28 @@ async def stream(
     common, account, begun = head("cmpl", "text_completion", asked), Account(), False
     usage: dict[str, Any] = {"usage": None} if include_usage else {}
 
-    def chunk(choice: _Choice, finish: str | None) -> bytes:
-        return event({**common, "choices": [choice.taken(finish)], **usage})
+    def chunk(choice: _Choice, finish: str | None, left: int) -> bytes:
+        more = last_of(account, asked, include_usage) if not left else {}
+        return event({**common, "choices": [choice.taken(finish)], **usage, **more})
 
     try:
         choices = await _begin(engine, asked, request, account)
+        left = len(choices)  # which are not whole
         if request.echo:
-            begun = True
-            yield b"".join(chunk(choice, choice.finish or None) for choice in choices)
+            begun, out = True, list[bytes]()
+            for choice in choices:
+                left -= bool(choice.finish)
+                out.append(chunk(choice, choice.finish or None, left))
+            yield b"".join(out)
         if request.max_tokens != 0:
             async for pieces in speech(engine, asked, account):
                 out = []
                 for piece in pieces:
                     choice = choices[piece.index]
                     choice.add(piece.chunk.text, piece.chunk)
+                    left -= bool(piece.finish)
                     if piece.finish or piece.chunk.text or choice.tokens:
-                        out.append(chunk(choice, piece.finish))
+                        out.append(chunk(choice, piece.finish, left))
                 begun = True
                 yield b"".join(out)
     except Exception as error:

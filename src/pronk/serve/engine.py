@@ -118,6 +118,11 @@ class Engine:
         if self._thread.ident:
             self._thread.join(60)
 
+    @property
+    def alive(self) -> bool:
+        """Whether anything can still be computed."""
+        return self._thread.is_alive()
+
     # -- requests --
 
     def reserve(self, texts: int) -> None:

@@ -19,6 +19,7 @@ from pronk.errors import (
     Unsupported,
     out_of_memory,
 )
+from pronk.terminal import shown_in_line
 
 log = logging.getLogger("pronk.serve")
 
@@ -108,8 +109,14 @@ def amid(error: Exception) -> ApiError:
     """The same, of an answer whose status has gone out: the log tells of what is ours here."""
     told = of(error)
     if told.status >= 500:
-        log.error("a stream failed", exc_info=error)
+        log_failure("a stream failed", error)
     return told
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """What has a word of its own needs no more than that; of all else the log tells where it was."""
+    worded = isinstance(error, ApiError | PronkError)
+    log.error("%s%s", what, f": {shown_in_line(str(error))}" if worded else "", exc_info=None if worded else error)
 
 
 @contextmanager

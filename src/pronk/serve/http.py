@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -19,11 +20,11 @@ from pronk.serve.failures import ApiError
 T = TypeVar("T")
 
 MAX_BODY = 32 << 20  # bytes
+MUCH = 1 << 16  # bytes of a body, or numbers of a list, that are not read in the event loop
 HEADERS_S = BODY_S = 30.0  # seconds in which a request's headers, and then its body, must be whole
 PING_S = 15.0  # seconds of silence after which a stream says that it lives: proxies cut what is silent for a minute
 SEND_S = 60.0  # seconds for which a client may read nothing
 _FIRST_S = 10.0  # seconds for which a stream's status waits for its first event
-_ABORT = "pronk.abort"  # in a scope's extensions: ends the connection, whatever is still to be sent
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -32,9 +33,11 @@ class Gone(Exception):
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which waits for ever for the end of headers; and which would answer requests with two lengths."""
+    """uvicorn's, which waits for ever for the end of headers, and for ever for a client that does not read what was
+    sent to it, streamed or whole."""
 
     _slow: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,7 +45,16 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._slow is None and self.conn.their_state is h11.IDLE:
@@ -50,13 +62,9 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        before = self.scope
         super().handle_events()
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
-        if self.scope is not before and self.scope:
-            # The application's task begins after this.
-            self.scope["extensions"] = {_ABORT: {"call": self.transport.abort}}
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -70,11 +78,30 @@ class Connection(H11Protocol):
             self._slow.cancel()
             self._slow = None
 
+    def _watch_reader(self, left: int | None = None) -> None:
+        """`left`: bytes that waited when it was looked at before. Whoever has taken some of them since goes on."""
+        waiting = self.transport.get_write_buffer_size() + _unsent(self.transport)
+        if left is not None and waiting >= left:
+            self.transport.abort()  # without waiting for what it has not taken
+            return
+        self._unread = self.loop.call_later(SEND_S, self._watch_reader, waiting)
 
-def abort(scope: Scope) -> None:
-    """End the connection without waiting for what it has not taken."""
-    if found := scope.get("extensions", {}).get(_ABORT):
-        found["call"]()
+    def _taken(self) -> None:
+        if self._unread:
+            self._unread.cancel()
+            self._unread = None
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """Bytes that the system holds for the client, megabytes where it reads slowly; 0 where it does not tell."""
+    try:
+        import fcntl
+        import termios
+
+        held = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    except (ImportError, AttributeError, OSError):
+        return 0
+    return int.from_bytes(held, sys.byteorder)
 
 
 async def body_of(receive: Receive, headers: Mapping[str, str], limit: int = MAX_BODY) -> bytes:
@@ -98,6 +125,11 @@ async def body_of(receive: Receive, headers: Mapping[str, str], limit: int = MAX
             raise too_long
         if not message.get("more_body"):
             return bytes(body)
+
+
+async def aside(size: int, function: Callable[..., T], *arguments: Any) -> T:
+    """What `function` gives; of much in a thread of its own, for a list of a million numbers holds up all streams."""
+    return function(*arguments) if size < MUCH else await asyncio.to_thread(function, *arguments)
 
 
 async def _gone(receive: Receive) -> None:
@@ -156,7 +188,7 @@ class EventStream:
             "x-accel-buffering": "no",
         }
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        watchdog = asyncio.ensure_future(self._watch(scope, send))
+        watchdog = asyncio.ensure_future(self._watch(send))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             with contextlib.suppress(Gone):
@@ -183,15 +215,11 @@ class EventStream:
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending, self._since = False, time.monotonic()
 
-    async def _watch(self, scope: Scope, send: Send) -> None:
+    async def _watch(self, send: Send) -> None:
         """Beside the stream, for a timer at each event would cost more than the event."""
         while True:
-            await asyncio.sleep(min(PING_S, SEND_S) / 3)
-            silent = time.monotonic() - self._since
-            if self._sending and silent > SEND_S:
-                abort(scope)
-                return
-            if not self._sending and silent > PING_S:
+            await asyncio.sleep(PING_S / 3)
+            if not self._sending and time.monotonic() - self._since > PING_S:
                 await self._put(send, b": ping\n\n")
 
     async def _close(self) -> None:

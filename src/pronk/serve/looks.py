@@ -90,11 +90,13 @@ class Looks:
             raise ApiError(400, f"max_tokens must be from 1 to {MOST_TOKENS}, not {request.max_tokens}", "max_tokens")
         llm = leased.llm
         asked: Any = asking.conversation(request.messages) if request.messages is not None else request.text
+        field = "text" if request.messages is None else "messages"
+        await asyncio.to_thread(asking.check_length, llm, [asked, request.answer], field)
         options: dict[str, Any] = {"adapter": leased.name if leased.adapter else None}
         if request.top is not None:
             options["top"] = request.top
 
-        with about("text" if request.messages is None else "messages", "top", "answer"):
+        with about(field, "top", "answer"):
             look = await asyncio.to_thread(llm.look, asked, answer=request.answer, **options)
         _check_length(len(look) + (request.max_tokens or 0))
         if request.max_tokens:

@@ -16,6 +16,7 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
     if len(given) != 1:
         raise ApiError(400, "give one of prompt, messages and content", given[1] if given else "prompt")
     llm = leased.llm
+    asking.check_length(llm, getattr(request, given[0]), given[0])
     if request.messages is not None:
         template = leased.adapter.template if leased.adapter else None
         with about("messages"):
@@ -34,6 +35,7 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
 
 def detokenize(leased: Leased, request: DetokenizeRequest) -> dict[str, Any]:
     """Raises BadRequest for an id that there is not."""
+    asking.check_length(leased.llm, request.tokens, "tokens")
     with about("tokens"):
         text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
     return {"prompt": text, "content": text}

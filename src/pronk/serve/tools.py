@@ -154,7 +154,9 @@ def _checked(number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ApiError(400, f'tool {number} must be {{"type": "function", "function": ...}}', "tools")
     name = function.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,64}", name):
-        raise ApiError(400, f"tool {number} must have a name of letters, digits, _ and -, not {short(name)}", "tools")
+        raise ApiError(
+            400, f"tool {number} must have a name of 1 to 64 letters, digits, _ and -, not {short(name)}", "tools"
+        )
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise ApiError(400, f"the parameters of {name} must be a JSON schema", "tools")
     return {"type": "function", "function": dict(function)}

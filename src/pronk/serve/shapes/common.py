@@ -98,5 +98,5 @@ class Text(Shape):
 
 
 class Health(Shape):
-    status: Literal["ok", "loading", "ending"]
+    status: Literal["ok", "loading", "ending", "failed"]
     version: str | UnsetType = UNSET
