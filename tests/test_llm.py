@@ -155,9 +155,17 @@ def test_no_prompts_give_no_texts(llm: LLM) -> None:
 
 
 def test_an_overlong_prompt_is_an_error_or_a_stated_cut(llm: LLM) -> None:
+    """The error's ways out are Python's; they were options of the command line."""
     ids = [1, *range(10, 110)]
-    with pytest.raises(ContextOverflow, match="101 tokens and at most 63 fit"):
+    with pytest.raises(
+        ContextOverflow, match=r"101 tokens and at most 63 fit; .* ctx_size, .*truncate='left'"
+    ) as caught:
         llm.generate(ids)
+    assert "--" not in str(caught.value)
+    with pytest.raises(
+        ContextOverflow, match=r"the text has 101 tokens and at most 64 fit; shorten it or raise ctx_size$"
+    ):
+        llm.logits(ids)
     left = one(llm.generate(ids, truncate="left", max_new_tokens=14, ignore_eos=True))
     kept = [1, *range(61, 110)]  # the beginning-of-text token stays, and there is room for 14
     assert (left.prompt_tokens, left.truncated_tokens) == (50, 51)

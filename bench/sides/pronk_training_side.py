@@ -22,8 +22,9 @@ from pronk.train.trainer import Trainer
 
 class PronkTraining:
     def load(
-        self, path: str, work: str, threads: int, precision: str, batch_size: int, accumulate: int, checkpointing: bool
-    ) -> dict[str, Any]:
+        self, path: str, work: str, threads: int, precision: str, batch_size: int, accumulate: int, checkpointing: bool,
+        quantize: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """`work`: a file with examples, LoRA's settings, seed and rate. Leaves beside it what LoRA begins from."""
         given = json.loads(Path(work).read_text(encoding="utf-8"))
         examples = [
@@ -34,6 +35,7 @@ class PronkTraining:
         settings = Settings(
             path, work, lora=lora, batch_size=batch_size, accumulate=accumulate, precision=precision,
             recompute=int(checkpointing), lr=given["rate"], warmup=0.0, schedule="constant", seed=given["seed"],
+            quantize=quantize,
         )  # fmt: skip
         folder = Path(work).parent
         self.run = Trainer(checkpoint.open(path), Data(examples), settings, folder, device="cpu", threads=threads)

@@ -73,14 +73,16 @@ class BadRequest(PronkError, ValueError):
 
 
 class ContextOverflow(PronkError):
-    """A prompt that does not fit; never cut unless truncation was asked for."""
+    """A prompt that does not fit; never cut unless truncation was asked for.
 
-    def __init__(self, prompt_tokens: int, limit: int, which: str = "the prompt") -> None:
-        self.prompt_tokens, self.limit = prompt_tokens, limit
-        super().__init__(
-            f"{which} has {prompt_tokens} tokens and at most {limit} fit; shorten it, raise the context size "
-            "(--ctx-size), or ask for a cut (--truncate left or right)"
-        )
+    `problem` is the message without the ways out, `can_be_cut` whether a cut is one of them.
+    """
+
+    def __init__(self, prompt_tokens: int, limit: int, which: str = "the prompt", *, can_be_cut: bool = True) -> None:
+        self.prompt_tokens, self.limit, self.can_be_cut = prompt_tokens, limit, can_be_cut
+        self.problem = f"{which} has {prompt_tokens} tokens and at most {limit} fit"
+        cut = ", or ask for a cut (truncate='left'; of a chat, overflow='drop-oldest')" if can_be_cut else ""
+        super().__init__(f"{self.problem}; shorten it{',' if cut else ' or'} raise ctx_size{cut}")
 
 
 class NotEnoughMemory(PronkError):

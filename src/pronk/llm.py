@@ -322,7 +322,7 @@ class LLM:
         if not ids:
             raise BadRequest("there are no logits of no tokens; give at least one token id")
         if len(ids) > self.ctx_size:
-            raise ContextOverflow(len(ids), self.ctx_size)
+            raise ContextOverflow(len(ids), self.ctx_size, "the text", can_be_cut=False)
         if not cache:
             if chunk is not None:
                 raise BadRequest(f"chunk={chunk!r} is for the KV cache; give cache=True, or leave it out")
@@ -430,7 +430,8 @@ class LLM:
             raise BadRequest(f"an adapter cannot be called {name!r}; give it another name=")
         adapters.check_beside(found)
         if shared := adapters.shared(found):
-            raise BadRequest(f"{folder}: changes {shared}, of all texts; load the model with it: load(adapter=…)")
+            way_out = "load the model with it, load(adapter=…), or merge it, pronk merge"
+            raise BadRequest(f"{folder}: changes {shared}, of all texts; {way_out}")
         if self._changes:
             raise BadRequest(f"the model was loaded with an adapter that changes {self._changes}, for all texts")
         self._add(name, self._attach(found))

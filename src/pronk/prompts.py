@@ -77,7 +77,7 @@ class Prompts:
             after = both[len(ids) :] if alike else self.tokenizer.encode(answer, bos=False)
         ids = self._begun(ids)
         if len(ids) + len(after) > self._ctx_size:
-            raise ContextOverflow(len(ids) + len(after), self._ctx_size, "the text")
+            raise ContextOverflow(len(ids) + len(after), self._ctx_size, "the text", can_be_cut=False)
         return [*ids, *after], len(ids), spelled
 
     def scored(self, text: Prompt | Sequence[Message], chat_template: str | Path | None) -> list[int]:
@@ -94,7 +94,7 @@ class Prompts:
             if isinstance(text, str) and (ends := self.tokenizer.eos_ids) and ids[-1] not in ends:
                 ids = [*ids, ends[0]]
         if len(ids) > self._ctx_size:
-            raise ContextOverflow(len(ids), self._ctx_size, "the text")
+            raise ContextOverflow(len(ids), self._ctx_size, "the text", can_be_cut=False)
         return ids
 
     def asked(self, prompt: Prompt, chat: bool, system: str | None, template: Path | None = None) -> Prompt:

@@ -335,6 +335,14 @@ def test_show_batch_says_what_was_cut_and_skipped_as_the_run_does(finetune: Run,
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "1001"])
+def test_a_weight_out_of_range_is_wrong_usage(finetune: Run, data: str, weight: str) -> None:
+    """It ended with 1, as a file that is not there does."""
+    wrong = finetune("--show-batch", data=f"{data}={weight}")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith(f"pronk: --data {data}={weight}: the weight must be over 0 and at most 1000")
+
+
 def test_fields_give_keys_their_names(finetune: Run, tmp_path: Path) -> None:
     path = records(tmp_path, '{"query": "2+2=", "reply": "4", "id": 7}')
     refused = finetune("--show-batch", data=path)
@@ -343,7 +351,8 @@ def test_fields_give_keys_their_names(finetune: Run, tmp_path: Path) -> None:
     assert "2+2=⟦4</s>⟧" in result.stdout
     assert "id" not in result.stderr
     wrong = finetune("--fields", "query=asked", data=path)
-    assert (wrong.exit_code, "KEY=NAME, the name one of answer, chosen, " in wrong.stderr) == (2, True)
+    said = "pronk: --fields must be KEY=NAME, the name one of answer, chosen, "  # and once "fields", which nobody typed
+    assert (wrong.exit_code, wrong.stderr[: len(said)]) == (2, said)
     mistyped = finetune("--fields", "query=prompt,reply=completion,idd=", data=path)
     assert "no record has the key 'idd', which --fields renames" in mistyped.stderr
 

@@ -314,8 +314,8 @@ def test_logprobs_on_stderr(run: Run, loaded: list[FakeLLM]) -> None:
 def test_a_prompt_that_does_not_fit(run: Run, loaded: list[FakeLLM]) -> None:
     result = run("generate", "x " * 70)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("pronk: the prompt has 70 tokens and at most 63 fit; ")
-    assert result.stderr.count("\n") == 1
+    ways = "shorten it, raise the context size (--ctx-size), or ask for a cut (--truncate left or right)"
+    assert result.stderr == f"pronk: the prompt has 70 tokens and at most 63 fit; {ways}\n"
     result = run("generate", "-n1", "--truncate", "right", "x " * 70)
     assert result.exit_code == 0
     assert result.stderr.startswith("32 prompt tokens (38 cut)")

@@ -34,6 +34,12 @@ def test_an_adapter_and_a_report(run: Run, model: str, tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert (report["steps"], report["method"]) == (6, "LoRA")
     assert report["held_out_loss"]["first"] == pytest.approx(0.5, abs=1e-6)
+    looks = {line["step"]: line["held_out_rewards/accuracies"] for line in timeless(out) if "held_out_loss" in line}
+    assert looks[0] == 0.5
+    assert report["held_out_rewards"] == {"accuracy": looks[report["held_out_loss"]["kept_step"]]}
+    steps = [line["rewards/accuracies"] for line in timeless(out) if "loss" in line]
+    ends = {"first": sum(steps[:3]) / 3, "last": sum(steps[3:]) / 3}
+    assert report["rewards"] == {"accuracy": pytest.approx(ends)}
     notes = result.stderr.splitlines()
     assert notes[0] == "step 0 of 6: held-out loss 0.5000, 50% right"
     assert any(" right, " in note and "tokens/s" in note for note in notes[1:])
@@ -59,3 +65,5 @@ def test_pairs_shown_and_learned(run: Run, model: str, tmp_path: Path) -> None:
     assert "The reference is the model before training" in planned.stdout
     done = run("kto", model, "--data", data, "--out", str(tmp_path / "out"), *QUICK)
     assert done.exit_code == 0, done.stderr
+    assert re.search(r"^rewards +\d+% right and \d+% right$", done.stdout, re.MULTILINE)
+    assert re.search(r"^held-out rewards +\d+% right, of step \d$", done.stdout, re.MULTILINE)

@@ -96,7 +96,8 @@ def test_places_out_of_range_and_pictures_nowhere_are_one_line(run: Run, model: 
         (["--token", "0", "--lens"], "nothing stands before token 0"),
         (["--plot", "look.png"], "name a file that ends in .svg"),
         (["--plot", str(tmp_path / "nowhere" / "look.svg")], "there is no such folder"),
-        (["--ctx-size", "2"], "the text has 3 tokens and at most 2 fit"),
+        # Once it named --truncate, which `look` does not have.
+        (["-c", "2"], "has 3 tokens and at most 2 fit; shorten it or raise the context size (-c)\n"),
     ):
         result = run(*common, *arguments)
         assert result.exit_code in (1, 2)

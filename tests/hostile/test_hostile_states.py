@@ -48,7 +48,7 @@ CONFIG = tiny_config(
     num_key_value_heads=1, head_dim=4, max_position_embeddings=16,
 )  # fmt: skip
 CPU = torch.device("cpu")
-KINDS = ["adamw", "adamw8bit", "sgd", "lora over codes", "scaled"]
+KINDS = ["adamw", "adamw8bit", "adafactor", "muon", "sgd", "lora over codes", "scaled"]
 
 
 def make(kind: str) -> Loop:
@@ -59,7 +59,7 @@ def make(kind: str) -> Loop:
     if codes:
         lora.add(model, LoraConfig(rank=2))
     examples = [Example(np.arange(3, 8, dtype=np.int32), np.arange(5) > 2) for _ in range(3)]
-    name = kind if kind in ("adamw8bit", "sgd") else "adamw"
+    name = kind if kind in ("adamw8bit", "adafactor", "muon", "sgd") else "adamw"
     precision: Any = "f16" if kind == "scaled" else "f32"
     optimizer = optimizers.make(model, name, 1e-3, 0.0)
     return Loop(model, examples, Batches([5] * 3), optimizer, Schedule(1e-3, 100), accumulate=2, precision=precision)

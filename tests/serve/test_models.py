@@ -109,6 +109,44 @@ def test_a_model_that_cannot_be_loaded_is_refused_alone(folder: Path, tmp_path: 
     running.stop()
 
 
+def rewarding(adapter: Path, folder: Path) -> Path:
+    """A reward model's adapter: the same with a score, which is to be refused before its weights are looked at."""
+    folder.mkdir()
+    told = json.loads((adapter / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "modules_to_save": ["score"]}))
+    return folder
+
+
+def test_a_reward_model_s_adapter_is_refused_when_the_server_starts(
+    folder: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """It was listed, and refused with a word for Python when it was asked."""
+    given = rewarding(adapter, tmp_path / "judge")
+    models = Models({"a": str(folder)}, {"poet": adapter, "judge": given}, {"threads": 1})
+    with pytest.raises(BadRequest, match=rf"\Ajudge: a reward model's .*pronk score {folder} --adapter {given}\Z"):
+        asyncio.run(models.load_all())
+    assert not models.loaded
+
+
+def test_a_reward_model_s_adapter_that_comes_later_is_no_model(folder: Path, adapter: Path, tmp_path: Path) -> None:
+    (tmp_path / "poet").symlink_to(adapter)
+    models = Models({"a": str(folder)}, {}, {"threads": 1}, adapters_folder=tmp_path, max_sequences=SEQUENCES)
+    running = Running(models)
+    client = running.client()
+    assert say(running, "poet")
+    given = rewarding(adapter, tmp_path / "judge")
+    assert [model.id for model in client.models.list()] == ["a", "poet"]
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("judge")
+    with pytest.raises(openai.BadRequestError, match=r"judge: a reward model's .*pronk score"):
+        say(running, "judge")
+    (given / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
+    (given / "adapter_model.safetensors").symlink_to(adapter / "adapter_model.safetensors")
+    assert [model.id for model in client.models.list()] == ["a", "judge", "poet"]  # it is another one by now
+    assert say(running, "judge") == say(running, "poet")
+    running.stop()
+
+
 def test_a_model_in_another_format_beside_itself(folder: Path) -> None:
     models = Models({"a": str(folder)}, {}, {"threads": 1}, also=("q8", "q8"), max_sequences=SEQUENCES)
     running = Running(models)

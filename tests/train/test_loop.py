@@ -91,13 +91,13 @@ def test_the_mean_of_means_would_be_seen(folder: Path, examples: list[Example]) 
     assert abs(sum(means) / len(means) - loop.evaluate(examples).loss) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "adafactor", "muon", "sgd"])
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_it_learns(folder: Path, examples: list[Example], kind: str, with_lora: bool) -> None:
     model = load(folder)
     if with_lora:
         lora.add(model, lora.LoraConfig(rank=8, alpha=16))
-    loop = make(model, examples, steps=30, kind=kind, rate=0.1 if kind == "sgd" else 1e-2, size=4)
+    loop = make(model, examples, steps=30, kind=kind, rate={"sgd": 0.1, "adafactor": 0.5}.get(kind, 1e-2), size=4)
     before = loop.evaluate(examples).loss
     while not loop.done:
         last = loop.step()
@@ -245,7 +245,7 @@ def test_the_best_so_far_and_how_long_ago(folder: Path, examples: list[Example])
     assert noted == [(True, 2.0, 0), (False, 2.0, 1), (False, 2.0, 2), (True, 1.5, 0), (False, 1.5, 1)]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "adafactor", "muon"])
 def test_resumed_is_as_if_never_stopped_to_the_bit(
     folder: Path, examples: list[Example], tmp_path: Path, kind: str
 ) -> None:

@@ -49,7 +49,7 @@ def test_the_groups_are_peft_s(folder: Path, tmp_path: Path) -> None:
     assert {name for name in found if found[name] < 2e-3} == {name for name in found if name.endswith("lora_A")}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "adafactor", "muon", "sgd"])
 def test_only_matrices_decay(folder: Path, kind: str) -> None:
     model = load_module(checkpoint.open(folder))
     lora.add(model, CONFIG)

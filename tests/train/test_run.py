@@ -195,7 +195,10 @@ def test_the_mask_can_be_shown(model: Path, data: Path, tmp_path: Path) -> None:
 # -- a run, and going on with it --
 
 
-@pytest.mark.parametrize(("lora", "optimizer"), [(LORA, "adamw"), (None, "adamw"), (None, "adamw8bit"), (None, "sgd")])
+@pytest.mark.parametrize(
+    ("lora", "optimizer"),
+    [(LORA, "adamw"), (LORA, "muon"), *[(None, kind) for kind in ("adamw", "adamw8bit", "adafactor", "muon", "sgd")]],
+)
 @pytest.mark.parametrize("stopped_after", [0, 4, 6])
 def test_resumed_is_as_if_never_stopped(
     model: Path, data: Path, tmp_path: Path, lora: LoraConfig | None, optimizer: str, stopped_after: int

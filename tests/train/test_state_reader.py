@@ -201,7 +201,10 @@ def test_the_change_would_have_worked() -> None:
 
 
 PARAMETER = "model.embed_tokens.weight"
-KEYS = {"adamw": "exp_avg", "adamw8bit": "second_scale", "sgd": "momentum_buffer"}
+KEYS = {
+    "adamw": "exp_avg", "adamw8bit": "second_scale", "adafactor": "col_var", "muon": "exp_avg",
+    "sgd": "momentum_buffer",
+}  # fmt: skip
 WRONG: dict[str, Callable[[dict[str, Any], str], object]] = {
     f"optimizer.{PARAMETER}.KEY is absent": lambda held, key: held.pop(key),
     "optimizer.*KEY is torch.float32 of shape .* and in this run torch.float32 of": lambda held, key: held.update(
@@ -243,7 +246,7 @@ def test_a_parameter_without_state_is_refused(tmp_path: Path, kind: str) -> None
         state.load(make(kind), folder, {})
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "adafactor", "muon"])
 @pytest.mark.parametrize("steps", [-1.0, 0.5, 2.0, 1e30, float("inf"), float("nan")])
 def test_steps_that_cannot_be_counted_are_refused(tmp_path: Path, kind: str, steps: float) -> None:
     """-1 divided by zero, and the others by what is no number."""
@@ -255,7 +258,9 @@ def test_steps_that_cannot_be_counted_are_refused(tmp_path: Path, kind: str, ste
         state.load(make(kind), folder, {})
 
 
-@pytest.mark.parametrize(("kind", "key"), [("adamw", "exp_avg_sq"), ("adamw8bit", "second_scale")])
+@pytest.mark.parametrize(
+    ("kind", "key"), [("adamw", "exp_avg_sq"), ("adamw8bit", "second_scale"), ("adafactor", "row_var")]
+)
 def test_a_second_moment_below_0_is_refused(tmp_path: Path, kind: str, key: str) -> None:
     loop = make(kind)
     loop.step()

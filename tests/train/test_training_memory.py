@@ -69,6 +69,10 @@ def never_read() -> Checkpoint:
         {"lora": replace(LORA, dora=True), "quantize": "q4", "precision": "bf16"},
         {"optimizer": "adamw8bit", "batch_size": 2},
         {"optimizer": "sgd"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "adafactor", "lora": replace(LORA, dora=True), "precision": "bf16", "accumulate": 1},
+        {"optimizer": "muon"},
+        {"optimizer": "muon", "lora": LORA, "lora_plus_ratio": 4.0},
     ],
     ids=str,
 )
@@ -146,6 +150,8 @@ MEASURED: dict[str, dict[str, Any]] = {
     "LoRA, recomputed": {"lora": {"rank": 16}, "settings": {"recompute": 1, "quantize": "f32"}},
     "LoRA over q4, bf16": {"lora": {"rank": 16}, "settings": {"precision": "bf16", "quantize": "q4", "accumulate": 1}},
     "full, 8 bits, accumulated": {"lora": None, "settings": {"accumulate": 2, "optimizer": "adamw8bit"}},
+    "full, Adafactor": {"lora": None, "settings": {"accumulate": 1, "optimizer": "adafactor"}},
+    "full, Muon": {"lora": None, "settings": {"accumulate": 2, "optimizer": "muon"}},
 }
 
 

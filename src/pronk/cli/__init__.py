@@ -25,7 +25,7 @@ import click
 from pronk import __version__
 from pronk.cli import console, llama2c, typed
 from pronk.cli.failures import Failure, Misuse
-from pronk.errors import BadRequest, PronkError, os_problem, out_of_memory, short
+from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem, out_of_memory, short
 
 # Heading of --help -> its verbs, in order.
 GROUPS = {
@@ -98,6 +98,8 @@ class Verbs(click.Group):
         except BadRequest as error:
             said, verb = typed.in_words(ctx, str(error))
             raise (Misuse(click.UsageError(said, verb)) if verb else Failure(said)) from error
+        except ContextOverflow as error:
+            raise Failure(typed.overflow(ctx, error)) from error
         except PronkError as error:
             raise Failure(error) from error
         except BrokenPipeError:  # the reader of stdout has had enough, as in `| head`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,8 @@ def _part(given: str, base: Checkpoint, usual: float) -> Part:
             name, weight = head, float(tail)
         except ValueError:
             raise click.UsageError(f"{given}: {tail!r} is no weight; give a number behind the =") from None
+        if not math.isfinite(weight):
+            raise click.UsageError(f"{given}: a weight must be a number, not {tail}")
     path = expanded(name)
     if path.exists() and adapters.found(path):
         return Part(name, adapters.open(path, base), weight)

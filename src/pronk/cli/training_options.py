@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
-from pronk.cli import options
+from pronk.cli import options, typed
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
 from pronk.train.runs.duration import seconds
-from pronk.train.runs.options import LOGS, RATES
+from pronk.train.runs.options import LOGS, RATES, TIMES
+from pronk.train.runs.shared import Optimizer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,8 +135,10 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
                      metavar="X", help="Clip the gradient to an L2 norm of X; 0: no clipping."),
         click.option("--optimizer", "--optim", default="adamw", show_default=True,
-                     type=click.Choice(["adamw", "adamw8bit", "sgd"]),
-                     help="Use this optimizer; adamw8bit keeps its moments in 8 bits."),
+                     type=click.Choice(get_args(Optimizer)),
+                     help="Use this optimizer. adamw8bit keeps its moments in 8 bits; adafactor keeps means of rows "
+                     "and columns in their place. muon is for the matrices of blocks, LoRA's too: embeddings, head, "
+                     "norms and whatever else is no such matrix learn by AdamW beside it."),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
                      help="Seed the order of examples, the choice of held-out ones, the LoRA matrices and dropout."),
         heading="Optimizer",
@@ -214,7 +217,7 @@ _looking = options.together(
 def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
     lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in RATES[objective])
-    steps = shared(f"{lr}; with --full {full}")
+    steps = shared(f"{lr}; with --full {full}; of adafactor {TIMES['adafactor']:.0f} times as much")
     return options.together(options.model_argument, data, own, lora, steps, _noise, _looking)
 
 
@@ -231,4 +234,4 @@ def refused() -> Iterator[None]:
     except Contradiction as error:
         raise click.UsageError(error.said(lambda name: "--" + name.replace("_", "-"))) from None
     except BadRequest as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(typed.in_words(click.get_current_context(), str(error))[0]) from None

@@ -68,4 +68,6 @@ def _seconds(seconds: float) -> str:
 
 
 def _reward(found: Mapping[str, float]) -> str:
-    return f"margin {found['margin']:.3f} ({found['accuracy']:.0%} right)"
+    """Answers that stand alone have no margin."""
+    right = f"{found['accuracy']:.0%} right"
+    return f"margin {found['margin']:.3f} ({right})" if "margin" in found else right

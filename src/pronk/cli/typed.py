@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import click
 
+from pronk.errors import ContextOverflow
+
 _KEY = f"{__name__}.spelled"
 
 
@@ -45,6 +47,19 @@ def in_words(ctx: click.Context, message: str) -> tuple[str, click.Context | Non
     names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
     pattern = rf"(?<![\w./-])(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>'[^']*'|\([^)]*\)|[^\s,;:]+))?"
     return re.sub(pattern, option, message), begins
+
+
+def overflow(ctx: click.Context, error: ContextOverflow) -> str:
+    """What is too long, and the ways out that the verb has."""
+    spelled = ctx.meta[_KEY][1] if _KEY in ctx.meta else {}
+    ways = ["shorten it"]
+    if "ctx_size" in spelled:
+        ways.append(f"raise the context size ({spelled['ctx_size']})")
+    if error.can_be_cut and "truncate" in spelled:
+        ways.append(f"ask for a cut ({spelled['truncate']} left or right)")
+    return (
+        f"{error.problem}; {', '.join(ways[:-1])}{', or ' if len(ways) > 2 else ' or ' if ways[1:] else ''}{ways[-1]}"
+    )
 
 
 def _as_typed(value: str) -> list[str]:

@@ -57,7 +57,7 @@ class Scorer:
             if not context:
                 raise BadRequest("a context has no tokens; give at least the token that begins a text")
             if (length := len(context) + len(continuation) - 1) > self._backend.ctx_size:
-                raise ContextOverflow(length, self._backend.ctx_size)
+                raise ContextOverflow(length, self._backend.ctx_size, "the text", can_be_cut=False)
         pairs = [(tuple(context), tuple(continuation)) for context, continuation in requests]
         scores: list[Score] = [(0.0, True)] * len(pairs)
         # Sorted, contexts that begin alike are neighbours, and those that are the same stand together.

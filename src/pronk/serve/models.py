@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -95,7 +96,7 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        return [*self.models, *self.adapters]
+        return [*self.models, *(name for name, folder in self.adapters.items() if not _scores(folder))]
 
     @property
     def adapters(self) -> dict[str, Path]:
@@ -103,7 +104,7 @@ class Models:
         found = dict(self._adapters)
         if self._folder is not None:
             for folder in sorted(self._folder.iterdir() if self._folder.is_dir() else ()):
-                if (folder / "adapter_config.json").is_file() and folder.name not in self.models:
+                if (folder / adapter_config.CONFIG).is_file() and folder.name not in self.models:
                     found.setdefault(folder.name, folder)
         return found
 
@@ -139,9 +140,10 @@ class Models:
     async def load_all(self) -> None:
         """As many as memory has room for, so that the first request need not wait; the first must load."""
         first, *others = self.models.values()
-        for folder in self._adapters.values():
+        for name, folder in self._adapters.items():
             if not folder.is_file():
                 adapter_config.read(folder)  # what is wrong with it is said before a model is loaded for it
+            _check_writes(name, folder, first.source)
         await self._load(first)
         for name, folder in self._adapters.items():
             await self._of_adapter(name, folder)
@@ -154,6 +156,7 @@ class Models:
 
     async def _of_adapter(self, name: str, folder: Path) -> tuple[Model, Attached | None]:
         problem: PronkError | None = None
+        _check_writes(name, folder, next(iter(self.models.values())).source)
         for model in self.models.values():
             await self._load(model)
             assert model.llm
@@ -246,6 +249,30 @@ class Models:
             session.close()
         if llm:
             llm.close()
+
+
+def _scores(folder: Path) -> bool:
+    """Whether a reward model's adapter lies there, which writes nothing."""
+    try:
+        changed = (folder / adapter_config.CONFIG).stat().st_mtime_ns
+    except OSError:  # a GGUF file, or gone meanwhile
+        return False
+    return _saves_score(folder, changed)
+
+
+@functools.lru_cache(maxsize=1024)
+def _saves_score(folder: Path, changed: int) -> bool:
+    """`changed`: when its config was. What is wrong with that is said when it is asked for."""
+    try:
+        return adapter_config.read(folder).saves_score
+    except (PronkError, OSError):
+        return False
+
+
+def _check_writes(name: str, folder: Path, base: str) -> None:
+    if _scores(folder):
+        way_out = f"pronk score {base} --adapter {folder}"
+        raise BadRequest(f"{name}: a reward model's adapter, which gives texts scores and writes none; use {way_out}")
 
 
 def names_of(sources: Iterable[str]) -> dict[str, str]:

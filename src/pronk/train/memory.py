@@ -8,7 +8,7 @@ No weight is read. What is counted, and how, is in ledger.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
 from typing import Any
@@ -27,6 +27,7 @@ from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
 from pronk.train.recompute import recompute
 from pronk.train.settings import Settings
+from pronk.train.unread import Unread
 
 # Of a process on a CPU, besides tensors; calibrated on Linux with torch 2.13 and glibc 2.39.
 LIBRARIES = 60 << 20  # what torch loads and keeps from its first step on
@@ -38,7 +39,7 @@ _LOOKED_AT = 100_000  # passes, to find the largest
 # What takes less, of the options of fine-tuning.
 LESS = (
     "--recompute 1, a smaller --batch-size, --pack or --max-length, --precision bf16, LoRA alone (without --full) with "
-    "weights in fewer bits (--quantize q4), --optimizer adamw8bit"
+    "weights in fewer bits (--quantize q4), --optimizer adamw8bit or adafactor"
 )
 
 
@@ -89,7 +90,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
     """Of training on `examples`, as Data has them."""
     on_cpu = device.type == "cpu"
     batch = largest(settings, examples)
-    with FakeTensorMode():
+    with FakeTensorMode(), Unread():
         loop = _loop(checkpoint, settings, batch, device)
         loop.prepare(batch)
         trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
@@ -98,7 +99,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
         loop.optimizer.step()  # which makes its state
         if settings.accumulate == 1:  # else there are those of earlier micro-batches
             loop.optimizer.zero_grad()
-        with _Rehearsal(loop.model, loop.optimizer, checkpoint.config.vocab_size) as ledger:
+        with Ledger(loop.model, loop.optimizer, checkpoint.config.vocab_size) as ledger:
             loop.step()
         weights = frozen.count(loop.model)
     held = (system.held_memory() or 0) if on_cpu else 0  # with what the rehearsal loaded: the run needs it, too
@@ -152,14 +153,3 @@ def _loop(checkpoint: Checkpoint, settings: Settings, batch: Sequence[Any], devi
             lora.add(model, settings.lora)
     recompute(model, settings.recompute)
     return Loop.of(settings, model, batch, Batches([len(example) for example in batch], len(batch)))
-
-
-class _Rehearsal(Ledger):
-    """Numbers that would be read off a tensor are 1: a step looks at losses and norms, and does not depend on them."""
-
-    def __torch_dispatch__(
-        self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if operation is torch.ops.aten._local_scalar_dense.default:
-            return 1.0
-        return super().__torch_dispatch__(operation, types, args, kwargs)

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW and SGD as torch has them, and AdamW with its moments in 8 bits.
+"""Optimizers: AdamW, Adafactor, Muon (muon.py) and SGD as torch has them, and AdamW with its moments in 8 bits.
 
 Only matrices decay: norms and biases are few, and pulling them to zero helps nobody.
 """
@@ -12,13 +12,22 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from pronk.errors import BadRequest
+from pronk.train import muon
+from pronk.train.unread import Unread
 
-Kind = Literal["adamw", "adamw8bit", "sgd"]
+Kind = Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd"]
 BLOCK = 256  # numbers that share a scale in AdamW8bit
-UNSIGNED = ("step", "exp_avg_sq", "second", "first_scale", "second_scale")  # of a state: never below 0
+# Of a state, what is never below 0.
+UNSIGNED = ("step", "exp_avg_sq", "second", "first_scale", "second_scale", "row_var", "col_var", "variance")
+# What steps of these need is of a whole tensor, where each process holds some rows: why they are for one process.
+UNCUT = {
+    "adamw8bit": "adamw8bit's codes are",
+    "adafactor": "adafactor's means of rows and columns are",
+    "muon": "muon's matrices are",
+}
 _CODES = {"first": torch.int8, "second": torch.uint8}
 _SQUARE_ROOTS = {"first": 2, "second": 3}  # taken one after the other before a moment is coded
 _PIECE = 1 << 20  # numbers, whole blocks
@@ -42,30 +51,44 @@ def make(
         raise BadRequest(f"the optimizer must be one of {', '.join(get_args(Kind))}, not {kind!r}")
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     faster = {name for name, p in trained if p.ndim <= 1 or name.endswith("lora_B")} if ratio else set()
-    chosen: dict[tuple[float, float], list[Tensor]] = {}
+    chosen: dict[tuple[float, float, bool], list[Tensor]] = {}
     for matrices in (True, False):
         for name, parameter in trained:
             if (parameter.ndim > 1) is matrices:
-                like = decay if matrices else 0.0, (ratio or 1.0) if name in faster else 1.0
+                turned = kind == "muon" and muon.takes(name, parameter)
+                like = decay if matrices else 0.0, (ratio or 1.0) if name in faster else 1.0, turned
                 chosen.setdefault(like, []).append(parameter)
     groups = [
-        {"params": params, "weight_decay": own, "lr_ratio": times, "lr": rate * times}
-        for (own, times), params in chosen.items()
+        {"params": params, "weight_decay": own, "lr_ratio": times, "lr": rate * times, "turned": turned}
+        for (own, times, turned), params in chosen.items()
     ]
     if kind == "sgd":
         return SGD(groups, lr=rate, momentum=betas[0])
+    if kind == "adafactor":
+        return Adafactor(groups, lr=rate)
+    if kind == "muon":
+        return muon.Muon(groups, rate, betas)
     return (AdamW if kind == "adamw" else AdamW8bit)(groups, lr=rate, betas=betas)
 
 
-def state_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """What its first step makes for a parameter like this, rehearsed on one without bytes."""
-    bare = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
-    bare.grad = torch.empty_like(bare)
-    rehearsal = copy(optimizer)
-    rehearsal.state = defaultdict(dict)
-    rehearsal.param_groups = [{**optimizer.param_groups[0], "params": [bare]}]
-    rehearsal.step()
-    return dict(rehearsal.state[bare])
+def states_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+    """What its first step makes for each of its parameters, rehearsed on ones without bytes."""
+    found: dict[Tensor, dict[str, Tensor]] = {}
+    for part in optimizer.parts if isinstance(optimizer, muon.Muon) else [optimizer]:
+        rehearsal = copy(part)
+        rehearsal.state = defaultdict(dict)
+        bare = {
+            p: nn.Parameter(torch.empty_like(p, device="meta")) for group in part.param_groups for p in group["params"]
+        }
+        for one in bare.values():
+            one.grad = torch.empty_like(one)
+        rehearsal.param_groups = [
+            {**group, "params": [bare[p] for p in group["params"]]} for group in part.param_groups
+        ]
+        with Unread():
+            rehearsal.step()
+        found |= {parameter: dict(rehearsal.state[one]) for parameter, one in bare.items()}
+    return found
 
 
 class AdamW8bit(Optimizer):

@@ -35,12 +35,12 @@ class Settings:
     accumulate: int = 8
     pack: int | None = None
     bucket: bool = False
+    optimizer: str = "adamw"  # before lr, whose default follows from it: what differs first is what is named
     lr: float = 2e-4
     warmup: float = 0.03  # of all steps
     schedule: str = "cosine"
     weight_decay: float = 0.0
     clip: float = 1.0
-    optimizer: str = "adamw"
     lora_plus_ratio: float | None = None  # how many times lr is that of LoRA's B
     neftune_alpha: float | None = None  # noise on embeddings (neftune.py)
     precision: Precision = "f32"

@@ -199,12 +199,9 @@ def _make_room(loop: Loop, reader: Reader, position: Position) -> None:
     begun = any(name.startswith(_OPTIMIZER) for name in stored)
     if not begun and position.step and not loop.scaler.is_enabled():  # whoever has that may leave the first steps out
         raise ValueError("the optimizer's state is absent")
-    states = {}
+    states = optimizers.states_of(loop.optimizer) if begun else {}
     for name, parameter in trained.items() if begun else ():
-        like = parameter.shape, parameter.dtype
-        if like not in states:
-            states[like] = optimizers.state_of(loop.optimizer, parameter)
-        for key, value in states[like].items():
+        for key, value in states[parameter].items():
             expected[f"{_OPTIMIZER}{name}.{key}"] = value.shape, value.dtype
     for name, (shape, dtype) in expected.items():
         if name not in stored:
@@ -220,7 +217,7 @@ def _make_room(loop: Loop, reader: Reader, position: Position) -> None:
     )
     loop.optimizer.state.clear()
     for parameter in trained.values() if begun else ():
-        for key, value in states[parameter.shape, parameter.dtype].items():
+        for key, value in states[parameter].items():
             if value.shape == parameter.shape:
                 room = torch.zeros_like(parameter.detach(), dtype=value.dtype)
             else:

@@ -28,7 +28,7 @@ from pronk.tokenizer.export import beside_adapter
 from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, codes, frozen, lora, saved_settings, sharding, state
+from pronk.train import adapter, codes, frozen, lora, optimizers, saved_settings, sharding, state
 from pronk.train.data.examples import content
 from pronk.train.data.sources import Data
 from pronk.train.data.store import Picked
@@ -77,8 +77,8 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self._tokenizer_files = tokenizer_files
         self.checkpoint, self.data, self.settings, self.folder = checkpoint, data, settings, folder
-        if group.size > 1 and settings.optimizer == "adamw8bit":
-            raise BadRequest("adamw8bit's codes are not cut among processes; take adamw, or one process")
+        if group.size > 1 and (what := optimizers.UNCUT.get(settings.optimizer)):
+            raise BadRequest(f"{what} not cut among processes; take adamw, or one process")
         where = pick_device(group.device or device)
         # Before the fingerprint, for which a new model's weights are drawn.
         group.lead(lambda _: plan(checkpoint, settings, data.train, where).check(group.here, group.size))

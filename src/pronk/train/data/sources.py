@@ -146,7 +146,7 @@ def weighed(source: str) -> tuple[str, float]:
     if not equals or Path(source).expanduser().exists():
         return source, 1.0
     if not (name and 0 < weight <= _MOST_WEIGHT):
-        raise BadRequest(f"{source}: the weight must be over 0 and at most {_MOST_WEIGHT}, not {short(text)}")
+        raise BadRequest(f"data {source}: the weight must be over 0 and at most {_MOST_WEIGHT}, not {short(text)}")
     return name, weight
 
 

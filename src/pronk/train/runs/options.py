@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pronk.errors import BadRequest, short
 from pronk.formats import FLOATS, TRAINED, names
 from pronk.system import expanded
 from pronk.train.runs.duration import seconds
+from pronk.train.runs.shared import Optimizer
 
 if TYPE_CHECKING:
     from pronk.train.objectives.objective import Objective
@@ -36,6 +37,9 @@ RATES = {
     "reward": Rates(lora=1e-4, full=1e-5),
     "grpo": Rates(lora=5e-5, full=1e-6),
 }
+# Adafactor's rate is a share of a weight's size (its root mean square) and not a length. 0.02 is a usual size: by 50
+# times the number it steps as far as AdamW does.
+TIMES = {"adafactor": 50.0}
 VOCABULARY = 512  # tokens of a new tokenizer
 LOGS = ("tensorboard", "wandb")
 _SHAPE = ("hidden", "layers", "heads", "kv_heads", "ctx_size")
@@ -165,7 +169,7 @@ RULES: dict[str, _Rule] = {
     "quantize": _or_none(_one_of("auto", *TRAINED)),
     "warmup": _SHARE,
     "schedule": _one_of("cosine", "linear", "constant"),
-    "optimizer": _one_of("adamw", "adamw8bit", "sgd"),
+    "optimizer": _one_of(*get_args(Optimizer)),
     "precision": _or_none(_one_of(*FLOATS)),
     "eval_share": _PART,
     "log_to": _Rule(
@@ -220,7 +224,7 @@ def of_records(kind: type[Objective], given: Mapping[str, Any]) -> tuple[Setting
     for name in ("model", "chat_template", "eval_data", "early_stop_task"):
         options[name] = _text(options[name])
     usual = RATES[kind.name]
-    options["lr"] = options["lr"] or (usual.full if full else usual.lora)
+    options["lr"] = options["lr"] or (usual.full if full else usual.lora) * TIMES.get(options["optimizer"], 1.0)
     own = {field.name: options.pop(field.name) for field in fields(kind)}
     return Settings(**options, objective=kind(**own), lora=None if full else LoraConfig(**lora)), how
 
@@ -244,7 +248,7 @@ def of_text(objective: Objective, given: Mapping[str, Any]) -> tuple[Settings, H
     size = None if how.tokenizer else size or VOCABULARY
     for name in ("eval_data", "early_stop_task"):
         options[name] = _text(options[name])
-    options["lr"] = options["lr"] or shape.usual_lr
+    options["lr"] = options["lr"] or shape.usual_lr * TIMES.get(options["optimizer"], 1.0)
     pack = options["batch_size"] * (shape.ctx_size + 1)
     model = f"{shape} of {how.tokenizer or f'{size} tokens'}"
     assert text

@@ -42,7 +42,7 @@ class Reinforcing(Tuning):
     worse = "held-out reward never rose above MODEL's own: take another --lr, more steps, or another reward"
     less = (
         "--recompute 1, fewer --num-generations or --max-new-tokens, a smaller --batch-size, --precision bf16, LoRA "
-        "alone (without --full) with weights in fewer bits (--quantize q4), --optimizer adamw8bit"
+        "alone (without --full) with weights in fewer bits (--quantize q4), --optimizer adamw8bit or adafactor"
     )
 
     def __init__(self, settings: Settings, how: How) -> None:

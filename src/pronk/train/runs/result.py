@@ -35,8 +35,10 @@ class Result:
     epochs: float
     loss: dict[str, float]  # "first" and "last": means of so many "steps"
     held_out_loss: dict[str, float] | None  # "first", "last", "kept", and of which step that is: "kept_step"
-    rewards: dict[str, dict[str, float]] | None  # of preferences: "margin" and "accuracy", each "first" and "last"
-    held_out_rewards: dict[str, float] | None  # "margin" and "accuracy" of what was kept
+    rewards: (
+        dict[str, dict[str, float]] | None
+    )  # of preferences: "margin" (of pairs) and "accuracy", each "first" and "last"
+    held_out_rewards: dict[str, float] | None  # the same of what was kept
     held_out_task: dict[str, float] | None  # the score of a task that judged: "first", "last" and "kept"
     reward: dict[str, float] | None  # of what the model wrote itself: "first" and "last"
     held_out_reward: dict[str, float] | None  # "first" and "kept"
@@ -88,7 +90,8 @@ def _of(
     kept = min(held_out[1:], key=lambda line: -line[TASK] if TASK in line else line["held_out_loss"], default=None)
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     some = max(1, min(_STEPS, len(steps) // 2))  # so that the first are not the last
-    preferences, written = "rewards/margins" in steps[0], "mismatch/kl" in steps[0]
+    written = "mismatch/kl" in steps[0]
+    preferred = {} if written else {word: name for word, name in _REWARDS.items() if name in steps[0]}
     adapter, model = _made(run)
     return Result(
         model=run.settings.model,
@@ -111,9 +114,9 @@ def _of(
         } if kept else None,
         held_out_task={"first": held_out[0][TASK], "last": held_out[-1][TASK], "kept": kept[TASK]}
         if kept and TASK in kept else None,
-        rewards={word: _ends(steps, name, some) for word, name in _REWARDS.items()} if preferences else None,
-        held_out_rewards={word: kept[f"held_out_{name}"] for word, name in _REWARDS.items()}
-        if kept and preferences else None,
+        rewards={word: _ends(steps, name, some) for word, name in preferred.items()} or None,
+        held_out_rewards={word: kept[f"held_out_{name}"] for word, name in preferred.items()}
+        if kept and preferred else None,
         reward=_ends(steps, "reward", some) if written else None,
         held_out_reward={"first": held_out[0]["held_out_reward"], "kept": kept["held_out_reward"]}
         if kept and written else None,

@@ -28,7 +28,7 @@ _PROMPT = 12  # tokens of held-out text that a sample goes on from
 class Scratch(Run):
     less = (
         "a smaller model (--hidden, --layers, --vocab-size), --recompute 1, a smaller --batch-size or --ctx, "
-        "--precision bf16, --optimizer adamw8bit"
+        "--precision bf16, --optimizer adamw8bit or adafactor"
     )
 
     def __init__(self, settings: Settings, how: How, shape: Shape, vocab_size: int | None, separator: str) -> None:
