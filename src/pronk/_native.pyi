@@ -217,6 +217,7 @@ def round_rows(
     high: int,
     minimum: bool,
     scales: tuple[int, int] | None,
+    curved: bool,
     codes: NDArray[np.int8],
     d: _Floats,
     dmin: _Floats,
