@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -409,8 +409,8 @@ class LLM:
 
         checkpoint = self.backend.dequantized(self.checkpoint)
         for attached in self.adapters.values():
-            if attached.adapter and attached.number == self.backend.adapter:
-                checkpoint = adapters.applied(checkpoint, attached.adapter)
+            if attached.again and attached.number == self.backend.adapter:
+                checkpoint = adapters.applied(checkpoint, attached.again())
         return CausalLM(load_module(checkpoint, self.ctx_size))
 
     # -- adapters --
@@ -447,16 +447,16 @@ class LLM:
         del attached
         self._let_go()
 
-    def adopt(self, name: str, found: Adapter, changes: str) -> None:
-        """Answer with it where no other adapter is named. `changes`: what the checkpoint has of it for all texts."""
-        attached = self._attach(found, keep=True)
+    def adopt(self, name: str, found: Adapter, changes: str, again: Callable[[], Adapter]) -> None:
+        """Answer with it where no other adapter is named. `changes`: what the checkpoint has of it for all texts;
+        `again`: reads it once more."""
+        attached = self._attach(found, again)
         self.adapters[name if name != WITHOUT else f"./{name}"] = attached
         self._changes, self.backend.adapter = changes, attached.number
 
-    def _attach(self, found: Adapter, keep: bool = False) -> Attached:
-        """`keep`: its numbers, for who wants to merge it."""
+    def _attach(self, found: Adapter, again: Callable[[], Adapter] | None = None) -> Attached:
         brings = found.path / TEMPLATE if chat_template(found.path) is not None else None
-        attached = Attached(self.backend.attach(found), brings, found if keep else None)
+        attached = Attached(self.backend.attach(found), brings, again)
         weakref.finalize(attached, self._dropped.append, attached.number).atexit = False
         return attached
 
