@@ -509,6 +509,50 @@ def test_without_a_base_nothing_is_claimed_of_what_was_learned(
     assert (result.exit_code, "--accept-loss is for --base" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("how", ["merged", "trained"])
+def test_the_base_is_found_where_the_model_s_folder_names_it(
+    run: Run, model: str, taught: Path, tmp_path: Path, how: str
+) -> None:
+    """A merge in floats, then 4 bits: they lost what had been learned without a word, for nobody had said --base."""
+    if how == "merged":
+        source = tmp_path / "merged"
+        assert run("merge", model, str(taught), str(source)).exit_code == 0
+    else:  # as a run with --full leaves it
+        source = Path(shutil.copytree(taught, tmp_path / "run" / "model"))
+        (source.parent / "run.yaml").write_text(json.dumps({"model": model, "out": "run", "full": True}))
+    destination = tmp_path / "m.gguf"
+    result = run("quantize", str(source), str(destination), "--to", "q4")
+    assert (result.exit_code, result.stdout, destination.exists()) == (3, "", False)
+    assert "q4 loses " in result.stderr
+    result = run("quantize", str(source), str(destination), "--to", "q4", "--accept-loss", "--json")
+    assert result.exit_code == 0
+    receipt = json.loads(result.stdout)
+    assert Path(receipt["base"]).samefile(model)
+    assert receipt["learned"]["lost"] > 1 / 3
+
+
+def test_a_base_that_is_not_to_be_had_is_said(run: Run, model: str, taught: Path, tmp_path: Path) -> None:
+    """Nothing is downloaded for a folder that names it, and nothing is measured."""
+    source = Path(shutil.copytree(taught, tmp_path / "merged"))
+    config = tiny_config(vocab_size=96)
+    save_huggingface(tmp_path / "other", config, random_weights(config))
+    told = "what is lost of what it learned is not measured (--base MODEL)\n"
+    for number, (base, problem) in enumerate(
+        [("nobody/has-this", "which is not here"), (str(tmp_path / "other"), "which has another vocabulary")]
+    ):
+        (source / "merge.yaml").write_text(json.dumps({"base": base, "others": ["x"]}))
+        result = run("quantize", str(source), str(tmp_path / f"{number}.gguf"), "--to", "q4")
+        assert (result.exit_code, result.stderr) == (0, f"{source} was made of {base}, {problem}: {told}")
+    for content, problem in (("base: [1]", "base must be a name"), ("- base", "must hold options"), ("{", "not YAML")):
+        (source / "merge.yaml").write_text(content)
+        result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q4")
+        assert (result.exit_code, result.stderr.count("\n"), problem in result.stderr) == (1, 1, True), result.stderr
+    result = run(
+        "quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q8", "--base", model
+    )  # what it says goes first
+    assert result.exit_code == 0, result.stderr
+
+
 def test_a_base_of_another_vocabulary(run: Run, taught: Path, tmp_path: Path) -> None:
     config = tiny_config(vocab_size=96)
     save_huggingface(tmp_path / "other", config, random_weights(config))
