@@ -134,6 +134,12 @@ def test_an_adapter_of_bare_texts_brings_no_template(finetune: Run, run: Run, mo
     assert "template" not in bare.stderr
 
 
+def test_a_model_given_as_an_adapter_is_called_none_of_that(run: Run, model: str) -> None:
+    """It "was trained through a chat template", and then it was no adapter."""
+    wrong = run("generate", "-m", model, "--adapter", model, "-n", "1", "Sing.")
+    assert wrong.stderr == f"pronk: {model}: no adapter in this folder; looked for adapter_config.json\n"
+
+
 def test_all_weights(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:
     options = "--full --max-steps 2 --samples 1 --json --lr 0.001".split()
     result = run("finetune", model, "--data", data, "--out", str(tmp_path / "out"), *options)
