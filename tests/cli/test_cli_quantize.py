@@ -23,6 +23,7 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
+from pronk.cli import origin, saving
 from pronk.errors import NotEnoughMemory
 from pronk.measure import mixed, receipt
 
@@ -529,6 +530,34 @@ def test_the_base_is_found_where_the_model_s_folder_names_it(
     receipt = json.loads(result.stdout)
     assert Path(receipt["base"]).samefile(model)
     assert receipt["learned"]["lost"] > 1 / 3
+
+
+def test_a_gguf_file_names_the_base_of_a_merge(
+    run: Run, model: str, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, never by a path, which nobody else is to read in it."""
+    from pronk.checkpoint.containers.gguf_file import open_file
+
+    opened = saving.open_source
+
+    def named(src: str, *options: Any) -> Any:
+        return opened(model if src == "nobody/base" else src, *options)
+
+    monkeypatch.setattr(saving, "open_source", named)
+    for base, told in ((model, None), ("nobody/base", "nobody/base")):
+        source = tmp_path / "merged.gguf"
+        assert run("merge", base, str(taught), str(source), "--overwrite").exit_code == 0
+        metadata = open_file(source).metadata
+        assert metadata.get("general.base_model.0.name") == told
+        assert metadata.get("general.base_model.count") == (1 if told else None)
+        assert str(Path(model).parent) not in str(metadata)
+        result = run("quantize", str(source), str(tmp_path / f"{bool(told)}.gguf"), "--to", "q4")
+        assert ("was made of nobody/base, which is not here" in result.stderr) == bool(told)
+        monkeypatch.setattr(origin, "is_here", lambda name: True)
+        result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q4", "--overwrite")
+        assert (result.exit_code, "q4 loses " in result.stderr) == ((3, True) if told else (0, False))
+        monkeypatch.undo()
+        monkeypatch.setattr(saving, "open_source", named)
 
 
 def test_a_base_that_is_not_to_be_had_is_said(run: Run, model: str, taught: Path, tmp_path: Path) -> None:

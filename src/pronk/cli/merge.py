@@ -151,6 +151,7 @@ def command(
                     tokenizer_files=files,
                     progress=advance,
                     known_as=Path(dst),
+                    base=None if expanded(base).exists() else base,  # a path goes into no file that others may get
                 )
             if made.is_dir():
                 origin.write(made, base, list(others))

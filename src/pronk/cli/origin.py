@@ -1,4 +1,5 @@
-"""What a model was made of: `pronk merge` writes it beside the weights, a run that trained all weights has run.yaml.
+"""What a model was made of: `pronk merge` writes it beside the weights, or into a GGUF file where it is a name and no
+path; a run that trained all weights has run.yaml.
 
 `pronk quantize` measures against it how much of what was learned a format keeps, without being told.
 """
@@ -25,11 +26,17 @@ def write(folder: Path, base: str, parts: list[str]) -> None:
 
 
 def base_of(src: str) -> str | None:
-    """The base of a model on this machine, as far as its folder says. Raises BadFile for a page that is none."""
+    """What a model on this machine was made of, as far as its folder or file says. Raises BadFile."""
+    from pronk.checkpoint.containers.gguf_file import MAGIC, open_file
+    from pronk.checkpoint.containers.mapped import first_bytes
+    from pronk.checkpoint.writers.gguf import BASE
     from pronk.checkpoint.writers.safetensors import ORIGIN
     from pronk.system import expanded
 
     folder = expanded(src)
+    if first_bytes(folder, len(MAGIC)) == MAGIC:
+        name = open_file(folder).metadata.get(BASE)
+        return name if isinstance(name, str) and name else None
     if (merged := folder / ORIGIN).is_file():
         return _said(merged, "base")
     folder = folder.resolve()
