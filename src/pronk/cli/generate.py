@@ -127,6 +127,7 @@ def command(
         raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
     structure, adapter = options.structure_of(rest), rest["adapter"]
     llm, params = options.prepare(model, rest)
+    llm.warns_of_bare_text = False  # for it would say so in Python's words
     if not chat and prompt_ids is None:
         _note_bare(adapter)
     if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
