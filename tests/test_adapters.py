@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from adapters import random_adapter, save
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -22,7 +26,7 @@ from pronk.checkpoint.adapter import Adapter, LowRank
 from pronk.checkpoint.writers import write
 from pronk.engine.backend import Attached
 from pronk.engine.params import SamplingParams
-from pronk.errors import BadRequest
+from pronk.errors import BadFile, BadRequest
 from pronk.llm import LLM
 
 IDS = list(range(3, 120))
@@ -102,6 +106,34 @@ def test_weights_stay_as_they_are(model: Path, folders: list[Path], way: dict[st
     same = llm.generate(IDS[:40], max_new_tokens=8, adapter="none")
     assert same.tokens == plain.generate(IDS[:40], max_new_tokens=8).tokens
     assert same.tokens != llm.generate(IDS[:40], max_new_tokens=8).tokens
+
+
+HELD = """
+import sys
+import pronk
+from pronk import system
+llm = pronk.load(sys.argv[1], adapter=sys.argv[2] or None, engine="cpu", quantize="q4")
+llm.generate([1, 2, 3], max_new_tokens=2)
+print(system.held_memory())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what a process holds")
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_it_takes_the_memory_of_its_numbers_in_16_bits(tmp_path: Path, stored: type) -> None:
+    """And 10 MB at most. Its float32 numbers stayed beside what the engine had made of them, for `to_torch`: three
+    times as much in all."""
+    config = tiny_config(hidden_size=512, intermediate_size=1024, num_hidden_layers=4)
+    save_huggingface(tmp_path / "model", config, random_weights(config))
+    given = random_adapter(config, rank=256, uneven=False)
+    products = {n: replace(p, a=p.a.astype(stored), b=p.b.astype(stored)) for n, p in given.products.items()}
+    folder = save(tmp_path / "adapter", replace(given, products=products))
+    command = [sys.executable, "-c", HELD, tmp_path / "model"]
+    without, beside = (
+        int(subprocess.run([*command, name], check=True, capture_output=True).stdout) for name in ("", folder)
+    )
+    assert given.nbytes > 12e6
+    assert beside - without < given.nbytes + 10e6
 
 
 @every_way
@@ -314,6 +346,18 @@ def test_merged_where_that_is_asked_for(model: Path, given: list[Adapter], folde
     assert merged.backend.nbytes == load(model, {"engine": "cpu", "quantize": quantize}).backend.nbytes
     expected = pronk.load(adapters.applied(checkpoint.open(model), given[0]), engine="cpu", quantize=quantize)
     assert (merged.logits(IDS) == expected.logits(IDS)).all()
+
+
+def test_an_adapter_that_changed_since_is_not_merged_into_the_module(
+    model: Path, folders: list[Path], tmp_path: Path
+) -> None:
+    """For its numbers are read once more."""
+    pytest.importorskip("torch")
+    folder = shutil.copytree(folders[0], tmp_path / "mine")
+    llm = load(model, WAYS[0], adapter=folder)
+    shutil.copy(folders[1] / adapters.WEIGHTS, folder)
+    with pytest.raises(BadFile, match="has changed since the model was loaded with it; load it again"):
+        llm.to_torch()
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[3]], ids=["f32", "q4", "torch"])

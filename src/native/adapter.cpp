@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "half.h"
 #include "model.h"
@@ -52,8 +53,8 @@ bool is_wide(std::span<const float> numbers) {
 
 Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& modules)
     : firsts(layers.size() * kFirsts), seconds(layers.size() * kProducts) {
-    std::vector<std::vector<float>> stacked(firsts.size());
-    std::vector<int> exponents;  // of both factors of each module
+    std::vector<std::vector<std::pair<const Module*, int>>> below(firsts.size());  // one another; of A the exponent
+    std::vector<int> exponents;                                                    // of B, of each module
     // Of gate and up rows, whose half panels take turns, the gate's ranks come first.
     std::vector<const Module*> ordered;
     for (const Module& module : modules) ordered.push_back(&module);
@@ -73,9 +74,10 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         if (!std::isfinite(scale)) throw std::range_error("the product of an adapter's factors is too large");
         first.scales.insert(first.scales.end(), module->rank, scale);
         widest = std::max(widest, static_cast<int>(first.scales.size()));
-        for (const double down = std::ldexp(1.0, -from_a); const float x : a) stacked[place].push_back(static_cast<float>(x * down));
+        below[place].emplace_back(module, from_a);
         exponents.push_back(from_b);
     }
+    std::vector<float> stacked;  // of one place at a time: all together would be what the adapter is in float32
     for (size_t place = 0; place < firsts.size(); ++place) {
         First& first = firsts[place];
         if (first.scales.empty()) continue;
@@ -84,10 +86,14 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         const int ranks = static_cast<int>(first.scales.size());
         first.a = matrix_of(finest_beside(beside.format), ranks, beside.cols);
         first.a.data = memory.allocate(first.a.nbytes());
-        const auto* rows = reinterpret_cast<const uint8_t*>(stacked[place].data());
+        stacked.clear();
+        for (const auto& [module, exponent] : below[place]) {
+            const std::span<const float> a(module->a, static_cast<size_t>(module->rank) * module->cols);
+            for (const double down = std::ldexp(1.0, -exponent); const float x : a) stacked.push_back(static_cast<float>(x * down));
+        }
+        const auto* rows = reinterpret_cast<const uint8_t*>(stacked.data());
         pack_rows(first.a, rows, beside.cols * sizeof(float), Source::f32, 0, ranks, {});
         pack_zero_rows(first.a, ranks, static_cast<int64_t>(first.a.panels) * kPanelRows);
-        std::vector<float>().swap(stacked[place]);
     }
     std::vector<bool> wide(seconds.size());
     for (const Module& module : modules)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,6 +73,7 @@ class LLM:
         self._session_options: dict[str, Any] = {"prefix_cache": prefix_cache, "max_batch_tokens": max_batch_tokens}
         self.adapters: dict[str, Attached] = {}  # by name
         self._dropped: deque[int] = deque()  # numbers of those that nobody holds any more
+        self.warns_of_bare_text = True  # where an adapter was trained through a template; once
         self._changes = ""  # what the adapter that it was loaded with changes of all texts
         self._compiler: Compiler | None = None  # of grammars, once one is asked for
         self._score = _score_of(checkpoint)  # [C], a reward model's
@@ -174,6 +176,7 @@ class LLM:
         prompts, several = as_list(prompt)
         params, attached = SamplingParams.of(params, sampling), self._attached(adapter)
         grammar = self._grammar(schema, structure)
+        self._warn_of_bare_text(prompts, chat, adapter)
         prompts = [
             self._prompts.asked(prompt, chat, system, attached.template if attached else None) for prompt in prompts
         ]
@@ -198,6 +201,7 @@ class LLM:
         """The same, as it comes; closing the iterator stops the work."""
         params, session = SamplingParams.of(params, sampling), self._session(cache)
         attached, grammar = self._attached(adapter), self._grammar(schema, structure)
+        self._warn_of_bare_text([prompt], chat, adapter)
         asked = self._prompts.asked(prompt, chat, system, attached.template if attached else None)
         ids, cut = self._prompts.encode(asked, params, truncate)
         chunks = session.stream([ids], params, progress=progress, adapter=attached, grammar=grammar)
@@ -409,8 +413,8 @@ class LLM:
 
         checkpoint = self.backend.dequantized(self.checkpoint)
         for attached in self.adapters.values():
-            if attached.adapter and attached.number == self.backend.adapter:
-                checkpoint = adapters.applied(checkpoint, attached.adapter)
+            if attached.again and attached.number == self.backend.adapter:
+                checkpoint = adapters.applied(checkpoint, attached.again())
         return CausalLM(load_module(checkpoint, self.ctx_size))
 
     # -- adapters --
@@ -447,16 +451,16 @@ class LLM:
         del attached
         self._let_go()
 
-    def adopt(self, name: str, found: Adapter, changes: str) -> None:
-        """Answer with it where no other adapter is named. `changes`: what the checkpoint has of it for all texts."""
-        attached = self._attach(found, keep=True)
+    def adopt(self, name: str, found: Adapter, changes: str, again: Callable[[], Adapter]) -> None:
+        """Answer with it where no other adapter is named. `changes`: what the checkpoint has of it for all texts;
+        `again`: reads it once more."""
+        attached = self._attach(found, again)
         self.adapters[name if name != WITHOUT else f"./{name}"] = attached
         self._changes, self.backend.adapter = changes, attached.number
 
-    def _attach(self, found: Adapter, keep: bool = False) -> Attached:
-        """`keep`: its numbers, for who wants to merge it."""
+    def _attach(self, found: Adapter, again: Callable[[], Adapter] | None = None) -> Attached:
         brings = found.path / TEMPLATE if chat_template(found.path) is not None else None
-        attached = Attached(self.backend.attach(found), brings, found if keep else None)
+        attached = Attached(self.backend.attach(found), brings, again)
         weakref.finalize(attached, self._dropped.append, attached.number).atexit = False
         return attached
 
@@ -486,6 +490,17 @@ class LLM:
             known = ", ".join(map(repr, (*self.adapters, WITHOUT)))
             raise BadRequest(f"there is no adapter {name!r}; there are {known}, and add_adapter(folder) adds others")
         return attached
+
+    def _warn_of_bare_text(self, prompts: Sequence[Prompt], chat: bool, adapter: str | None) -> None:
+        """Its answers to text as it never saw it are often empty, and nothing else would say why."""
+        if chat or not self.warns_of_bare_text or not any(isinstance(prompt, str) for prompt in prompts):
+            return
+        for name, attached in self.adapters.items():
+            if attached.template and (name == adapter or (adapter is None and attached.number == self.backend.adapter)):
+                self.warns_of_bare_text = False
+                problem = "%s was trained through a chat template, and is given bare text; chat=True asks through it"
+                logging.getLogger("pronk").warning(problem, name)
+                return
 
     # -- from prompts to chunks --
 

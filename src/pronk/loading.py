@@ -19,7 +19,7 @@ from pronk.engine.batch import PASS_TOKENS
 from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
 from pronk.llm import LLM
 from pronk.spellings import named as names_ours
-from pronk.system import expanded
+from pronk.system import expanded, trim_memory
 from pronk.tokenizer.source import chat_template
 from pronk.tokenizer.vocabulary import TokenizerSource
 
@@ -120,6 +120,7 @@ def load(
     beside: adapters.Adapter | None = None
     changes = ""
     if adapter is not None:
+        again = adapters.reader(expanded(adapter), opened)
         found = adapters.open(expanded(adapter), opened)
         if merge_adapter:
             opened = adapters.applied(opened, found)
@@ -136,7 +137,11 @@ def load(
     backend = chosen.load(opened, **own, threads=threads, ctx_size=ctx_size, progress=progress)
     llm = LLM(str(model), opened, codec, backend, time.perf_counter() - begun, prefix_cache, max_batch_tokens)
     if beside:
-        llm.adopt(str(adapter), beside, changes)
+        llm.adopt(str(adapter), beside, changes, again)
+        del beside, found
+        trim_memory()  # of its numbers as the file has them
+        llm.load_s = time.perf_counter() - begun
+        llm.backend = backend  # again: sessions say how long it took
     return llm
 
 

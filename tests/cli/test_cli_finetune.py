@@ -95,7 +95,13 @@ def test_the_report_as_text_with_a_curve(finetune: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("instructions", ["chat", "alpaca"])
 @pytest.mark.parametrize("full", [False, True])
 def test_what_was_trained_through_a_template_is_asked_through_it(
-    finetune: Run, run: Run, model: str, tmp_path: Path, instructions: str, full: bool
+    finetune: Run,
+    run: Run,
+    model: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    instructions: str,
+    full: bool,
 ) -> None:
     """The last step of the documentation, generate --adapter, gave bare text to what had never seen any."""
     import pronk
@@ -123,8 +129,16 @@ def test_what_was_trained_through_a_template_is_asked_through_it(
     assert said.stdout == expected + "\n"
     bare = run("generate", *options, "-n", "5", "Sing.")
     note = "was trained through a chat template, and is given bare text; --chat asks through it"
+    assert bare.stderr.count("bare text") == (not full)
     assert (note in bare.stderr) is not full
     assert note not in said.stderr
+    in_python = "given bare text; chat=True asks through it"
+    llm.generate(asked, max_new_tokens=1)
+    llm.generate("x", chat=True, max_new_tokens=1)
+    assert in_python not in caplog.text
+    for _ in range(2):
+        llm.generate("Sing.", max_new_tokens=1)
+    assert caplog.text.count(in_python) == (not full)
 
 
 def test_an_adapter_of_bare_texts_brings_no_template(finetune: Run, run: Run, model: str, tmp_path: Path) -> None:
@@ -132,6 +146,12 @@ def test_an_adapter_of_bare_texts_brings_no_template(finetune: Run, run: Run, mo
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
     bare = run("generate", "-m", model, "--adapter", str(tmp_path / "out"), "-n", "1", "Sing.")
     assert "template" not in bare.stderr
+
+
+def test_a_model_given_as_an_adapter_is_called_none_of_that(run: Run, model: str) -> None:
+    """It "was trained through a chat template", and then it was no adapter."""
+    wrong = run("generate", "-m", model, "--adapter", model, "-n", "1", "Sing.")
+    assert wrong.stderr == f"pronk: {model}: no adapter in this folder; looked for adapter_config.json\n"
 
 
 def test_all_weights(finetune: Run, run: Run, model: str, data: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import checkpoint
+from pronk.cli import origin, saving
 from pronk.errors import NotEnoughMemory
 from pronk.measure import mixed, receipt
 
@@ -507,6 +508,78 @@ def test_without_a_base_nothing_is_claimed_of_what_was_learned(
     assert (result.exit_code, receipt["base"], receipt["learned"]) == (0, None, None)
     result = run("quantize", str(taught), str(tmp_path / "n.gguf"), "--to", "q4", "--accept-loss")
     assert (result.exit_code, "--accept-loss is for --base" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("how", ["merged", "trained"])
+def test_the_base_is_found_where_the_model_s_folder_names_it(
+    run: Run, model: str, taught: Path, tmp_path: Path, how: str
+) -> None:
+    """A merge in floats, then 4 bits: they lost what had been learned without a word, for nobody had said --base."""
+    if how == "merged":
+        source = tmp_path / "merged"
+        assert run("merge", model, str(taught), str(source)).exit_code == 0
+    else:  # as a run with --full leaves it
+        source = Path(shutil.copytree(taught, tmp_path / "run" / "model"))
+        (source.parent / "run.yaml").write_text(json.dumps({"model": model, "out": "run", "full": True}))
+    destination = tmp_path / "m.gguf"
+    result = run("quantize", str(source), str(destination), "--to", "q4")
+    assert (result.exit_code, result.stdout, destination.exists()) == (3, "", False)
+    assert "q4 loses " in result.stderr
+    result = run("quantize", str(source), str(destination), "--to", "q4", "--accept-loss", "--json")
+    assert result.exit_code == 0
+    receipt = json.loads(result.stdout)
+    assert Path(receipt["base"]).samefile(model)
+    assert receipt["learned"]["lost"] > 1 / 3
+
+
+def test_a_gguf_file_names_the_base_of_a_merge(
+    run: Run, model: str, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, never by a path, which nobody else is to read in it."""
+    from pronk.checkpoint.containers.gguf_file import open_file
+
+    opened = saving.open_source
+
+    def named(src: str, *options: Any) -> Any:
+        return opened(model if src == "nobody/base" else src, *options)
+
+    monkeypatch.setattr(saving, "open_source", named)
+    for base, told in ((model, None), ("nobody/base", "nobody/base")):
+        source = tmp_path / "merged.gguf"
+        assert run("merge", base, str(taught), str(source), "--overwrite").exit_code == 0
+        metadata = open_file(source).metadata
+        assert metadata.get("general.base_model.0.name") == told
+        assert metadata.get("general.base_model.count") == (1 if told else None)
+        assert str(Path(model).parent) not in str(metadata)
+        result = run("quantize", str(source), str(tmp_path / f"{bool(told)}.gguf"), "--to", "q4")
+        assert ("was made of nobody/base, which is not here" in result.stderr) == bool(told)
+        monkeypatch.setattr(origin, "is_here", lambda name: True)
+        result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q4", "--overwrite")
+        assert (result.exit_code, "q4 loses " in result.stderr) == ((3, True) if told else (0, False))
+        monkeypatch.undo()
+        monkeypatch.setattr(saving, "open_source", named)
+
+
+def test_a_base_that_is_not_to_be_had_is_said(run: Run, model: str, taught: Path, tmp_path: Path) -> None:
+    """Nothing is downloaded for a folder that names it, and nothing is measured."""
+    source = Path(shutil.copytree(taught, tmp_path / "merged"))
+    config = tiny_config(vocab_size=96)
+    save_huggingface(tmp_path / "other", config, random_weights(config))
+    told = "what is lost of what it learned is not measured (--base MODEL)\n"
+    for number, (base, problem) in enumerate(
+        [("nobody/has-this", "which is not here"), (str(tmp_path / "other"), "which has another vocabulary")]
+    ):
+        (source / "merge.yaml").write_text(json.dumps({"base": base, "others": ["x"]}))
+        result = run("quantize", str(source), str(tmp_path / f"{number}.gguf"), "--to", "q4")
+        assert (result.exit_code, result.stderr) == (0, f"{source} was made of {base}, {problem}: {told}")
+    for content, problem in (("base: [1]", "base must be a name"), ("- base", "must hold options"), ("{", "not YAML")):
+        (source / "merge.yaml").write_text(content)
+        result = run("quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q4")
+        assert (result.exit_code, result.stderr.count("\n"), problem in result.stderr) == (1, 1, True), result.stderr
+    result = run(
+        "quantize", str(source), str(tmp_path / "m.gguf"), "--to", "q8", "--base", model
+    )  # what it says goes first
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_base_of_another_vocabulary(run: Run, taught: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ adapter_gguf.py reads and writes llama.cpp's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from pronk.checkpoint import adapter_config
 from pronk.checkpoint.adapter_config import CONFIG, TARGETS, WEIGHTS, AdapterConfig, LoraConfig, read_config
 from pronk.checkpoint.containers import safetensors
 from pronk.checkpoint.containers.gguf_file import MAGIC, open_file
-from pronk.checkpoint.containers.mapped import first_bytes
+from pronk.checkpoint.containers.mapped import first_bytes, let_go
 from pronk.checkpoint.readers import huggingface
 from pronk.checkpoint.tensors import (
     EMBEDDING,
@@ -62,6 +62,7 @@ __all__ = [
     "open",
     "read",
     "read_config",
+    "reader",
 ]
 
 Floats = NDArray[np.float32]
@@ -129,7 +130,26 @@ def open(folder: Path, checkpoint: Checkpoint) -> Adapter:
     nbytes += 2 * sum(math.prod(tensor.shape) for tensor in whole.values())
     if checkpoint.config.tie_word_embeddings:
         whole = _of_one_matrix(config, whole, checkpoint.tensors[EMBEDDING])
+    let_go()  # of what was looked at, until it is needed
     return Adapter(folder, products, whole, nbytes)
+
+
+def reader(folder: Path, checkpoint: Checkpoint) -> Callable[[], Adapter]:
+    """What is kept beside the weights of this model, to be read once more, for it lies in memory as the engine has it.
+    Raises BadFile where it is another by then."""
+    known = _stamps(folder)
+
+    def again() -> Adapter:
+        if _stamps(folder) != known:
+            raise BadFile(folder, "has changed since the model was loaded with it; load it again")
+        return apart(checkpoint, open(folder, checkpoint))[1]
+
+    return again
+
+
+def _stamps(folder: Path) -> list[tuple[int, int, int]]:
+    files = [path for path in (folder, folder / CONFIG, folder / WEIGHTS) if path.is_file()]
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files)]
 
 
 def found(path: Path) -> bool:
@@ -235,14 +255,15 @@ def read(
     if _WHOLE_SCORE in tensors:
         if width is None:
             raise BadFile(path, "it is a reward model's adapter: pronk reward goes on from it", field=f"tensor {SCORE}")
-        score = _part(path, tensors, _WHOLE_SCORE, (1, width))
+        score = _part(path, tensors, _WHOLE_SCORE, (1, width)).copy()
         tensors = {name: tensor for name, tensor in tensors.items() if name != _WHOLE_SCORE}
     found = {}
     for module, (rows, columns) in shapes.items():
         wants: dict[str, tuple[int, ...]] = {"lora_A": (config.rank, columns), "lora_B": (rows, config.rank)}
         if config.dora:
             wants[_MAGNITUDE] = (rows,)
-        found[module] = {part: _part(path, tensors, key(module, part), shape) for part, shape in wants.items()}
+        parts = {part: _part(path, tensors, key(module, part), shape) for part, shape in wants.items()}
+        found[module] = {part: array.copy() for part, array in parts.items()}
     if left := tensors.keys() - {key(module, part) for module, parts in found.items() for part in parts}:
         raise BadFile(path, "belongs to no module of this model", field=f"tensor {short(min(left))}")
     return found, score
@@ -262,7 +283,7 @@ def _part(path: Path, tensors: Mapping[str, LazyTensor], name: str, shape: tuple
         raise BadFile(path, "absent: it is no adapter of this model", field=f"tensor {short(name)}")
     if tensor.shape != shape:
         raise BadFile(path, misfit(tensor.shape, shape), field=f"tensor {short(name)}")
-    return _finite(path, name, tensor).astype(np.float32)
+    return _finite(path, name, tensor).astype(np.float32, copy=False)  # of float32 a view of the mapped file
 
 
 def misfit(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:

@@ -125,10 +125,11 @@ def command(
     texts = _prompts(prompts, prompt_options, file, each_line, prompt_ids)
     if as_json and (len(texts) > 1 or jsonl):
         raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
-    if not chat and prompt_ids is None:
-        _note_bare(rest["adapter"])
-    structure = options.structure_of(rest)
+    structure, adapter = options.structure_of(rest), rest["adapter"]
     llm, params = options.prepare(model, rest)
+    llm.warns_of_bare_text = False  # for it would say so in Python's words
+    if not chat and prompt_ids is None:
+        _note_bare(adapter)
     if bad := [token for token in prompt_ids or () if not 0 <= token < llm.config.vocab_size]:
         raise click.UsageError(f"--prompt-ids has {bad[0]}, but the model's are from 0 to {llm.config.vocab_size - 1}")
     how: dict[str, Any] = {"params": params, "truncate": truncate, "cache": not no_cache}

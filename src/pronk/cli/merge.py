@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk import formats
-from pronk.cli import console, options, progress, saving
+from pronk.cli import console, options, origin, progress, saving
 from pronk.errors import ModelNotFound, PronkError
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ def command(
                     tokenizer_files=files,
                     progress=advance,
                     known_as=Path(dst),
+                    base=None if expanded(base).exists() else base,  # a path goes into no file that others may get
                 )
+            if made.is_dir():
+                origin.write(made, base, list(others))
             receipt = saving.receipt(merged, "BASE and what is merged", made, text, _ELSEWHERE, source)
             receipt["bytes"] = receipt["bytes"]["after"]
             receipt |= {"base": base, "merged": [{"name": part.name, "weight": part.weight} for part in parts]}

@@ -11,7 +11,7 @@ import click
 
 from pronk import calibrate as calibration
 from pronk import formats
-from pronk.cli import blocks, console, options, progress, saving
+from pronk.cli import blocks, console, options, origin, progress, saving
 from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
 from pronk.errors import BadRequest, NoTokenizer, PronkError, os_problem
@@ -58,9 +58,9 @@ IQ4_NL, IQ4_XS, Q4_1, Q5_0, Q5_1, Q8_0 and F16.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
-likeliest. Of a model that was merged or fully trained, --base names the one it was before: where DST lies
-over a third as far from SRC as BASE does, so much of what SRC learned is lost. Then DST is not written,
-and the exit code is 3 (--accept-loss)."""
+likeliest. Of a model that was merged or fully trained, BASE is the one it was before, which the folder says
+where pronk made it, and --base elsewhere: where DST lies over a third as far from SRC as BASE does, so much
+of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--accept-loss)."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -94,7 +94,8 @@ and the exit code is 3 (--accept-loss)."""
     "--base",
     type=options.NAME,
     metavar="MODEL",
-    help="Measure how much is lost of what SRC learned since it was MODEL.  [default: not measured]",
+    help="Measure how much is lost of what SRC learned since it was MODEL.  [default: what pronk merge or a run of "
+    "pronk's made SRC of, as its folder says; else not measured]",
 )
 @click.option(
     "--calibrate",
@@ -146,13 +147,13 @@ def command(
     if int8_threshold is not None and not (to in FORMATS and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
-    if accept_loss and base is None:
+    known = base or origin.base_of(src)
+    if accept_loss and known is None:
         raise click.UsageError("--accept-loss is for --base, without which no loss is measured")
     text, text_name = read_text(file)
     checkpoint = saving.open_source(src, tokenizer, revision)
-    untouched = saving.open_source(base, None, None) if base else None
-    if untouched and untouched.config.vocab_size != checkpoint.config.vocab_size:
-        raise BadRequest(f"--base {base} is no model that {src} was made of: it has another vocabulary")
+    untouched = _untouched(src, checkpoint, known, named=base is not None) if known else None
+    base = known if untouched else None
     write.check_destination(checkpoint, Path(dst), container, overwrite)
     vocabulary, files = saving.tokenizer_for(checkpoint, container)
     loading = {"tokenizer": tokenizer, "revision": revision}
@@ -168,11 +169,11 @@ def command(
     if in_blocks:
         how["dtype"] = {}  # as they are
         read, name = blocks.text(calibration_text, text) if calibrate or max_size else (None, "")
-        known = None if read is None else blocks.encoded(src, checkpoint, read)
+        fed = None if read is None else blocks.encoded(src, checkpoint, read)
         if max_size:
-            choice = blocks.within(max_size, src, checkpoint, vocabulary, name, known or [], calibrate)
+            choice = blocks.within(max_size, src, checkpoint, vocabulary, name, fed or [], calibrate)
         kinds = choice["kinds"] if choice else types(checkpoint, to or "")
-        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, known if calibrate else None)
+        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, fed if calibrate else None)
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
             with replacing(expanded(dst)) as partial:
@@ -205,6 +206,24 @@ def command(
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
+
+
+def _untouched(src: str, checkpoint: Checkpoint, base: str, *, named: bool) -> Checkpoint | None:
+    """What SRC was made of; None, and a line that says so, where its folder names something that is not to be had.
+    `named`: by the user, who is refused instead."""
+    if checkpoint.config.num_labels and not named:  # what is measured is predictions
+        return None
+    if not (named or origin.is_here(base)):
+        problem = "which is not here"
+    else:
+        found = saving.open_source(base, None, None)
+        if found.config.vocab_size == checkpoint.config.vocab_size:
+            return found
+        if named:
+            raise BadRequest(f"--base {base} is no model that {src} was made of: it has another vocabulary")
+        problem = "which has another vocabulary"
+    console.note(f"{src} was made of {base}, {problem}: what is lost of what it learned is not measured (--base MODEL)")
+    return None
 
 
 def _container(dst: str, to: str | None) -> Format:

@@ -36,7 +36,7 @@ def take(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
     known = _names(ctx.command)
     found: dict[str, Any] = {}
     keys: dict[str, str] = {}
-    for key, node in _members(path):
+    for key, node in members(path):
         of = _meant(key, known)
         if of is None or of.name is None:
             raise click.UsageError(f"{name}: no option {short(key)} of {ctx.command_path}{_way_out(key, known)}", ctx)
@@ -85,8 +85,8 @@ def _both(first: str, second: str) -> str:
     return f"{first} stands there twice" if first == second else f"{first} and {second} are the same option"
 
 
-def _members(path: Path) -> list[tuple[str, Node]]:
-    """Raises BadFile."""
+def members(path: Path) -> list[tuple[str, Node]]:
+    """The keys of a file, and what stands there. Raises BadFile."""
     import yaml
 
     try:

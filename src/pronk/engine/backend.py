@@ -5,7 +5,7 @@ Engines subclass both; what has a body here is theirs unless they know better.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,7 +41,7 @@ class Attached:
 
     number: int
     template: Path | None = None  # the chat template that it was trained through
-    adapter: Adapter | None = field(default=None, repr=False)  # kept for who wants to merge it
+    again: Callable[[], Adapter] | None = field(default=None, repr=False)  # reads it, for who wants to merge it
 
 
 def check_predicts(config: ModelConfig) -> None:

@@ -48,7 +48,7 @@ class Adapters:
             if name not in self._factors:
                 self._factors[name] = {}
                 self._model.get_submodule(name).register_forward_hook(self._hook(self._factors[name]))
-            a, b = torch.from_numpy(product.a), torch.from_numpy(product.b) * product.scale
+            a, b = torch.tensor(product.a), torch.tensor(product.b) * product.scale  # copies: what is read may be a map
             self._factors[name][number] = a.to(device, self._dtype), b.to(device, self._dtype)
         self._numbered.add(number)
         return number

@@ -26,6 +26,7 @@ from pronk.formats import FORMATS, GROUP
 from pronk.system import processors
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
 
+BASE = "general.base_model.0.name"  # as the format has it
 _END_TOKENS = ("eos", "eot", "eom")
 
 Tensors = dict[str, tuple[str, tuple[int, ...], str]]  # by GGUF's name: the model's, shape and format
@@ -56,11 +57,12 @@ def write(
     file_type: int,
     vocabulary: Vocabulary | None,
     name: str,
+    base: str | None = None,
 ) -> None:
-    """`formats` and `file_type` are gguf_types'."""
+    """`formats` and `file_type` are gguf_types'; `base`: what it was made of, if the file is to say so."""
     config = stream.config
     tensors, factors = _tensors(config, formats)
-    head, _ = _header(config, tensors, file_type, vocabulary, name)
+    head, _ = _header(config, tensors, file_type, vocabulary, name, base)
     file.write(head)
     for hf_name, _, format in tensors.values():
         file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
@@ -87,11 +89,18 @@ def _tensors(config: ModelConfig, formats: Mapping[str, str]) -> tuple[Tensors, 
 
 
 def _header(
-    config: ModelConfig, tensors: Tensors, file_type: int, vocabulary: Vocabulary | None, name: str
+    config: ModelConfig,
+    tensors: Tensors,
+    file_type: int,
+    vocabulary: Vocabulary | None,
+    name: str,
+    base: str | None = None,
 ) -> tuple[bytes, int]:
     """All before the data, and how many bytes these take."""
+    made_of: list[Pair] = [("general.base_model.count", UINT32, 1), (BASE, STRING, printable(base))] if base else []
     pairs = [
         *_model_pairs(config, file_type, name),
+        *made_of,
         *_token_pairs(config, vocabulary),
         *_vocabulary_pairs(vocabulary, config),
     ]

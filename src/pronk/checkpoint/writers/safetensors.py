@@ -28,6 +28,7 @@ TOKENIZER_NAMES = {
     "tiktoken": "tokenizer.model",
 }
 _GENERATION = "generation_config.json"
+ORIGIN = "merge.yaml"  # what a model was merged of; not pushed, for it may name a path
 _COMPANIONS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -89,7 +90,7 @@ def _tokenizer_paths(source: TokenizerSource) -> dict[str, Path]:
 def foreign_files(folder: Path) -> list[str]:
     """What is in a folder beside the files of a model: it is not ours to replace."""
     names = sorted(path.name for path in folder.iterdir())
-    own = {"config.json", "model.safetensors.index.json", *_COMPANIONS}
+    own = {"config.json", "model.safetensors.index.json", ORIGIN, *_COMPANIONS}
     return [name for name in names if name not in own and not name.endswith(".safetensors")]
 
 

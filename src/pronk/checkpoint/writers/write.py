@@ -42,6 +42,7 @@ def save(
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     known_as: Path | None = None,
+    base: str | None = None,
 ) -> Path:
     """Write `checkpoint` to `destination`: a folder for safetensors, a file for the others.
 
@@ -56,7 +57,8 @@ def save(
     source's Hugging Face files, or else `tokenizer_files` (name -> content); GGUF gets `vocabulary`, and so does
     llama2.c, as tokenizer.bin beside the file.
 
-    `known_as`: what a message calls `destination` where the disk refuses, for one that gets its name later.
+    `known_as`: what a message calls `destination` where the disk refuses, for one that gets its name later. `base`:
+    what the model was made of, which GGUF's metadata name.
 
     Numbers are rounded to nearest where `dtype` is narrower, vectors never in GGUF and llama2.c. Peak memory is one
     tensor. Everything is written under another name and renamed at the end.
@@ -102,7 +104,7 @@ def save(
         elif to == "gguf":
             with partial.open("xb") as file:
                 number = gguf_types.file_type(checkpoint, types)
-                write_gguf.write(file, stream, types, number, vocabulary, checkpoint.path.stem)
+                write_gguf.write(file, stream, types, number, vocabulary, checkpoint.path.stem, base)
         else:
             with partial.open("xb") as file:
                 write_llama2c.write(file, stream, version, group_size)
