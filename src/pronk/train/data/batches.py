@@ -85,8 +85,11 @@ def of_groups(groups: Sequence[tuple[list[int], Sequence[list[int]]]], device: t
     ids += [0] * spare
     runs[-1] = replace(runs[-1], end=len(ids))
     rows += [len(ids) - 1] * (filled(len(rows)) - len(rows))
-    given = (torch.tensor(values, dtype=torch.int64, device=device) for values in (ids, positions, rows))
-    return TorchBatch(*given, tuple(runs), None, max(positions))
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return TorchBatch(tensor(ids), tensor(positions), tensor(rows), tuple(runs), None, max(positions))
 
 
 def filled(count: int) -> int:
