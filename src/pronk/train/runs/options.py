@@ -38,7 +38,7 @@ RATES = {
     "grpo": Rates(lora=5e-5, full=1e-6),
 }
 # Adafactor's rate is a share of a weight's size (its root mean square) and not a length. 0.02 is a usual size: by 50
-# times the number it steps as far as AdamW does.
+# times the number such weights step as far as AdamW's; LoRA's B, which begins as zeros, does not.
 TIMES = {"adafactor": 50.0}
 VOCABULARY = 512  # tokens of a new tokenizer
 LOGS = ("tensorboard", "wandb")
