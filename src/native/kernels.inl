@@ -1,5 +1,5 @@
 // What the kernels share, written once over `Simd` and compiled for each instruction set: CMakeLists.txt names its header,
-// PRONK_SIMD, and a namespace for it, PRONK_TARGET.
+// PRONK_SIMD, and a namespace for it, PRONK_TARGET; and PRONK_LIKE, whose kernels it takes but for products.
 //
 // Everything sits in an unnamed namespace but what the table of kernels points to: each instruction set must keep its own
 // copy, for the linker would otherwise merge code made for different processors. Every sum runs in an order that knows
@@ -14,10 +14,9 @@
 
 #include "kernels.h"
 
-namespace pronk::PRONK_TARGET {
+namespace pronk::PRONK_LIKE {
 
-// Defined in kernels_matmul.cpp, kernels_attention.cpp, kernels_sampling.cpp and kernels_rounding.cpp.
-std::remove_pointer_t<decltype(Kernels::matmul)> matmul;
+// Defined in kernels_attention.cpp, kernels_sampling.cpp and kernels_rounding.cpp.
 std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;
 std::remove_pointer_t<decltype(Kernels::attention)> attention;
 std::remove_pointer_t<decltype(Kernels::argmax)> argmax;
@@ -25,6 +24,12 @@ std::remove_pointer_t<decltype(Kernels::divide)> divide;
 std::remove_pointer_t<decltype(Kernels::exponentials)> exponentials;
 std::remove_pointer_t<decltype(Kernels::find)> find;
 std::remove_pointer_t<decltype(Kernels::round_rows)> round_rows;
+
+}  // namespace pronk::PRONK_LIKE
+
+namespace pronk::PRONK_TARGET {
+
+std::remove_pointer_t<decltype(Kernels::matmul)> matmul;  // kernels_matmul.cpp
 
 namespace {
 
