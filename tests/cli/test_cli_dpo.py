@@ -139,7 +139,7 @@ def test_bad_data(dpo: Run, tmp_path: Path, lines: list[str], message: str) -> N
         (["--beta", "0"], "'--beta': 0.0 is not in the range x>0"),
         (["--loss", "kto"], "'kto' is not one of"),
         (["--label-smoothing", "0.5"], "0.5 is not in the range"),
-        (["--label-smoothing", "0.1", "--loss", "hinge"], "label_smoothing is for the sigmoid loss and simpo"),
+        (["--label-smoothing", "0.1", "--loss", "hinge"], "--label-smoothing is for the sigmoid loss and simpo"),
         (["--full"], "--full trains all weights; leave the options of LoRA out"),
         (["--train-on-prompt"], "no such option"),
     ],
