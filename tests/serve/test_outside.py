@@ -6,6 +6,7 @@ import ast
 import hmac
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -56,7 +57,11 @@ def test_all_keys_are_compared_and_each_in_constant_time(locked: Running, monkey
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"x" * (1 << 20)])
 def test_without_a_key_nothing_is_read(locked: Running, body: bytes) -> None:
     """A server that parses first can be kept busy by anybody, and tells what it would have taken."""
-    assert told(locked, "/v1/chat/completions", body)[0] == 401
+    try:
+        assert told(locked, "/v1/chat/completions", body)[0] == 401
+    except urllib.error.URLError as error:  # it closed while the body was still being sent
+        if len(body) < 1 << 16 or not isinstance(error.reason, (BrokenPipeError, ConnectionResetError)):
+            raise
     assert told(locked, "/v1/chat/completions", b"{}", Content_Length=str(40 << 20))[0] == 401
 
 
@@ -67,6 +72,9 @@ def test_the_log_holds_neither_prompts_nor_answers_nor_keys(locked: Running, cap
         status, answer, _ = told(locked, "/v1/chat/completions", json.dumps(body).encode(), **bearer)
         wrong = {**body, "messages": [{"role": "a secret", "content": "a secret"}]}
         assert told(locked, "/v1/chat/completions", json.dumps(wrong).encode(), **bearer)[0] == 400
+        until = time.monotonic() + 10
+        while len(caplog.messages) < 2 and time.monotonic() < until:  # a line is written when its answer has gone
+            time.sleep(0.01)
     assert status == 200
     text = json.loads(answer)["choices"][0]["message"]["content"]
     assert len(caplog.messages) == 2
