@@ -83,14 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--formats", nargs="+", default=["q4", "q8", "int8"])
     parser.add_argument("--case", default="f32 8x1", choices=list(vs_peft.CASES), metavar="CASE")
-    parser.add_argument("--data", type=Path, default=vs_peft.DATA)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="of the optimizer, a round")
-    parser.add_argument("--quick", action="store_true", help="two rounds of one step; nothing is kept in results/")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.steps = 2, 1
+    options = vs_peft.parsed(parser)
 
     harness.warn_if_busy()
     results: dict[str, Any] = {

@@ -154,9 +154,8 @@ def report(results: dict[str, Any]) -> str:
     return harness.table(header, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """With what all measurements of these steps are told."""
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -165,6 +164,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps = 2, 1
+    return options
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
+    options = parsed(parser)
 
     harness.warn_if_busy()
     examples = encoded(options.data)
