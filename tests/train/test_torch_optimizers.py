@@ -160,10 +160,10 @@ def test_muon_takes_matrices_of_blocks_and_adamw_all_else(folder: Path, with_lor
     model.score = nn.Linear(model.config.hidden_size, 1, bias=False)  # a reward model's
     made = optimizers.make(model, "muon", RATE, DECAY)
     assert isinstance(made, optimizers.muon.Muon)
-    turned, others = names_of(model, torch.optim.Muon, made), names_of(model, torch.optim.AdamW, made)
-    assert turned == {name for name in trained(model) if in_blocks(name)}
-    assert turned | others == set(trained(model))
-    assert not turned & others
+    matrices, others = names_of(model, torch.optim.Muon, made), names_of(model, torch.optim.AdamW, made)
+    assert matrices == {name for name in trained(model) if in_blocks(name)}
+    assert matrices | others == set(trained(model))
+    assert not matrices & others
     assert "score.weight" in others
     assert ("model.embed_tokens.weight" in others) is not with_lora
     assert any(name.endswith("lora_magnitude_vector") for name in others) is with_lora
@@ -192,8 +192,8 @@ def test_adafactor_remembers_a_row_and_a_column_of_each_matrix(folder: Path, exa
     few = sum(4 * (sum(p.shape) if p.ndim == 2 else p.numel()) + 4 for p in trained(model).values())
     assert sizes["adafactor"] == few
     assert sizes["adafactor"] < 0.1 * sizes["adamw"]
-    turned = sum(4 * p.numel() + 4 for name, p in trained(model).items() if in_blocks(name))
-    assert sizes["adamw"] - sizes["muon"] == turned
+    of_matrices = sum(4 * p.numel() + 4 for name, p in trained(model).items() if in_blocks(name))
+    assert sizes["adamw"] - sizes["muon"] == of_matrices
 
 
 @pytest.mark.parametrize("kind", PLAIN)

@@ -18,12 +18,12 @@ class Muon(optim.Optimizer):
     """Two optimizers as one: its groups, and what it remembers of each parameter, are theirs."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        """Muon takes the groups whose "turned" is true; `betas` are AdamW's."""
-        turned = [group for group in groups if group["turned"]]
-        others = [group for group in groups if not group["turned"]]
+        """Muon takes the groups whose "by_muon" is true; `betas` are AdamW's."""
+        matrices = [group for group in groups if group["by_muon"]]
+        others = [group for group in groups if not group["by_muon"]]
         self.parts: list[optim.Optimizer] = []
-        if turned:
-            self.parts.append(optim.Muon(turned, lr=lr, adjust_lr_fn="match_rms_adamw"))
+        if matrices:
+            self.parts.append(optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"))
         if others:
             self.parts.append(optim.AdamW(others, lr=lr, betas=betas))
         super().__init__([group for part in self.parts for group in part.param_groups], {"lr": lr})

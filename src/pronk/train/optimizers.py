@@ -55,12 +55,12 @@ def make(
     for matrices in (True, False):
         for name, parameter in trained:
             if (parameter.ndim > 1) is matrices:
-                turned = kind == "muon" and muon.takes(name, parameter)
-                like = decay if matrices else 0.0, (ratio or 1.0) if name in faster else 1.0, turned
+                by_muon = kind == "muon" and muon.takes(name, parameter)
+                like = decay if matrices else 0.0, (ratio or 1.0) if name in faster else 1.0, by_muon
                 chosen.setdefault(like, []).append(parameter)
     groups = [
-        {"params": params, "weight_decay": own, "lr_ratio": times, "lr": rate * times, "turned": turned}
-        for (own, times, turned), params in chosen.items()
+        {"params": params, "weight_decay": own, "lr_ratio": times, "lr": rate * times, "by_muon": by_muon}
+        for (own, times, by_muon), params in chosen.items()
     ]
     if kind == "sgd":
         return SGD(groups, lr=rate, momentum=betas[0])
