@@ -1,6 +1,6 @@
 """Whether a reward rises: examples/reinforce.py with several seeds, and its curve.
 
-    python bench/reinforce.py [--seeds 0 1 2] [--steps 40] [--threads 2]
+    python bench/reinforce.py [--seeds 0 1 2] [--steps 20] [--threads 2]
 
 Held-out rewards at each look, of all seeds, and seconds; `docs/training/reinforce.svg` is drawn of them.
 """
@@ -30,7 +30,7 @@ def measure(seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
-        data = Path(name) / "sums.jsonl"
+        data = Path(name) / "facts.jsonl"
         data.write_text("".join(json.dumps(record) + "\n" for record in reinforce.records()), encoding="utf-8")
         how = reinforce.options(options.steps, seed) | {"threads": options.threads}
         lines = []
@@ -56,7 +56,7 @@ def draw(measured: dict[str, Any]) -> None:
     lines = {name: list(zip(one["steps"], one["held_out_reward"], strict=True)) for name, one in measured.items()}
     last = max(step for line in lines.values() for step, _ in line)
     across = Axis(-0.03 * last, 1.03 * last, chart.whole(0, last), label="step")
-    up = chart.linear([value for line in lines.values() for _, value in line], "sums held out that are right")
+    up = chart.linear([value for line in lines.values() for _, value in line], "held-out answers that are right")
     keys = [Key(f"seed {name}", colour, "line", marker=0) for name, colour in zip(lines, COLOURS, strict=False)]
     drawing, (panel,) = chart.chart([("", across, up)], 260, keys)
     for line, colour in zip(lines.values(), COLOURS, strict=False):
@@ -72,7 +72,7 @@ def draw(measured: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     harness.warn_if_busy()

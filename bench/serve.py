@@ -158,7 +158,8 @@ def overhead(client: Client, session: Side, vocab_size: int, rounds: int, new: i
     counts = {side: itertools.count() for side in firsts}
 
     def one(side: str) -> list[int]:
-        return prompts(Case(1, 128, waves=1), vocab_size, f"overhead {next(counts[side])}")[0]
+        # Short, so that reading it, which varies, does not hide what HTTP adds.
+        return prompts(Case(1, 16, waves=1), vocab_size, f"overhead {next(counts[side])}")[0]
 
     def http() -> float:
         taken = asyncio.run(client.ask(Asked(one("http"), new)))
@@ -253,7 +254,7 @@ def of_format(name: str, options: argparse.Namespace) -> dict[str, Any]:
             cases[label] = measure(CASES[label], client, session, peer, vocab_size, rounds)
         found: dict[str, Any] = {"cases": cases}
         if not options.no_more:
-            found["overhead"] = overhead(client, session, vocab_size, 3 if options.quick else 15)
+            found["overhead"] = overhead(client, session, vocab_size, 3 if options.quick else 60)
             if "16" in cases:
                 wave = CASES["16"]
                 capacity = cases["16"]["total_tok_s"]["http"]["median"] / (wave.prompt + wave.new)

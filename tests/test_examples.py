@@ -134,21 +134,33 @@ def test_what_is_reinforced(model: str, tmp_path: Path, monkeypatch: pytest.Monk
     """Of a tiny model whose words are noise; its reward is tried on what another might say."""
     pytest.importorskip("torch")
     monkeypatch.delenv("PYTHONPATH")  # which hides torch
-    given = [model, "--out", str(tmp_path / "sums"), "--steps", "1"]
+    given = [model, "--out", str(tmp_path / "facts"), "--steps", "1"]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "reinforce.py"), *given], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "step 1: of the sums held out 0% are right" in done.stdout
-    assert (tmp_path / "sums" / "rollouts.html").exists()
-    written = [json.loads(line) for line in (tmp_path / "sums" / "rollouts.jsonl").read_text().splitlines()]
+    assert "step 1: of the answers held out 0% are right" in done.stdout
+    assert (tmp_path / "facts" / "rollouts.html").exists()
+    written = [json.loads(line) for line in (tmp_path / "facts" / "rollouts.jsonl").read_text().splitlines()]
     assert len(written) == 8 * 8
     space = runpy.run_path(str(EXAMPLES / "reinforce.py"))
-    said = {" 12": 1, "12.\n": 1, " 12 + 1": 1, "": 0, " 123": 0, " 1": 0, "x 12": 0, "9" * 99: 0}
-    assert {text: space["right"]("7 + 5 =", text, {"sum": 12}) for text in said} == said
+    facts = {"name": "Lena", "age": 40, "city": "Rome"}
+    said = {
+        '{"name": "Lena", "age": 40, "city": "Rome"}': 1,
+        '\n{\n  "city": "Rome",\n  "name": "Lena",\n  "age": 40\n}\n': 1,
+        '{"name": "Lena", "age": "40", "city": "Rome"}': 0,
+        '{"name": "Lena", "age": 40}': 0,
+        '{"name": "Lena", "age": 40, "city": "Rome"} So it is.': 0,
+        "": 0,
+        "[" * 100_000: 0,
+    }
+    assert {text: space["right"]("", text, {"facts": facts}) for text in said} == said
     records = space["records"]()
-    assert len({record["prompt"] for record in records}) == len(records) == 100
-    assert all(eval(record["prompt"][:-1]) == record["sum"] for record in records)
+    asked = [record["prompt"][0]["content"] for record in records]
+    assert len(set(asked)) == len(records) == 120
+    assert all(
+        str(fact) in text for record, text in zip(records, asked, strict=True) for fact in record["facts"].values()
+    )
 
 
 def test_no_example_is_left_out() -> None:
