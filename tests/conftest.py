@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 
 # One thread a worker, set before anything loads torch: threads that spin against each other on few cores cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background job is born deaf to Ctrl-C, which some tests send to themselves and to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
