@@ -434,7 +434,9 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
     st.dictionaries(FIELDS, VALUES, max_size=5),
