@@ -75,7 +75,7 @@ def record(command: Sequence[str], session: Sequence[tuple[str, str | None]], ro
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
         os.close(slave)
         try:
-            read_until("Ctrl-D ends")
+            read_until("\x1b[?2004h")  # told to say what is pasted, the terminal is listened to
             for keys, shown in session:
                 os.write(master, keys.encode())
                 read_until(shown)

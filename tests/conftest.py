@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # One thread a worker, set before anything loads torch: threads that spin against each other on few cores cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background job is born deaf to Ctrl-C, which some tests send to themselves and to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples each time, and no clock: who wants others says `pytest --hypothesis-profile default`.
+settings.register_profile("certain", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("certain")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -33,6 +44,14 @@ def smollm2() -> Path:
         return hub.resolve("smollm2:135m")
     except DownloadFailed as error:
         pytest.skip(f"the default model cannot be had: {error}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a seed of its own is the same, whichever tests its worker has run before."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -12,8 +14,30 @@ from pronk.engine.generation import Chunk, Stats
 from pronk.serve import run as serving
 from pronk.serve.engine import Answer, Engine, Wanted
 from pronk.serve.models import Models
+from pronk.session import Session
 
 SEQUENCES, WAITING = 8, 24
+PATIENCE_S = 120.0  # for what comes at once, but on a machine that is busy with something else
+
+
+def soon(true: Callable[[], Any]) -> bool:
+    """Whether it becomes so."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := true()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(found)
+
+
+def slowed(patch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:
+    """Let each pass of every session take so much longer: a thousand tokens of a tiny model are there in 0.2 s, and
+    whoever is to leave amid them may come too late."""
+    step = Session.step
+
+    def slow(session: Session) -> Any:
+        time.sleep(seconds)
+        return step(session)
+
+    patch.setattr(Session, "step", slow)
 
 
 class Running:
@@ -27,7 +51,7 @@ class Running:
         self._clients: list[Any] = []
         self._thread = threading.Thread(target=self._run, args=(bound,), kwargs=options)
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(PATIENCE_S)
         assert self.server
 
     def _run(self, bound: Any, **options: Any) -> None:
@@ -50,7 +74,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return self.kept(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60))
+        return self.kept(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S))
 
     def kept(self, client: Any) -> Any:
         """`client`, whose connections are closed at the end."""

@@ -101,7 +101,7 @@ class Client:
             **environ,
         }
         command = [sys.executable, "-c", SCRIPT, json.dumps(free), *args]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
         self.stderr = done.stderr
         return json.loads(done.stdout)

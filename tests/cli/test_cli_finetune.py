@@ -283,9 +283,12 @@ def test_killed_and_resumed(finetune: Run, model: str, data: str, tmp_path: Path
     more = ["--max-steps", "40", "--save-every", "4", "--lora-dropout", "0.1", "--samples", "0"]
     metrics = tmp_path / "out" / "metrics.jsonl"
     given = ["--data", data, "--out", str(tmp_path / "out"), *QUICK, *more]
-    with subprocess.Popen(
-        [sys.executable, "-m", "pronk", "finetune", model, *given], stderr=subprocess.PIPE
-    ) as process:
+    slow = (  # from the ninth step on, that it is not at its end before it is killed
+        "import time\nfrom pronk.train.loop import Loop\nstep = Loop.step\n"
+        "def late(loop):\n    time.sleep(2 * (loop.position.step > 8))\n    return step(loop)\n"
+        "Loop.step = late\nfrom pronk.cli import main\nmain()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", slow, "finetune", model, *given], stderr=subprocess.PIPE) as process:
         while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 8):
             time.sleep(0.005)
         process.kill()

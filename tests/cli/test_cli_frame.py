@@ -72,9 +72,11 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_takes_as_long_as_a_few_modules_of_python_s_own() -> None:
     """A fifth of a second of a recent processor: the yardstick makes it a test on any."""
     ours, theirs = [], []
-    for _ in range(5):
+    for _ in range(20):  # other programs share the processor's caches
         ours.append(processor_time("-m", "pronk", "--help"))
         theirs.append(processor_time("-c", "import asyncio, http.server, unittest.mock, xml.dom.minidom"))
+        if len(ours) > 2 and min(ours) < 2 * min(theirs):
+            break
     assert min(ours) < 2 * min(theirs), (ours, theirs)
 
 
@@ -237,12 +239,21 @@ def test_a_bug_keeps_its_traceback(run: Run, loaded: list[FakeLLM]) -> None:
         run("generate", "bug", "-n", "3")
 
 
+def first_word(process: subprocess.Popen[str]) -> str:
+    """As the file has it: read through the text that Popen makes of it, the words behind it would be gone for good."""
+    assert process.stdout is not None
+    found = b""
+    while len(found) < 6 and (piece := os.read(process.stdout.fileno(), 6 - len(found))):
+        found += piece
+    return found.decode()
+
+
 def test_ctrl_c_while_generating(start: Start, fake_pronk: list[str]) -> None:
     process = start([*fake_pronk, "generate", "slow", "-n", "1000"])
     assert process.stdout is not None
-    assert process.stdout.read(6) == "word0 "  # streaming: it arrives long before the end
+    assert first_word(process) == "word0 "  # streaming: it arrives long before the end
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 130
     assert out.startswith("word1 ") or out == "\n"
     assert out.endswith("\n")
@@ -254,7 +265,7 @@ def test_ctrl_c_while_loading(start: Start, fake_pronk: list[str]) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out, err) == (130, "", "\n")
 
 
@@ -272,7 +283,7 @@ def test_ctrl_c_while_a_library_imports_another(start: Start, tmp_path: Path, in
         "vars(pronk)['load'] = load\nmain()\n"
     )
     process = start([sys.executable, str(program), "generate", "x"])
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=240)[1]
     assert (process.returncode, err == "\n") == ((130, True) if interrupted else (1, False))
 
 
@@ -282,9 +293,9 @@ def test_ctrl_c_while_reading_standard_input(start: Start, fake_pronk: list[str]
     process.stdin.write("hello\n")
     process.stdin.flush()
     assert process.stdout is not None
-    assert process.stdout.read(6) == "word0 "
+    assert first_word(process) == "word0 "
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 130
 
 
@@ -304,7 +315,7 @@ def test_a_second_ctrl_c_ends_even_what_swallows_the_first(start: Start, tmp_pat
     for _ in range(2):
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=240) == 130
     process.communicate()
 
 
@@ -313,9 +324,9 @@ def test_a_reader_that_leaves_is_no_error(start: Start, fake_pronk: list[str]) -
     process = start([*fake_pronk, "generate", "slow", "-n", "50"])
     assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.read(6) == "word0 "
+    assert first_word(process) == "word0 "
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     assert process.stderr.read() == ""
 
 

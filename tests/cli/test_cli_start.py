@@ -15,7 +15,10 @@ import pytest
 
 import pronk
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal"),
+    pytest.mark.timeout(1800),  # dozens of starts, each of seconds where a machine is busy with something else
+]
 # As pip writes it for [project.scripts]; and with a byte that says when pronk has set the signal.
 PACKAGE = Path(pronk.__file__).parent
 ENTRY = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
@@ -45,7 +48,7 @@ def interrupted(script: Path, model: str, delay: int) -> tuple[int, str]:
             assert process.stdout.read(1) == "."
         time.sleep(delay / 1000)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=240)[1]
     return process.returncode, said
 
 

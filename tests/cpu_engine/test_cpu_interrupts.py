@@ -1,4 +1,7 @@
-"""Signals during a pass, or the wait for one: after Ctrl-C no more is computed, and a handler cannot start another."""
+"""Signals during a pass, or the wait for one: after Ctrl-C no more is computed, and a handler cannot start another.
+
+The signals come of a clock that counts the processor's time: by another, a busy machine may not have begun the pass.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ def stop(signum, frame):
     heard = time.process_time()
     raise KeyboardInterrupt
 
-signal.signal(signal.SIGALRM, stop)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGPROF, stop)
 try:
+    signal.setitimer(signal.ITIMER_PROF, 0.2)
     backend.forward(Batch.of([Run([1] * 4000)]), None)
 except KeyboardInterrupt:
     print(time.process_time() - heard)
@@ -78,8 +81,8 @@ def handler(signum, frame):
     except PronkError as error:
         print(error)
 
-signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGPROF, handler)
+signal.setitimer(signal.ITIMER_PROF, 0.2)
 backend.forward(Batch.of([Run([1] * 2000, 0, range(64))]), kv)
 called()
 print("done")
@@ -111,11 +114,13 @@ def stop(signum, frame):
 
 backend.forward(Batch.of([Run([1])]), kv=None)
 other = threading.Thread(target=lambda: backend.forward(Batch.of([Run([1] * 1500, 0, range(64))]), kv))
+before = time.process_time()
 other.start()
-time.sleep(0.1)
-signal.signal(signal.SIGALRM, stop)
-signal.setitimer(signal.ITIMER_REAL, 0.1)
+while time.process_time() - before < 0.1:
+    time.sleep(0.01)
+signal.signal(signal.SIGPROF, stop)
 try:
+    signal.setitimer(signal.ITIMER_PROF, 0.1)
     called()
 except KeyboardInterrupt:
     print("heard while it waited" if other.is_alive() else "heard too late")

@@ -28,7 +28,7 @@ def engine(threads, isa=None, **sizes):
 def run(script: str) -> str:
     """In a process of its own: pytest's has threads, and handlers of signals."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + script, str(TESTS)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -43,10 +43,10 @@ begun = 0.0
 def at_alarm(signum, frame):
     raise KeyboardInterrupt
 
-signal.signal(signal.SIGALRM, at_alarm)
-signal.setitimer(signal.ITIMER_REAL, 0.5)
+signal.signal(signal.SIGPROF, at_alarm)
 begun = time.process_time()
 try:
+    signal.setitimer(signal.ITIMER_PROF, 0.5)  # of the processor: a busy machine may begin late
     backend.forward(batch, kv)
 except KeyboardInterrupt:
     print("interrupted", time.process_time() - begun)
@@ -59,7 +59,7 @@ def test_a_pass_is_given_up_when_interrupted(threads: int) -> None:
     interrupted, after = run(INTERRUPTED.replace("THREADS", str(threads))).splitlines()
     word, seconds = interrupted.split()
     assert word == "interrupted"
-    assert float(seconds) < threads * (0.5 + 0.2), "the signal came after half a second"
+    assert float(seconds) < 0.5 + threads * 0.2, "the signal came after half a second"
     assert after == "after True"
 
 
@@ -100,10 +100,10 @@ def fork(signum, frame):
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)  # rather than wait for ever
+        signal.alarm(250)  # rather than wait for ever
 
-signal.signal(signal.SIGALRM, fork)
-signal.setitimer(signal.ITIMER_REAL, 0.1)
+signal.signal(signal.SIGPROF, fork)
+signal.setitimer(signal.ITIMER_PROF, 0.1)
 try:
     same = np.array_equal(backend.forward(batch, kv), expected)
 except PronkError as error:

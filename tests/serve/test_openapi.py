@@ -134,6 +134,7 @@ def test_what_is_not_described_is_found() -> None:
         msgspec.convert({"input_tokens": 1, "more": 2}, MessageCount)
 
 
+@pytest.mark.timeout(1800)  # of hundreds of requests, on a machine that may be busy with something else
 @pytest.mark.slow
 def test_schemathesis_finds_no_answer_that_is_not_described(server: Running, tmp_path: Path) -> None:
     """In hundreds of requests, right and wrong ones: no 5xx, no status, type, header, body or event that the document
@@ -144,8 +145,8 @@ def test_schemathesis_finds_no_answer_that_is_not_described(server: Running, tmp
     # POST without a body of JSON is refused before any path is looked at.
     left_out = "positive_data_acceptance,unsupported_method"
     how = ["--exclude-checks", left_out, "--max-examples", "8", "--seed", "1", "--generation-database", "none"]
-    how += ["--request-timeout", "60"]  # a machine may be busy with something else
-    ran = subprocess.run([*command, *how], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    how += ["--request-timeout", "240"]
+    ran = subprocess.run([*command, *how], cwd=tmp_path, capture_output=True, text=True, timeout=1700)
     assert ran.returncode == 0, ran.stdout[-5000:]
     asked, well = re.findall(r"(\d+) generated, (\d+) passed", ran.stdout)[0]
     assert int(asked) == int(well) > 500

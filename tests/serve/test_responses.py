@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
-from served import Running, Script
+from served import Running, Script, slowed, soon
 
 import pronk
 from pronk.engine.params import SamplingParams
@@ -332,11 +331,12 @@ def test_every_way_to_draw(client: openai.OpenAI, llm: pronk.LLM) -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_who_leaves_is_computed_no_further(client: openai.OpenAI, server: Running) -> None:
+def test_who_leaves_is_computed_no_further(
+    client: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowed(monkeypatch)
     before = server.models.models["tiny"].session.load.counters.decode_tokens
     with asked(client, stream=True, max_output_tokens=900, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
-    until = time.monotonic() + 10
-    while server.engine.texts and time.monotonic() < until:
-        time.sleep(0.01)
+    assert soon(lambda: server.engine.texts == 0)
     assert server.models.models["tiny"].session.load.counters.decode_tokens - before < 800

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
 import pytest
-from served import Running, Script
+from served import Running, Script, slowed, soon
 
 import pronk
 from pronk.serve.models import Models
@@ -323,11 +322,10 @@ def test_what_fails_in_the_middle_is_an_event(client: Any, script: Script) -> No
 
 
 @pytest.mark.usefixtures("idle")
-def test_who_leaves_is_computed_no_further(client: Any, server: Running) -> None:
+def test_who_leaves_is_computed_no_further(client: Any, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed(monkeypatch)
     before = server.models.models["tiny"].session.load.counters.decode_tokens
     with asked(client, {"ignore_eos": True}, stream=True, max_tokens=900) as stream:
         next(iter(stream))
-    until = time.monotonic() + 10
-    while server.engine.texts and time.monotonic() < until:
-        time.sleep(0.01)
+    assert soon(lambda: server.engine.texts == 0)
     assert server.models.models["tiny"].session.load.counters.decode_tokens - before < 800

@@ -87,9 +87,13 @@ def test_an_interrupt_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPa
     alone = Renderer(seconds=60)
     alone.ask("x")
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:
+        timer.start()  # here, for on a busy machine it may ring at once
         alone.ask(ENDLESS, {})
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     timer.join()
     assert alone.process is None
     assert alone.ask("{{ 1 }}", {}) == {"text": "1"}
@@ -113,7 +117,7 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 assert shared.ask("{{ 3 }}", {}) == {"text": "3"} and shared.process.pid == before
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=240)
 
 
 @POSIX
@@ -138,7 +142,7 @@ print(shared.process.pid, flush=True)
         os.killpg(parent.pid, signal.SIGINT)
     elif end in ("by force", "in the middle"):
         parent.kill()
-    _, said = parent.communicate(timeout=60)
+    _, said = parent.communicate(timeout=240)
     assert said.count("Traceback") == (end == "by Ctrl-C")
     assert "sandbox" not in said
     for _ in range(1200):
@@ -151,7 +155,7 @@ print(shared.process.pid, flush=True)
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between being opened and being read
         return False
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,10 @@ def came(root: Path, settings: Callable[..., dict[str, Any]]) -> dict[str, list[
     (root / "plan.json").write_text(json.dumps(plan))
     program = Path(__file__).with_name("two_processes.py")
     command = [sys.executable, "-W", "error", str(program), str(root / "two"), str(root / "plan.json")]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):  # below those that systems give to whoever connects
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            break
     place = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     started = [
         subprocess.Popen(
