@@ -116,7 +116,8 @@ def toolset(
         return None
     allowed, forced, single = _chosen(choice, names)
     if "tools" not in source:
-        raise ApiError(400, "this model's chat template has no place for tools; choose a model made for them", "tools")
+        problem = "this model's chat template has no place for tools; send none, or choose a model made for them"
+        raise ApiError(400, problem, "tools")
     return Toolset(checked, allowed, parallel is not False and not single, forced, dialect(source))
 
 
