@@ -98,6 +98,19 @@ def save(program: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
     return path
 
 
+def before(program: str, results: Mapping[str, Any], folder: Path = RESULTS) -> dict[str, Any]:
+    """What `save` wrote before, where it was measured on the same processor and with the same settings; else {}, which
+    is said, for it is about to be overwritten."""
+    path = folder / f"{program}.json"
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found["settings"] != results["settings"] or found["machine"]["cpu"] != results["machine"]["cpu"]:
+        say(f"{path.name} is from another processor or other settings: it is begun anew")
+        return {}
+    return found
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The first column to the left, numbers to the right; also valid Markdown."""
     cells = [list(header), *(list(row) for row in rows)]

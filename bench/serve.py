@@ -5,7 +5,8 @@
 Every side is a process of its own that waits while another works. The client (load.py) is this process, on the same
 cores: its processor time stands beside the rates. Prompts are random tokens, never the same twice, and texts go on to
 their length. `shared`: prompts begin alike, as with a system prompt. llama.cpp is its `llama_decode` in a loop over all
-sequences, with a search for the largest logit: more than a server on it can give.
+sequences, with a search for the largest logit: more than a server on it can give. Cases that are not named stay in the
+results as they were measured before, with the same settings, each beside its own time, commit and load.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +253,8 @@ def of_format(name: str, options: argparse.Namespace) -> dict[str, Any]:
         cases: dict[str, Any] = {}
         for label in options.cases:
             harness.say(f"  {name}, {label} at once:")
-            cases[label] = measure(CASES[label], client, session, peer, vocab_size, rounds)
+            about = conditions()
+            cases[label] = {**measure(CASES[label], client, session, peer, vocab_size, rounds), **about}
         found: dict[str, Any] = {"cases": cases}
         if not options.no_more:
             found["overhead"] = overhead(client, session, vocab_size, 3 if options.quick else 60)
@@ -261,6 +264,21 @@ def of_format(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 found["arrivals"] = arrivals(client, vocab_size, capacity, 12 if options.quick else 60)
             found["beside_a_long_prompt"] = beside_a_long_prompt(client, vocab_size, 1 if options.quick else 3)
     return found
+
+
+def conditions() -> dict[str, Any]:
+    """Of a case, which may stand beside others of another day."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"when": now, "commit": harness.commit(), "load_1min": harness.machine()["load_1min"]}
+
+
+def merged(before: dict[str, Any], name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a format has measured now, and of cases and parts left out now what it had. `before`: a file, or {}."""
+    had = before.get("measured", {}).get(name, {})
+    then = {key: before[key] for key in ("when", "commit") if key in before}
+    then |= {"load_1min": before["machine"]["load_1min"]} if before else {}
+    cases = {label: {**then, **case} for label, case in had.get("cases", {}).items()} | found["cases"]
+    return {**had, **found, "cases": {label: cases[label] for label in CASES if label in cases}}
 
 
 def main() -> None:
@@ -279,14 +297,15 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": harness.machine("numpy", "uvicorn", "starlette"),
         "settings": {"threads": options.threads, "rounds": options.rounds, "max_sequences": MAX_SEQUENCES},
-        "measured": {},
     }
-    folder: Sequence[Any] = (models.FOLDER,) if options.quick else (harness.RESULTS,)
+    folder = models.FOLDER if options.quick else harness.RESULTS
+    before = harness.before("serve", results, folder)
+    results["measured"] = dict(before.get("measured", {}))
     for name in options.formats:
         stolen = harness.steal_s()
-        results["measured"][name] = of_format(name, options)
-        results["measured"][name]["steal_s"] = harness.steal_s() - stolen
-        path = harness.save("serve", results, *folder)
+        found = of_format(name, options)
+        results["measured"][name] = merged(before, name, found | {"steal_s": harness.steal_s() - stolen})
+        path = harness.save("serve", results, folder)
     print(table.serve(results))
     harness.say(f"written to {path}")
 

@@ -2,8 +2,10 @@
 
     python bench/vs_servers.py [--at-once 1 4 16] [--threads 2] [--rounds 5] [--quick]
 
-llama-cpp-python's server (Q8_0) takes one request at a time; `transformers serve` has the weights as floats, and is
-tried with continuous batching as well. Prompts are words drawn anew in each round. The client shares the cores.
+llama-cpp-python's server (Q8_0) takes one request at a time; OpenVINO GenAI's continuous batching (Q8_0) stands behind
+as little of a server as there can be, for its own is not on PyPI; `transformers serve` has the weights as
+floats, and is tried with continuous batching as well. Prompts are words drawn anew in each round. The client shares the
+cores.
 """
 
 from __future__ import annotations
@@ -57,9 +59,11 @@ _TRANSFORMERS = (
     "-c", "import torch; torch.set_num_threads({threads}); from transformers.cli.transformers import main; main()",
     "serve", "{model}", "--port", "{port}", "--device", "cpu",
 )  # fmt: skip
+_OPENVINO = (str(Path(__file__).parent / "sides" / "openvino_server.py"), "{model}", "{port}", "{threads}")
 _TO_THE_LENGTH = json.dumps({"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False})
 PEERS = (
     Server("llama-cpp-python Q8_0", "Q8_0", _LLAMA_CPP, {"logit_bias": {"0": -100.0, "2": -100.0}}),
+    Server("OpenVINO GenAI Q8_0", "Q8_0", _OPENVINO, {"ignore_eos": True}),
     Server("transformers", "hf", _TRANSFORMERS, {"generation_config": _TO_THE_LENGTH}, most=4),
     Server(
         "transformers, batched", "hf", (*_TRANSFORMERS, "--continuous-batching"), {"generation_config": _TO_THE_LENGTH}
@@ -143,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--formats", nargs="+", default=["int8", "q8", "f32"])
+    parser.add_argument("--peers", nargs="*", default=[peer.name for peer in PEERS], choices=[p.name for p in PEERS])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two rounds; nothing is kept in results/")
@@ -160,7 +165,7 @@ def main() -> None:
             model = models.gguf(models.SMOLLM2, "Q8_0" if name == "q8" else "F32")
             url, _ = stack.enter_context(serve.served(model, name, options.threads))
             clients[f"pronk {name}"] = Client(url, model.stem, {"ignore_eos": True}), 64
-        for server in PEERS:
+        for server in (peer for peer in PEERS if peer.name in options.peers):
             try:
                 client = stack.enter_context(running(server, options.threads))
                 asyncio.run(_once(client))

@@ -234,3 +234,20 @@ def test_what_the_shaken_model_is_taught_is_the_divergence(bench: Any) -> None:
     cost, _ = objective.loss(pupil, work)
     assert float(cost.detach()) == pytest.approx(float((np.exp(p) * (p - q)).sum()), rel=1e-5)
     assert abs(float(objective.loss(teacher, work)[0].detach())) < 1e-4
+
+
+def test_cases_of_a_server_are_added_to_those_measured_before(bench: Any, tmp_path: Path) -> None:
+    harness, serve = bench("harness"), bench("serve")
+    about = {"machine": {"cpu": "a", "load_1min": 0.5}, "settings": {"rounds": 5}}
+    first = serve.merged({}, "q8", {"cases": {"16": {"x": 1, "when": "then"}}, "arrivals": [1], "steal_s": 0.0})
+    harness.save("serve", {**about, "measured": {"q8": first}}, tmp_path)
+    before = harness.before("serve", about, tmp_path)
+    both = serve.merged(before, "q8", {"cases": {"16 long": {"x": 2}, "1": {"x": 3}}, "steal_s": 1.0})
+    assert list(both["cases"]) == ["1", "16", "16 long"]
+    old = both["cases"]["16"]
+    assert (old["x"], old["when"], old["commit"], old["load_1min"]) == (1, "then", before["commit"], 0.5)
+    assert (both["arrivals"], both["steal_s"]) == ([1], 1.0)
+    assert serve.merged(before, "q8", {"cases": {"16": {"x": 4}}})["cases"]["16"] == {"x": 4}
+    assert harness.before("serve", {**about, "settings": {"rounds": 2}}, tmp_path) == {}
+    assert harness.before("serve", {**about, "machine": {"cpu": "b"}}, tmp_path) == {}
+    assert harness.before("soak", about, tmp_path) == {}

@@ -170,7 +170,6 @@ FAR: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "x" * (1 << 20)}]}, ""),
     "/v1/look": ({"text": "x", "answer": "x" * (1 << 20)}, "text"),
     "/tokenize": ({"content": "x" * ((1 << 20) + 1)}, "content"),
-    "/detokenize": ({"tokens": [1] * (1 << 20)}, "tokens"),
 }
 
 

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pronk.serve.calls import Call, CallFinder, _Brackets
@@ -64,6 +64,7 @@ def test_calls_are_found_and_the_rest_stays_text(text: str) -> None:
 
 
 @given(st.sampled_from(sorted(CASES)), st.lists(st.integers(0, 200), max_size=8))
+@example(f"[TOOL_CALLS][{F}]", [3, 48])  # [TO was taken for the beginning of a list
 def test_wherever_the_text_is_cut(text: str, cuts: list[int]) -> None:
     assert found(text, cuts) == CASES[text]
 

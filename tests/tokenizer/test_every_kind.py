@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import awkward
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from kinds import KINDS, gguf_source, small_bpe
 
 from pronk import tokenizer as tokenizers
 from pronk.errors import BadRequest
-from pronk.tokenizer import Tokenizer
+from pronk.tokenizer import Tokenizer, hf
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 SPM = {"spm", "llama2c", "gguf-spm", "json-spm"}
@@ -35,6 +37,43 @@ def test_special_spellings_survive_as_text(kind: str, every_kind: dict[str, Toke
         assert sum(map(tokenizer.is_special, honoured)) == 1
         assert spelling not in tokenizer.decode(honoured)
         assert spelling in tokenizer.decode(honoured, skip_special=False)
+
+
+def test_long_texts_are_cut_as_short_ones_are(
+    kind: str, every_kind: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For these the tokenizers library is called in another way, in which it lets other threads run."""
+    tokenizer = every_kind[kind]
+    texts = [*awkward.strings(200, seed=2, special=True), f"a {tokenizer.token_text(tokenizer.bos_id)}b"]
+    for special in (True, False):
+        short = [tokenizer.encode(text, special=special) for text in texts]
+        with monkeypatch.context() as patch:
+            patch.setattr(hf, "_LONG", 0)
+            assert [tokenizer.encode(text, special=special) for text in texts] == short
+
+
+class _Counted:
+    """A library of the tokenizers package, of which it is told which method was called."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.called = library, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.add(name)
+        return getattr(self.library, name)
+
+
+def test_a_long_text_lets_other_threads_run(
+    kind: str, every_kind: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`encode` held up a server's streams for 0.8 s at a million letters."""
+    tokenizer = every_kind[kind]
+    if isinstance(tokenizer, hf.HfTokenizer):
+        counted = _Counted(tokenizer._library)
+        monkeypatch.setattr(tokenizer, "_library", counted)
+        tokenizer.encode("ab " * hf._LONG)
+        assert "encode_batch_fast" in counted.called
+        assert "encode" not in counted.called
 
 
 def test_never_two_bos(kind: str, every_kind: dict[str, Tokenizer]) -> None:

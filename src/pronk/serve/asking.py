@@ -16,7 +16,6 @@ from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
 from pronk.serve.failures import ApiError, about, renamed
 from pronk.serve.forms import form_of
-from pronk.serve.http import encode
 from pronk.serve.models import Leased
 from pronk.serve.tools import Toolset, toolset
 
@@ -165,7 +164,7 @@ def _call(number: int, call: object) -> dict[str, Any]:
 def check_length(llm: LLM, given: object, param: str) -> None:
     """Raises ApiError for a text, or messages, that is far beyond the context. To cut a text into tokens takes some 280
     bytes of memory a letter, which would be 9 GB of the longest body that is read."""
-    letters = len(given) if isinstance(given, str) else len(encode(given))
+    letters = _letters(given)
     most = max(_LEAST_LETTERS, _LETTERS_A_TOKEN * llm.ctx_size)
     if letters > most:
         problem = (
@@ -173,6 +172,20 @@ def check_length(llm: LLM, given: object, param: str) -> None:
             f"most {most} are read; shorten it"
         )
         raise ApiError(400, problem, param, "context_length_exceeded")
+
+
+def _letters(given: object) -> int:
+    """Of all texts and names within, and one for each other value: about what it takes as JSON, without making that."""
+    letters, left = 0, [given]
+    while left:
+        value = left.pop()
+        letters += len(value) if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return letters
 
 
 async def chat(
@@ -191,21 +204,22 @@ async def chat(
     begun: Sequence[int] = (),
     overflow: Overflow = "error",
 ) -> Asked:
-    """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. Templates and
-    grammars run in a thread of their own. Raises ApiError, and PronkError for what the model, its template or
-    llguidance refuses."""
+    """Of a conversation, in whichever API. `begun`: tokens that the answer begins with, and goes on from. What
+    takes the longer the more there is of it runs in a thread of its own. Raises ApiError, and PronkError for what the
+    model, its template or llguidance refuses."""
     llm = leased.llm
     if variables and (taken := sorted(_TAKEN & variables.keys())):
         raise ApiError(400, f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")
     if max_tokens is not None and max_tokens < 1:
         raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", "max_tokens")
     params, copies = sampling(request, llm.checkpoint.generation.sampling, max_tokens or -1, logprobs, max_samples)
-    known = conversation(messages)
-    form, param = form_of(request)
-    if begun and (tools or form):
-        raise ApiError(400, "answer_ids cannot be had with tools or a form: they begin with the answer", "answer_ids")
 
     def prepared() -> tuple[list[int], int, Toolset | None, Grammar | None]:
+        known = conversation(messages)
+        form, param = form_of(request)
+        if begun and (tools or form):
+            problem = "answer_ids cannot be had with tools or a form: they begin with the answer"
+            raise ApiError(400, problem, "answer_ids")
         check_length(llm, [known, tools, variables], "messages")
         template = leased.adapter.template if leased.adapter else None
         called = toolset(tools, tool_choice, parallel, llm.template(template)) if tools or tool_choice else None
@@ -242,9 +256,9 @@ async def completion(
     advised = llm.checkpoint.generation.sampling
     with renamed({"top_logprobs": "logprobs"}):
         params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
-    form, param = form_of(request)
 
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:
+        form, param = form_of(request)
         for prompt in prompts:
             if isinstance(prompt, str):
                 check_length(llm, prompt, "prompt")

@@ -8,7 +8,9 @@ from typing import Any
 from pronk.errors import short
 from pronk.serve.failures import ApiError
 from pronk.serve.requests import MessagesRequest
+from pronk.serve.tools import check_count
 
+_MOST_NOTES = 100  # each is looked for among them
 _CACHED = "cache_control changed nothing: the beginnings of prompts are cached as they are"
 
 
@@ -104,12 +106,17 @@ def note(block: Mapping[str, Any], notes: list[str]) -> None:
 
 def _add(notes: list[str], note: str) -> None:
     if note not in notes:
+        if len(notes) >= _MOST_NOTES:
+            raise ApiError(
+                400, f"more than {_MOST_NOTES} things in this request would change nothing, such as: {note[:80]}"
+            )
         notes.append(note)
 
 
 def tools(request: MessagesRequest, notes: list[str]) -> list[dict[str, Any]] | None:
     """In the chat's form. Raises ApiError."""
     found = []
+    check_count(request.tools or ())
     for tool in request.tools or []:
         if tool.get("type") not in (None, "custom"):
             problem = f"tools of type {short(tool['type'])} cannot be had; this server calls functions of yours"

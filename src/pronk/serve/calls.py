@@ -69,11 +69,11 @@ class CallFinder:
             self._held = body[len(CLOSES) :]
             return True
         opener = next((sign for sign in (OPENS, TOKEN) if body.startswith(sign)), "")
+        if not opener and not last and any(sign.startswith(body) for sign in (OPENS, TOKEN, CLOSES)):
+            return False
         rest = body[len(opener) :].lstrip()
         if opener or (not self._text and rest[:1] in ("{", "[")):
             return self._call(rest, found, last, len(opener) > 0)
-        if not last and (not body or any(sign.startswith(body) for sign in (OPENS, TOKEN, CLOSES))):
-            return False
         at = self._held.find(OPENS, 1)
         end = at if at > 0 else len(self._held) - _overlap(self._held, OPENS) * (not last)
         if at > 0 or not last:  # spaces before a call are no part of the text

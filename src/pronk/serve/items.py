@@ -8,6 +8,7 @@ from typing import Any
 from pronk.errors import short
 from pronk.serve.failures import ApiError
 from pronk.serve.requests import ResponsesRequest
+from pronk.serve.tools import check_count
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("input_text", "output_text", "text")
@@ -86,9 +87,11 @@ def _text(number: int, item: Mapping[str, Any], field: str) -> str:
 def tools(request: ResponsesRequest, notes: list[str]) -> list[dict[str, Any]] | None:
     """The functions that may be called, in the chat's form. Raises ApiError."""
     found = []
+    check_count(request.tools or ())
     allowed = _allowed(request.tool_choice)
+    names = [tool.get("name") for tool in request.tools or []]
     for name in allowed or ():
-        if name not in [tool.get("name") for tool in request.tools or []]:
+        if name not in names:
             raise ApiError(400, f"tool_choice names {short(name)}, which is none of the tools", "tool_choice")
     for tool in request.tools or []:
         if tool.get("type") != "function":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -39,17 +40,21 @@ async def asked(leased: Leased, request: MessagesRequest, unheard: list[str], ma
         unheard = [name for name in unheard if name != "cache_control"]
         blocks.note({"cache_control": True}, notes)
     choice, parallel = blocks.tool_choice(request)
-    form = blocks.form(request, notes)
+
+    def made() -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any] | None]:
+        return blocks.messages(request, notes), blocks.tools(request, notes), blocks.form(request, notes)
+
+    messages, tools, form = await asyncio.to_thread(made)  # of which there may be many
     with renamed(_FIELDS):
         found = await asking.chat(
             leased,
-            blocks.messages(request, notes),
+            messages,
             sampling(request, stop=request.stop_sequences, response_format=form),
             max_tokens=request.max_tokens,
             logprobs=None,
             max_samples=max_samples,
             unheard=unheard,
-            tools=blocks.tools(request, notes),
+            tools=tools,
             tool_choice=choice,
             parallel=parallel,
         )

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from pronk.errors import short
+from pronk.serve import bounds
 from pronk.serve.failures import ApiError
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-MAX_DEPTH = 64  # of nested lists and objects in a body
 
 # What SDKs send of themselves, and what changes no text.
 _IGNORED = {
@@ -176,14 +175,12 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
 
     `refused`: fields that would change the answer and cannot be had, with why. Raises ApiError.
     """
+    if too_much := bounds.problem(body):
+        raise ApiError(400, too_much)
     try:
-        given = msgspec.json.decode(body)
-    except RecursionError:
-        raise ApiError(400, f"the body nests deeper than {MAX_DEPTH} levels") from None
+        given = bounds.parsed(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
-    if _too_deep(given):
-        raise ApiError(400, f"the body nests deeper than {MAX_DEPTH} levels")
     if not isinstance(given, dict):
         raise ApiError(400, f"the body must be a JSON object, not {short(given)}")
     given = {name: value for name, value in given.items() if value is not None}
@@ -205,17 +202,3 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
 def sampling(request: Drawing, **more: Any) -> Sampling:
     """The same as OpenAI's chat has it, for what computes texts. `more`: what that has and `request` has not."""
     return Sampling(**{name: getattr(request, name) for name in Drawing.__struct_fields__}, **more)
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -41,16 +42,21 @@ async def asked(leased: Leased, request: ResponsesRequest, unheard: list[str], m
     if request.stream_options and not request.stream:
         raise ApiError(400, "stream_options is for stream: true", "stream_options")
     notes = ["store changed nothing: this server keeps no answers"] if request.store else []
+
+    def made() -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any] | None]:
+        return items.messages(request, notes), items.tools(request, notes), items.form(request, notes)
+
+    messages, tools, form = await asyncio.to_thread(made)  # of which there may be many
     with renamed(_FIELDS):
         found = await asking.chat(
             leased,
-            items.messages(request, notes),
-            sampling(request, response_format=items.form(request, notes)),
+            messages,
+            sampling(request, response_format=form),
             max_tokens=request.max_output_tokens,
             logprobs=items.logprobs(request, notes),
             max_samples=max_samples,
             unheard=unheard,
-            tools=items.tools(request, notes),
+            tools=tools,
             tool_choice=items.tool_choice(request),
             parallel=request.parallel_tool_calls,
             overflow="drop-oldest" if request.truncation == "auto" else "error",

@@ -35,7 +35,6 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
 
 def detokenize(leased: Leased, request: DetokenizeRequest) -> dict[str, Any]:
     """Raises BadRequest for an id that there is not."""
-    asking.check_length(leased.llm, request.tokens, "tokens")
     with about("tokens"):
         text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
     return {"prompt": text, "content": text}

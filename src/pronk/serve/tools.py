@@ -107,8 +107,7 @@ def toolset(
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice is for tools, of which there are none", "tool_choice")
         return None
-    if len(tools) > _MOST:
-        raise ApiError(400, f"{len(tools)} tools are more than {_MOST}", "tools")
+    check_count(tools)
     checked = tuple(_checked(number, tool) for number, tool in enumerate(tools))
     names = [tool["function"]["name"] for tool in checked]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -117,8 +116,15 @@ def toolset(
         return None
     allowed, forced, single = _chosen(choice, names)
     if "tools" not in source:
-        raise ApiError(400, "this model's chat template has no place for tools; choose a model made for them", "tools")
+        problem = "this model's chat template has no place for tools; send none, or choose a model made for them"
+        raise ApiError(400, problem, "tools")
     return Toolset(checked, allowed, parallel is not False and not single, forced, dialect(source))
+
+
+def check_count(tools: Sequence[object]) -> None:
+    """Raises ApiError."""
+    if len(tools) > _MOST:
+        raise ApiError(400, f"{len(tools)} tools are more than {_MOST}", "tools")
 
 
 def _chosen(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:

@@ -44,6 +44,9 @@ def unvisible(spelling: str) -> bytes:
         return spelling.encode()
 
 
+_LONG = 1 << 14  # letters, beyond which other threads are to run meanwhile: `encode` lets none
+
+
 class HfTokenizer(Tokenizer):
     def __init__(
         self,
@@ -76,7 +79,9 @@ class HfTokenizer(Tokenizer):
             before = self._library.encode_special_tokens
             self._library.encode_special_tokens = not special
             try:
-                return list(self._library.encode(text, add_special_tokens=False).ids)
+                if len(text) < _LONG:
+                    return list(self._library.encode(text, add_special_tokens=False).ids)
+                return list(self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             except Exception as error:  # the library raises plain Exception, as for a character without a token
                 raise PronkError(f"the tokenizer cannot encode this text: {error}") from None
             finally:
