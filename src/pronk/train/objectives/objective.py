@@ -70,6 +70,7 @@ class Objective(Protocol):
 
     def check(self, most: int) -> None:
         """Raises BadRequest where nothing fits into texts of so many tokens at most."""
+        return
 
     def encode(self, record: Record, encoder: Encoder) -> Sequence[Any]:
         """Its examples: as many as there are in it. Raises BadRecord."""
