@@ -409,6 +409,8 @@ def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     other = finetune("--max-steps", "1", "--accumulate", "4", "--resume")
     assert other.exit_code == 1
     assert "was made with --accumulate 2, and now it is 4" in other.stderr
+    other = finetune("--max-steps", "1", "--train-on-prompt", "--resume")
+    assert "was made with --train-on-prompt false, and now it is True" in other.stderr  # not objective.train_on_prompt
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")

@@ -282,6 +282,7 @@ def test_models_and_gguf_adapters(run: Run, model: str, folder: str, tmp_path: P
         (["{folder}", "--density", "0.5"], 2, "linear keeps all"),
         (["{folder}", "--seed", "1", "--method", "ties"], 2, "--seed is for dare-linear and dare-ties"),
         (["./nowhere=0.5"], 1, "./nowhere"),
+        (["{folder}=1e30"], 1, "is not written: what comes out predicts no numbers"),  # it asked for --quantize
     ],
 )
 def test_what_cannot_be_merged(

@@ -75,6 +75,9 @@ def nan(prompt, completion, record):
 def text(prompt, completion, record):
     return "1.0"
 
+def huge(prompt, completion, record):
+    return 1e38 if len(completion) % 2 else -1e38
+
 def nothing(prompt, completion, record):
     return None
 """
@@ -361,6 +364,7 @@ def test_a_reward_model(folder: Path, data: Path, tmp_path: Path) -> None:
         ("sleeps", "sleeps takes more than 1 s"),
         ("reads", "reads raised EOFError"),
         ("nan", "nan gave nan, which is no number to learn from"),
+        ("huge", "e+38, times its weight of 1: too large to learn from in float32"),
         ("text", "text raised TypeError: it gave '1.0', and a reward is a number"),
         ("nothing", "nothing raised TypeError: it gave None, and a reward is a number"),
         ("absent", "has no function absent"),
@@ -414,6 +418,30 @@ def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     assert prompt.record["more"] == [1, None]
     own = pronk.load(folder).chat_prompt(talk)
     assert prompt.ids.tolist() == own
+
+
+def test_more_new_tokens_than_a_text_may_have(folder: Path, data: Path) -> None:
+    """It said of each record that beside 200 new tokens -136 was the most, and to skip such records."""
+    options = {**QUICK, "max_new_tokens": 200}
+    with pytest.raises(BadRequest, match="max_new_tokens=200 leaves no room for a prompt in the 64 tokens") as caught:
+        _ = pronk.grpo(folder, data, reward="length:3", **options).data  # type: ignore[arg-type]
+    assert "skip" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("own.py", "names no function at the top level of a file: own.py:NAME"),
+        ("own.py:my-reward", "names no function at the top level of a file: own.py:NAME"),
+        ("lenght:20", "there is no reward 'lenght'; did you mean length:20?"),
+        ("regexp:^a", r"did you mean regex:\^a?"),
+    ],
+)
+def test_a_reward_that_was_meant_otherwise_is_no_model(name: str, problem: str) -> None:
+    """They were looked for as reward models: \"own.py is not a model: neither GGUF ...\"."""
+    with pytest.raises(BadRequest, match=problem):
+        parse(name)
+    assert parse("smollm2:135m").kind == "model"
 
 
 # -- runs --

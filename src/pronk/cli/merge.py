@@ -119,6 +119,7 @@ def command(
     from pronk.checkpoint import merging
     from pronk.checkpoint.writers import write
     from pronk.cli.measuring import read_text
+    from pronk.engine.sampling import NotNumbers
     from pronk.system import expanded, replacing
 
     destination = expanded(dst)
@@ -155,7 +156,13 @@ def command(
                 )
             if made.is_dir():
                 origin.write(made, base, list(others))
-            receipt = saving.receipt(merged, "BASE and what is merged", made, text, _ELSEWHERE, source)
+            try:
+                receipt = saving.receipt(merged, "BASE and what is merged", made, text, _ELSEWHERE, source)
+            except NotNumbers:
+                raise PronkError(
+                    f"{dst} is not written: what comes out predicts no numbers (NaN or infinity); take smaller weights "
+                    "behind the =, or look at what is merged"
+                ) from None
             receipt["bytes"] = receipt["bytes"]["after"]
             receipt |= {"base": base, "merged": [{"name": part.name, "weight": part.weight} for part in parts]}
             receipt |= {"method": method, "dst": dst, "dtype": dtype, "text": text_name}

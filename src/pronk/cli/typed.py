@@ -45,7 +45,8 @@ def in_words(ctx: click.Context, message: str) -> tuple[str, click.Context | Non
         return " ".join((spelled[name], *([] if value is None else _as_typed(value))))
 
     names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
-    pattern = rf"(?<![\w./-])(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>'[^']*'|\([^)]*\)|[^\s,;:]+))?"
+    begin = r"(?<![\w./-])(?:objective\.)?"  # as checkpoints call what is an objective's own
+    pattern = rf"{begin}(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>'[^']*'|\([^)]*\)|[^\s,;:]+))?"
     return re.sub(pattern, option, message), begins
 
 

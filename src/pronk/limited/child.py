@@ -89,7 +89,7 @@ def _serve(seconds: float, memory: int, what: str, work: str) -> None:
     requests, answers = _pipes()
     answer = runpy.run_path(work)["answer"]
     short = json.dumps({"broken": f"{what} takes more than {memory >> 20} MB", "spent": True}).encode() + b"\n"
-    limits = _Limits(seconds, memory)
+    limits, own = _Limits(seconds, memory), os.getpid()
     answers.write(b"ready\n")
     answers.flush()
     while line := requests.readline():
@@ -98,6 +98,8 @@ def _serve(seconds: float, memory: int, what: str, work: str) -> None:
                 answered = answer(line)
             except MemoryError:
                 answered = short
+        if os.getpid() != own:  # work forked, and its child came back here: two would answer one request
+            os._exit(1)
         answers.write(answered)
         answers.flush()
         line = answered = b""  # nothing is held while waiting

@@ -139,7 +139,7 @@ class LimitedProcess:
     def _how_it_ended(self) -> str:
         assert self.process
         assert self.process.stderr
-        self.process.kill()
+        _kill(self.process)
         code = self.process.wait()
         if code in (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0)):  # the second: the work's own clock
             return f"takes more than {self.seconds:g} s"
@@ -150,12 +150,20 @@ class LimitedProcess:
         """By force: it has nothing to lose, and works for nobody."""
         process, self.process, self._ready = self.process, None, False
         if process is not None:
-            process.kill()
+            _kill(process)
             process.wait()
             for pipe in (process.stdin, process.stdout, process.stderr):
                 with suppress(OSError):  # a request that was not taken
                     if pipe:
                         pipe.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With what it started. Nobody has waited for it yet, so that its number is still its own."""
+    if process.returncode is None and hasattr(os, "killpg"):
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _each(do: Callable[[LimitedProcess], None]) -> None:

@@ -75,7 +75,8 @@ class Settings:
             if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
                 raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")
         if self.lora and (self.lora.rank > _RANK or self.lora.alpha > _MOST):
-            raise BadRequest(f"LoRA's rank is at most {_RANK} and its alpha {_MOST:g}; these are {self.lora}")
+            found = f"{self.lora.rank} and {self.lora.alpha:g}"
+            raise BadRequest(f"LoRA's rank is at most {_RANK} and its alpha {_MOST:g}, not {found}")
         if self.precision not in ("f32", "bf16", "f16"):
             raise BadRequest(f"precision must be one of f32, bf16, f16, not {self.precision!r}")
         for name in ("batch_size", "accumulate", "save_every", "max_steps", "eval_every", "patience", "max_length"):

@@ -78,6 +78,7 @@ def prepare(
         too_long=settings.too_long,  # type: ignore[arg-type]
         ctx_size=ctx_size,
     )
+    settings.objective.check(encoder.max_length)
     sources = [weighed(one) for one in settings.sources]
     named = [name for name, _ in sources] + ([settings.eval_data] if settings.eval_data is not None else [])
     reading = Reading(settings.objective, encoder, settings.skip_bad, settings.fields, cache, progress)

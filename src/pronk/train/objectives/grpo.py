@@ -133,6 +133,13 @@ class GRPO(Objective):
         plain = self.loss_type == "dr_grpo" or self.estimator == "rloo"
         return self.scale_rewards or ("none" if plain else "group")
 
+    def check(self, most: int) -> None:
+        if self.max_new_tokens >= most:
+            raise BadRequest(
+                f"max_new_tokens={self.max_new_tokens} leaves no room for a prompt in the {most} tokens that a text "
+                "may have; write fewer"
+            )
+
     def encode(self, record: Record, encoder: Encoder) -> list[Prompt]:
         if missing := [key for key in needed_keys(self.reward) if key not in record.values]:
             raise BadRecord(f"has no {missing[0]}, with which the reward compares")

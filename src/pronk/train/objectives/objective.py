@@ -68,6 +68,10 @@ class Objective(Protocol):
         """The settings that `encode` looks at."""
         return ()
 
+    def check(self, most: int) -> None:
+        """Raises BadRequest where nothing fits into texts of so many tokens at most."""
+        return
+
     def encode(self, record: Record, encoder: Encoder) -> Sequence[Any]:
         """Its examples: as many as there are in it. Raises BadRecord."""
 

@@ -25,6 +25,7 @@ from pronk.train.rollouts.texts import Answered, Completion
 
 FILE = "rollouts.jsonl"  # in the run's folder
 _TRIES = 8  # rounds of dynamic sampling
+_LARGEST = 1e30  # of a reward: sums of many stay finite in float32
 _TRAINING, _HELD_OUT = 0, 1  # what seeds are for
 
 
@@ -136,7 +137,14 @@ class Rollouts(Writer):
         ]  # fmt: skip
 
     def _with_rewards(self, one: Completion, text: str, rewards: dict[str, float]) -> Completion:
-        total = sum(weight * value for weight, value in zip(self._weights, rewards.values(), strict=True))
+        total = 0.0
+        for weight, (name, value) in zip(self._weights, rewards.items(), strict=True):
+            if not (abs(value) <= _LARGEST and abs(weight * value) <= _LARGEST):
+                raise PronkError(
+                    f"the reward {name} is {value:g}, times its weight of {weight:g}: too large to learn from "
+                    f"in float32; give rewards up to {_LARGEST:g}"
+                )
+            total += weight * value
         return replace(one, text=text, rewards=rewards, reward=total)
 
     def _text(self, prompt: Prompt, one: Completion) -> Text:

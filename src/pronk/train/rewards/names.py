@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from inspect import getsourcefile, unwrap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from pronk.errors import BadRequest, short
 
 BUILT = ("exact", "regex", "schema", "length")
 _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)", re.DOTALL)
+_FILE = re.compile(r".+\.py(?=:|$)", re.DOTALL)
 
 
 class Named(NamedTuple):
@@ -26,6 +28,10 @@ def parse(name: str) -> Named:
         return Named("function", found[2], found[1])
     kind, colon, of = name.partition(":")
     if kind not in BUILT:
+        if found := _FILE.match(name):
+            raise BadRequest(f"the reward {short(name)} names no function at the top level of a file: {found[0]}:NAME")
+        if colon and (close := get_close_matches(kind, BUILT, n=1, cutoff=0.75)):
+            raise BadRequest(f"there is no reward {short(kind)}; did you mean {close[0]}:{of}?")
         return Named("model", name)
     if kind == "exact":
         return Named(kind, of or "answer")
