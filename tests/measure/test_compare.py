@@ -16,8 +16,10 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import strict_json, torch_engine
+from pronk.cpu_engine import CpuEngine
+from pronk.engine.declaration import Plan
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, runner
+from pronk.measure import compare, journal, memory, runner
 from pronk.measure import settle as settling
 from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
@@ -208,7 +210,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     """Of a model of 7B their quality was not measured."""
     monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
-    need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
+    need = max(memory.total(v.predicted, settling._baseline(), 44) for v in settled.variants)
     monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together
@@ -314,11 +316,10 @@ def test_a_disk_filled_by_the_recording_that_is_gone_on_with_is_no_obstacle(
 
 
 def test_without_room_for_f32_the_original_is_the_reference(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    def predicted(checkpoint: Any, engine: str, options: Any) -> Any:
-        size = 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000
-        return settling.memory.Prediction(size, 1, 1)
+    def predicted(engine: Any, checkpoint: Any, options: Any) -> Plan:
+        return Plan("", 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000, "", 1, 1)
 
-    monkeypatch.setattr(settling.memory, "predict", predicted)
+    monkeypatch.setattr(CpuEngine, "plan", predicted)
     monkeypatch.setattr(settling.system, "free_memory", lambda: 3_000_000_000)
     monkeypatch.setattr(settling, "_baseline", lambda: 100_000_000)  # not what tests before this one have left
     settled = settle(request_)

@@ -234,9 +234,8 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_measured(sensiti
 def test_a_recording_gives_the_same_logits_again_and_again_and_of_no_other_window() -> None:
     reader = Reader(CpuBackend.from_checkpoint(CHECKPOINT, threads=1), 128)
     texts = windows(IDS, 128, count=3)
-    recording = Recording(reader.shares_scales)
-    for window in texts:
-        recording.keep(window, [logits for logits, _ in reader.read(window)])
+    logits = np.concatenate([logits for window in texts for logits, _ in reader.read(window)])
+    recording = Recording(texts, logits, reader.shares_scales)
     for window in [*texts, *reversed(texts)]:
         for (a, targets), (b, others) in zip(recording.read(window), reader.read(window), strict=True):
             assert np.array_equal(a, b)

@@ -61,7 +61,7 @@ def command(
     from pronk.measure.divergence import with_floors
     from pronk.measure.machine import provenance
 
-    measuring.check_folder(per_window)
+    measuring.check_table(per_window)
     text, name = measuring.read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:

@@ -113,26 +113,18 @@ def command(
     if sweep is None:
         loading["quantize"] = None if quantize == "auto" else quantize or "f32"
         with short_of_memory(_LESS if quantize in (None, "f32") else "choose a smaller model"):
-            result, drawn = _survey(model, loading, text, cut, threshold, fed or "hidden")
-        table = outlier_tables.survey(result := {**result, "text": name})
+            found, drawn = _survey(model, loading, text, cut, threshold, fed or "hidden")
     else:
         with short_of_memory("a sweep is measured from f32: choose a smaller model"):
-            result, drawn = _sweep(model, loading, text, cut, sweep, rounds or 3)
-        table = outlier_tables.sweep(result := {**result, "text": name})
+            found, drawn = _sweep(model, loading, text, cut, sweep, rounds or 3)
+    result = {**found, "text": name}
+    table = (outlier_tables.survey if sweep is None else outlier_tables.sweep)(result)
     if as_json:
         console.write_json(_with_infinity({**result, "provenance": options.origin(model, loading, text)}))
     else:
         console.write(table + "\n")
     if plot:  # last: what was measured is not to be lost with a disk that is full
         _save(drawn().file(f"Outliers of {model}", table), plot)
-
-
-def _on_its_engine(loading: dict[str, Any]) -> dict[str, Any]:
-    """Options of loading, with the engine that runs the model: a sweep loads it many times."""
-    from pronk import engines
-
-    every = dict.fromkeys(options.LOADING) | loading
-    return loading | {"engine": engines.choose(loading["engine"], every)}
 
 
 def _survey(

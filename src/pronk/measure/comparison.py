@@ -11,9 +11,9 @@ from typing import Any
 
 from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.declaration import Plan
 from pronk.errors import BadRequest
 from pronk.measure import texts
-from pronk.measure.memory import Prediction
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins
@@ -87,7 +87,7 @@ class Variant:
     name: str
     original: bool
     options: Mapping[str, Any]
-    predicted: Prediction
+    predicted: Plan
     twin: bool = False  # whether its quality is a rotated twin's: the model's weights lie on its grid
 
 

@@ -10,10 +10,11 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pronk import strict_json
+from pronk import __version__, strict_json
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.measure import schema
 from pronk.system import replacing
@@ -84,10 +85,40 @@ def read(path: Path, shape: Any = schema.REPORT) -> dict[str, Any]:
     return schema.read(path, shape, anew=ANEW)
 
 
-def check_same(path: Path, facts: Sequence[tuple[str, Any, Any]]) -> None:
+def opened(path: Path, shape: Any = schema.REPORT, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """The report that is gone on with (see `read`); None where one begins (see `check_writable`)."""
+    if resume:
+        return read(path, shape)
+    check_writable(path, replace=overwrite)
+    return None
+
+
+def kept(
+    path: Path,
+    saved: Mapping[str, Any] | None,
+    origin: Mapping[str, Any],
+    compose: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
+) -> Journal:
+    """The journal of what is `saved`, or of what begins now. `compose` is told of the machine, the command and the
+    provenance that it began with, and of the steps; `origin`: the provenance of now."""
+    about = {key: saved.get(key) for key in ("machine", "command", "provenance")} if saved else {
+        "machine": origin["machine"], "command": origin["command"], "provenance": origin,
+    }  # fmt: skip
+    return Journal(path, saved["steps"] if saved else {}, partial(compose, about))
+
+
+def check_same(
+    path: Path, origin: Mapping[str, Any], saved: Mapping[str, Any], facts: Sequence[tuple[str, Any, Any]]
+) -> None:
     """Raises BadRequest where what lies behind the same words has changed since a report was begun. `facts`: in words
     what it was begun with, if it is another one now; what there is now; what there was."""
-    for what, now, then in facts:
+    then_model = (saved["provenance"] or {}).get("model_sha256")
+    every = [
+        *facts,
+        ("by another version of pronk", __version__, saved["pronk"]),
+        ("with another model", origin["model_sha256"], then_model),
+    ]
+    for what, now, then in every:
         if now != then:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")
 

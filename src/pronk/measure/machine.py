@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk import __version__, system
+from pronk.checkpoint.hub.local import digest
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadFile, os_problem
 from pronk.llm import LLM
@@ -80,11 +81,7 @@ def _version(package: str) -> str | None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            found = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                found.update(piece)
-            return found.hexdigest()
+        return digest(path, hashlib.sha256())
     except OSError as error:
         raise BadFile(path, f"cannot be read: {os_problem(error)}") from None
 

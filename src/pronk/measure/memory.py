@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from pronk import engines
-from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.declaration import Plan
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a variant adds to a process that has its libraries and its tokenizer loaded already."""
-
-    weights: int
-    kv_a_token: int
-    besides: int  # what a forward pass needs, and what else there is at the peak
-
-    def total(self, baseline: int, tokens: int) -> int:
-        """The peak of a process that held `baseline` before loading and then runs one text of `tokens` tokens."""
-        return baseline + self.weights + kv_blocks(tokens) * BLOCK_SIZE * self.kv_a_token + self.besides
+def total(plan: Plan, baseline: int, tokens: int) -> int:
+    """The peak of a process that held `baseline`, its libraries and its tokenizer, before loading what is planned, and
+    then runs one text of `tokens` tokens."""
+    return baseline + plan.weights + kv_blocks(tokens) * BLOCK_SIZE * plan.kv_a_token + plan.besides
 
 
 def kv_blocks(tokens: int, texts: int = 1) -> int:
@@ -34,9 +22,3 @@ def kv_blocks(tokens: int, texts: int = 1) -> int:
         most = 2 * size
         size *= 2
     return max(needed, most)
-
-
-def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Prediction:
-    """`options`: those of pronk.load. Raises BadRequest for a format that the engine does not have."""
-    found = engines.named(engine).plan(checkpoint, options)
-    return Prediction(found.weights, found.kv_a_token, found.besides)

@@ -52,6 +52,11 @@ def over_windows(means: Sequence[float], rows: Sequence[int]) -> Mean:
     return Mean(value, math.sqrt(windows / (windows - 1) * squares) / count)
 
 
+def mean(values: Sequence[float]) -> Mean:
+    """Of values that are independent samples, each of a window of its own."""
+    return over_windows(values, [1] * len(values))
+
+
 def paired(own: Sequence[float], base: Sequence[float], rows: Sequence[int]) -> Mean:
     """By how much `own` is over `base` on the same windows: a hard window is hard for both, and is no error of that."""
     return over_windows([x - y for x, y in zip(own, base, strict=True)], rows)

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pronk import __version__
-from pronk.measure import latency, tasks, techniques, texts
+from pronk.measure import latency, memory, tasks, techniques, texts
 from pronk.measure.comparison import Comparison, Variant, as_json
 from pronk.measure.comparison_steps import step_name as step
 from pronk.measure.comparison_steps import steps as every_step
@@ -75,7 +75,7 @@ def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[s
         "loading_took": None if None in (before, after) else after - before,
         "baseline_rss": first["baseline"],
         "loaded_rss": first["loaded_rss"],
-        "total_predicted": None if before is None else variant.predicted.total(before, tokens),
+        "total_predicted": None if before is None else memory.total(variant.predicted, before, tokens),
         **{key: max((one[key] for one in rounds if one[key] is not None), default=None)
            for key in ("peak_rss", "peak_device")},
     }  # fmt: skip

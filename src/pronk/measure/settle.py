@@ -58,7 +58,7 @@ def settle(request: Request) -> Comparison:
     for name in names:
         options = options_of(name, engine, request.loading)
         twin = levels is not None and name in levels.formats and name != against
-        variants.append(Variant(name, name == against, options, memory.predict(opened, engine, options), twin))
+        variants.append(Variant(name, name == against, options, engines.named(engine).plan(opened, options), twin))
     codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
     if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
@@ -67,7 +67,7 @@ def settle(request: Request) -> Comparison:
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
-    needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
+    needs = {v.name: memory.total(v.predicted, _baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = engines.named(engine).free_memory(request.loading.get("device"))
     for name, need in needs.items():
         if free is not None and need > free:
@@ -113,6 +113,11 @@ def options_of(name: str, engine: str, loading: Mapping[str, Any]) -> dict[str, 
     concerned = engines.named(engine).options
     own = {key: value for key, value in loading.items() if key != "engine" and name in (concerned.get(key) or [name])}
     return {**own, "quantize": name}
+
+
+def exact_options(engine: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the reference: weights in f32, and keys and values, too."""
+    return options_of(REFERENCE, engine, {key: value for key, value in loading.items() if key != "kv_dtype"})
 
 
 def _engine(request: Request, against: str) -> str:
@@ -188,14 +193,13 @@ def _reference(
     missing: list[str],
 ) -> tuple[Variant | None, bool]:
     """What quality is held against, and whether each variant fits beside it."""
-    plain = {key: value for key, value in request.loading.items() if key != "kv_dtype"}
-    options = options_of(REFERENCE, engine, plain)
-    exact = Variant(REFERENCE, False, options, memory.predict(opened, engine, options))
+    options = exact_options(engine, request.loading)
+    exact = Variant(REFERENCE, False, options, engines.named(engine).plan(opened, options))
     candidates = [exact] + [variant for variant in variants if variant.original]
     ctx = min(WINDOW, opened.config.max_position_embeddings)
 
     def together(*these: Variant) -> bool:
-        weights = sum(v.predicted.total(4 * LOGITS_BYTES, ctx) for v in these)
+        weights = sum(memory.total(v.predicted, 4 * LOGITS_BYTES, ctx) for v in these)
         return free is None or _baseline() + weights <= (_SPARE if len(these) > 1 else 1) * free
 
     for reference in candidates:

@@ -19,6 +19,7 @@ from pronk.llm import LLM
 from pronk.measure import latency
 from pronk.measure.outliers import activations
 from pronk.measure.recording import Yardstick
+from pronk.measure.watched import Told
 from pronk.measure.windows import begins_with, windows
 
 THRESHOLDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, math.inf)
@@ -45,15 +46,7 @@ def sweep(
     over all rounds. "knee": see `knee`. Raises BadRequest where the text is too short.
     """
     rules = [*(Outliers(threshold, least=0) for threshold in sorted(set(thresholds))), Outliers()]
-    done, total = 0, 1 + rounds * len(rules)
-
-    def tell(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress:
-            progress("sweeping", done, total)
-
-    tell(0)
+    told = Told(progress, "sweeping", 1 + rounds * len(rules))
     reference = load(quantize="f32")
     ids = reference.tokenizer.encode(text) if isinstance(text, str) else text
     if len(ids) < _PROMPT:
@@ -62,7 +55,7 @@ def sweep(
     shares = _shares(reference, [list(window.ids) for window in texts], rules)
     yardstick, name = Yardstick(reference, ids, ctx, count), reference.name
     del reference
-    tell(1)
+    told()
     quality: dict[Outliers, dict[str, Any]] = {}
     rates: dict[Outliers, dict[str, list[float]]] = {rule: defaultdict(list) for rule in rules}
     for number in range(rounds):
@@ -74,7 +67,7 @@ def sweep(
             (measured,) = latency.one_round(llm, [ids[:_PROMPT]], _NEW)["lengths"]
             for rate in ("prefill_tok_s", "decode_tok_s"):
                 rates[rule][rate].append(measured[rate])
-            tell(1)
+            told()
     points = [
         {
             "threshold": rule.threshold,

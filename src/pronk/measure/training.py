@@ -37,27 +37,20 @@ def begin(
     request: Request, folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
 ) -> tuple[Grid, Journal]:
     """Settle what will be measured, and open its journal. Raises PronkErrors for all that can be known now."""
-    path, taken = folder / NAME, dict[str, Any]()
-    if resume:
-        saved = journals.read(path, TRAINING)
+    path = folder / NAME
+    saved = journals.opened(path, TRAINING, resume=resume, overwrite=overwrite)
+    if saved:
         begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
         check_said(asdict(request), begun)
-        grid = settled(Request(**begun))
-        origin = provenance(grid.checkpoint, None, command)
-        journals.check_same(path, [
+        request = Request(**begun)
+    grid = settled(request)
+    origin = provenance(grid.checkpoint, None, command)
+    if saved:
+        journals.check_same(path, origin, saved, [
             ("with other settings or data", grid.asked(), saved["settings"]),
-            ("by another version of pronk", __version__, saved["pronk"]),
             ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
-            ("with another model", origin["model_sha256"], (saved["provenance"] or {}).get("model_sha256")),
         ])  # fmt: skip
-        about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
-        taken = saved["steps"]
-    else:
-        journals.check_writable(path, replace=overwrite)
-        grid = settled(request)
-        origin = provenance(grid.checkpoint, None, command)
-        about = {"machine": origin["machine"], "command": command, "provenance": origin}
-    return grid, Journal(path, taken, lambda steps: composed(grid, about, steps))
+    return grid, journals.kept(path, saved, origin, partial(composed, grid))
 
 
 def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.machine import described
-from pronk.measure.watched import WatchedBackend
+from pronk.measure.watched import Told, WatchedBackend
 
 Logits = NDArray[np.float32]  # [T, V]
 
@@ -131,16 +131,8 @@ def _noise(backend: Backend, ids: Sequence[int], free: Logits) -> tuple[float, f
 
 def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
     """The same, telling of its forward passes: eight times the text, for the batch is three texts."""
-    done = 0
-
-    def tell(batch: Batch) -> None:
-        nonlocal done
-        done += len(batch.token_ids)
-        progress("verifying", done, 8 * tokens)
-
-    watched = copy.copy(llm)
-    watched.backend = WatchedBackend(llm.backend, tell)
-    progress("verifying", 0, 8 * tokens)
+    told, watched = Told(progress, "verifying", 8 * tokens), copy.copy(llm)
+    watched.backend = WatchedBackend(llm.backend, lambda batch: told(len(batch.token_ids)))
     return watched
 
 

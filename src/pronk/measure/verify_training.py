@@ -24,6 +24,7 @@ from pronk.llm import LLM
 from pronk.measure.machine import described
 from pronk.measure.perplexity import log_likelihoods
 from pronk.measure.verify import ALLOWED, CHUNK, Logits, beginning, difference, judged, worst_rms
+from pronk.measure.watched import Told
 
 _GRADIENT = 1e-5  # of the largest, where a device adds in no fixed order
 _PASSES = 15  # over the text, for progress
@@ -44,14 +45,7 @@ def verify_training(
     """
     from pronk.train.passes import Passes, apart
 
-    done = 0
-
-    def passed() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress("verifying", done, _PASSES)
-
+    passed = Told(progress, "verifying", _PASSES)
     llm = load(None)
     ids, whole = beginning(llm, text, max_tokens)
     plain = _answers(llm, ids, passed)
