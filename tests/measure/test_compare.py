@@ -19,7 +19,7 @@ from pronk import strict_json, torch_engine
 from pronk.cpu_engine import CpuEngine
 from pronk.engine.declaration import Plan
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, memory, runner
+from pronk.measure import compare, journal, runner
 from pronk.measure import settle as settling
 from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
@@ -210,7 +210,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     """Of a model of 7B their quality was not measured."""
     monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
-    need = max(memory.total(v.predicted, settling._baseline(), 44) for v in settled.variants)
+    need = max(v.peak(settling._baseline(), 44) for v in settled.variants)
     monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together

@@ -18,7 +18,7 @@ from pronk.engine.declaration import Plan
 from pronk.engine.params import SamplingParams
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest
-from pronk.measure.memory import kv_blocks, total
+from pronk.measure.comparison import Variant, kv_blocks
 from pronk.torch_engine.backend import TorchBackend
 
 CONFIG = tiny_config(max_position_embeddings=4096)
@@ -26,11 +26,13 @@ CHECKPOINT = in_memory(CONFIG, random_weights(CONFIG))
 
 
 def test_a_total_is_a_sum() -> None:
-    assert total(Plan("f32", 1000, "f32", kv_a_token=10, besides=7), 100, tokens=64) == 100 + 1000 + 64 * 10 + 7
-    nothing = Plan("f32", 0, "f32", 1, 0)
-    assert total(nothing, 0, 1) == 64  # a whole block
+    some, least = (Variant("f32", True, {}, plan) for plan in (
+        Plan("f32", 1000, "f32", kv_a_token=10, besides=7), Plan("f32", 0, "f32", 1, 0),
+    ))  # fmt: skip
+    assert some.peak(100, tokens=64) == 100 + 1000 + 64 * 10 + 7
+    assert least.peak(0, 1) == 64  # a whole block
     # From 4 blocks to 8: for a moment both are there, the larger one as full as the smaller.
-    assert total(nothing, 0, 257) == 8 * 64
+    assert least.peak(0, 257) == 8 * 64
 
 
 def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Plan:

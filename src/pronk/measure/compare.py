@@ -13,11 +13,10 @@ from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
 from pronk.measure import recording, techniques
 from pronk.measure.comparison import Comparison, Request
-from pronk.measure.comparison_steps import REFERENCE, step_name, steps
+from pronk.measure.comparison_steps import REFERENCE, composed, step_name, steps
 from pronk.measure.journal import Journal
 from pronk.measure.machine import load, provenance
 from pronk.measure.operations import Operations
-from pronk.measure.report_json import composed
 from pronk.measure.runner import run
 from pronk.measure.settle import settle
 from pronk.system import processors

@@ -12,6 +12,7 @@ from typing import Any
 from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.declaration import Plan
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest
 from pronk.measure import texts
 
@@ -89,6 +90,24 @@ class Variant:
     options: Mapping[str, Any]
     predicted: Plan
     twin: bool = False  # whether its quality is a rotated twin's: the model's weights lie on its grid
+
+    def peak(self, baseline: int, tokens: int) -> int:
+        """Bytes of a process that held `baseline`, its libraries and its tokenizer, before loading, and then runs one
+        text of `tokens` tokens: predicted before anything is loaded."""
+        cache = kv_blocks(tokens) * BLOCK_SIZE * self.predicted.kv_a_token
+        return baseline + self.predicted.weights + cache + self.predicted.besides
+
+
+def kv_blocks(tokens: int, texts: int = 1) -> int:
+    """The most blocks of keys and values that `texts` hold side by side on their way to so many tokens each.
+
+    A cache doubles as it fills (PrefixCache.make_room), and the smaller one stays until it is copied.
+    """
+    needed, size, most = texts * -(-tokens // BLOCK_SIZE), FIRST_BLOCKS, 0
+    while size < needed:
+        most = 2 * size
+        size *= 2
+    return max(needed, most)
 
 
 @dataclass(frozen=True)

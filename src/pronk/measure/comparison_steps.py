@@ -1,4 +1,5 @@
-"""Steps of a comparison: names under which its journal keeps them, what each costs, and what a worker is asked in it.
+"""Steps of a comparison: names under which its journal keeps them, what each costs, what a worker is asked in it, and
+report.json, made of what they gave, be it all of them or a few.
 
 Latency comes first, in interleaved rounds (A B C, then C B A): a machine that slows down slows all of them. Each
 variant then has a process of its own, whose peak is its memory. Quality comes next, of one variant at a time: what the
@@ -7,20 +8,22 @@ reference predicts is kept in a file meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pronk import __version__
 from pronk.checkpoint.tensors import Progress
-from pronk.measure import recording, techniques, texts
+from pronk.measure import latency, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
-from pronk.measure.perplexity import perplexity
+from pronk.measure.perplexity import beside, perplexity
 from pronk.measure.runner import Step
-from pronk.measure.tasks import evaluate
 from pronk.measure.worker import Worker
 
+Steps = Mapping[str, Any]
 REFERENCE = "reference"  # what it predicts, read once
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 _READ = 50_000  # tokens that the questions of one of pronk's own tasks have, about
@@ -91,7 +94,7 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
 def _tasks(comparison: Comparison) -> list[Step]:
     names, found = list(comparison.request.tasks or ()), []
     for variant in comparison.variants if names else ():
-        measure = partial(_judged, comparison, variant, evaluate, {"names": names})
+        measure = partial(_judged, comparison, variant, tasks.evaluate, {"names": names})
         name, cost = step_name("tasks", variant), len(names) * _READ / 10
         found.append(Step(name, f"tasks, {variant.name}", cost, variant.name, name, measure))
     return found
@@ -112,3 +115,98 @@ def _judged(
 
 def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
     return {"model": comparison.model, "engine": comparison.engine, "options": dict(variant.options)}
+
+
+# -- what they come to --
+
+
+def composed(comparison: Comparison, about: Mapping[str, Any], taken: Steps) -> dict[str, Any]:
+    """report.json, but for its steps: what they come to so far."""
+    first: Mapping[str, Any] = next((one for one in taken.values() if "isa" in one), {})
+    worker, origin = {key: first.get(key) for key in ("threads", "isa")}, about.get("provenance")
+    variants = comparison.variants if comparison.compares else ()
+    written = {v.name: taken[step_name("texts", v)] for v in comparison.variants if step_name("texts", v) in taken}
+    report: dict[str, Any] = {
+        "pronk": __version__,
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": about["command"],
+        "finished": all(step.name in taken for step in steps(comparison)),
+        "missing": [*comparison.missing, *techniques.missing(comparison)],
+        "model": comparison.about_model(),
+        "machine": {**about["machine"], **worker},
+        "provenance": origin and {**origin, "machine": {**origin["machine"], **worker}},
+        "settings": comparison.settings(),
+        "variants": [_variant(comparison, variant, taken) for variant in variants],
+        "texts": texts.side_by_side(texts.PROMPTS, written) if written else [],
+    }
+    if comparison.request.techniques:
+        report["techniques"] = techniques.composed(comparison, taken)
+    return report
+
+
+def _variant(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any]:
+    rounds = [taken[name] for n in range(comparison.rounds) if (name := step_name("latency", variant, n)) in taken]
+    loaded = latency.summary(list(dict.fromkeys(one["load_s"] for one in rounds))) if rounds else None
+    return {
+        "name": variant.name,
+        "original": variant.original,
+        "twin": variant.twin,
+        "options": {"engine": comparison.engine, **as_json(variant.options)},
+        **{key: rounds[0][key] if rounds else None for key in ("dtype", "kv_dtype", "device")},
+        "memory": _memory(comparison, variant, rounds),
+        "latency": {"load_s": loaded, **latency.over_rounds(rounds)} if rounds else None,
+        "quality": _quality_of(comparison, variant, taken),
+        "tasks": _tasks_of(comparison, variant, taken),
+    }
+
+
+def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Weights, counted; and of the process what loading them took, what was predicted of it from what it held before,
+    and what it held at its peak. On a GPU, of that."""
+    found: dict[str, Any] = {
+        "weights_predicted": variant.predicted.weights,
+        "kv_a_token": variant.predicted.kv_a_token,
+    }
+    if not rounds:
+        return found
+    tokens, first = comparison.prefill[-1] + comparison.decode_tokens + 1, rounds[0]
+    on_gpu = first["loaded_device"] is not None
+    before, after = (0, first["loaded_device"]) if on_gpu else (first["baseline"], first["loaded_rss"])
+    return {
+        **found,
+        "weights_measured": first["weights_bytes"],
+        "loading_took": None if None in (before, after) else after - before,
+        "baseline_rss": first["baseline"],
+        "loaded_rss": first["loaded_rss"],
+        "total_predicted": None if before is None else variant.peak(before, tokens),
+        **{key: max((one[key] for one in rounds if one[key] is not None), default=None)
+           for key in ("peak_rss", "peak_device")},
+    }  # fmt: skip
+
+
+def _quality_of(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any]:
+    kinds = {"perplexity": "perplexity", "divergence": "divergence", "noise": "noise_floor"}
+    found = {key: taken[name] for kind, key in kinds.items() if (name := step_name(kind, variant)) in taken}
+    original = comparison.original
+    if variant is not original and "perplexity" in found and (base := taken.get(step_name("perplexity", original))):
+        found["perplexity"] = {**found["perplexity"], "beside_original": beside(base, found["perplexity"])}
+    theirs, own = taken.get(step_name("texts", original)), taken.get(step_name("texts", variant))
+    if theirs and own:
+        found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}
+    return found
+
+
+def _tasks_of(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any] | None:
+    """Scores without those of single questions, which the steps keep; beside the original's, question by question."""
+    if (own := taken.get(step_name("tasks", variant))) is None:
+        return None
+    base = {} if variant.original else taken.get(step_name("tasks", comparison.original), {})
+    found = {}
+    for task, of in own.items():
+        theirs = base.get(task, {}).get("metrics", {})
+        metrics = {}
+        for name, metric in of["metrics"].items():
+            beside_it = tasks.paired(theirs[name], metric) if name in theirs else None
+            metrics[name] = {**metric, "scores": None, "beside_original": beside_it}
+        found[task] = {**of, "metrics": metrics}
+    return found

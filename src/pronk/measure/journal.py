@@ -101,10 +101,8 @@ def kept(
 ) -> Journal:
     """The journal of what is `saved`, or of what begins now. `compose` is told of the machine, the command and the
     provenance that it began with, and of the steps; `origin`: the provenance of now."""
-    about = {key: saved.get(key) for key in ("machine", "command", "provenance")} if saved else {
-        "machine": origin["machine"], "command": origin["command"], "provenance": origin,
-    }  # fmt: skip
-    return Journal(path, saved["steps"] if saved else {}, partial(compose, about))
+    begun = saved or {"machine": origin["machine"], "command": origin["command"], "provenance": origin, "steps": {}}
+    return Journal(path, begun["steps"], partial(compose, begun))
 
 
 def check_same(
@@ -113,12 +111,11 @@ def check_same(
     """Raises BadRequest where what lies behind the same words has changed since a report was begun. `facts`: in words
     what it was begun with, if it is another one now; what there is now; what there was."""
     then_model = (saved["provenance"] or {}).get("model_sha256")
-    every = [
-        *facts,
+    always = [
         ("by another version of pronk", __version__, saved["pronk"]),
         ("with another model", origin["model_sha256"], then_model),
     ]
-    for what, now, then in every:
+    for what, now, then in [*facts, *always]:
         if now != then:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")
 

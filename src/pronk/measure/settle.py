@@ -19,7 +19,7 @@ from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NoTokenizer, PronkError
 from pronk.formats import FORMATS
-from pronk.measure import memory, tasks, texts
+from pronk.measure import tasks, texts
 from pronk.measure.comparison import Comparison, Request, Variant
 from pronk.measure.mixed import sixteen_bits
 from pronk.measure.schema import LENGTHS
@@ -67,7 +67,7 @@ def settle(request: Request) -> Comparison:
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
-    needs = {v.name: memory.total(v.predicted, _baseline(), prefill[-1] + decode_tokens) for v in variants}
+    needs = {v.name: v.peak(_baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = engines.named(engine).free_memory(request.loading.get("device"))
     for name, need in needs.items():
         if free is not None and need > free:
@@ -199,7 +199,7 @@ def _reference(
     ctx = min(WINDOW, opened.config.max_position_embeddings)
 
     def together(*these: Variant) -> bool:
-        weights = sum(memory.total(v.predicted, 4 * LOGITS_BYTES, ctx) for v in these)
+        weights = sum(v.peak(4 * LOGITS_BYTES, ctx) for v in these)
         return free is None or _baseline() + weights <= (_SPARE if len(these) > 1 else 1) * free
 
     for reference in candidates:

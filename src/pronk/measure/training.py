@@ -121,7 +121,7 @@ def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> 
         "finished": all(step.name in taken for step in steps(grid)),
         "model": {"name": grid.request.model, "config": grid.checkpoint.config.to_dict()},
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
-        "provenance": about["provenance"],
+        "provenance": about.get("provenance"),
         "settings": grid.asked(),
         "lengths": [len(ids) - 1 for ids, _ in grid.examples],  # as they are read
         "timed_steps": TIMED,
