@@ -15,6 +15,7 @@ from formats import save_huggingface
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
+from pronk.calibrate.knapsack import Part, in_order
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadRequest
 from pronk.formats.quantize import quantize
@@ -26,12 +27,10 @@ from pronk.measure.mixed import (
     Divergence,
     Formats,
     Measures,
-    Part,
     Whole,
     after,
     choose,
     chosen_by,
-    in_order,
     parts_of,
     sixteen_bits,
     split,

@@ -90,11 +90,11 @@ def within(
     ids: list[int],
     calibrate: bool,
 ) -> dict[str, Any]:
-    """What pronk.measure.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
+    """What pronk.calibrate.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
     is none so small."""
     from pronk.calibrate.calibrated import rounded
+    from pronk.calibrate.sized import choose, least, room
     from pronk.checkpoint.writers.write import gguf_size
-    from pronk.measure.sized import choose, least, room
 
     smallest = rounded(checkpoint, least(checkpoint))
     whole = gguf_size(smallest, vocabulary)

@@ -8,7 +8,6 @@ at a time, so that memory holds few of them however long the sweep is, and what 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,16 +56,14 @@ def sweep(
     del reference
     told()
     quality: dict[Outliers, dict[str, Any]] = {}
-    rates: dict[Outliers, dict[str, list[float]]] = {rule: defaultdict(list) for rule in rules}
+    timed: dict[Outliers, list[dict[str, Any]]] = {rule: [] for rule in rules}
     for number in range(rounds):
         first = number * len(rules) // rounds
         for rule in rules[first:] + rules[:first]:
             llm = load(quantize="llm-int8", int8_threshold=rule.threshold, int8_outliers=rule.least, prefix_cache=0)
             if rule not in quality:
                 quality[rule] = yardstick.divergence(llm)
-            (measured,) = latency.one_round(llm, [ids[:_PROMPT]], _NEW)["lengths"]
-            for rate in ("prefill_tok_s", "decode_tok_s"):
-                rates[rule][rate].append(measured[rate])
+            timed[rule] += latency.one_round(llm, [ids[:_PROMPT]], _NEW)["lengths"]
             told()
     points = [
         {
@@ -76,7 +73,7 @@ def sweep(
             "standard_error": quality[rule]["standard_error"],
             "top1": quality[rule]["top1"],
             "share_of_activations": shares[rule],
-            **{rate: latency.summary(values) for rate, values in rates[rule].items()},
+            **{rate: latency.summary([one[rate] for one in timed[rule]]) for rate in ("prefill_tok_s", "decode_tok_s")},
         }
         for rule in rules
     ]
