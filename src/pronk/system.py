@@ -163,6 +163,22 @@ def clear_leftovers(folder: Path, suffix: str) -> None:
         _clear_beside(folder / lock.name[1:].rsplit(".", 3)[0])
 
 
+def make_room(folder: Path, suffix: str, nbytes: int, most: int, free: int, *, evict: bool = True) -> bool:
+    """In a cache of files whose names end in `suffix`, for one of so many bytes: all together have `most`, and the disk
+    must keep so many `free`. `evict`: others of the cache, those first that were not used for the longest time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder, suffix)
+        sizes = {file: file.stat().st_size for file in folder.glob(f"*{suffix}")}
+        oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
+        while evict and oldest and sum(sizes.values()) + nbytes > most:
+            sizes.pop(oldest[0])
+            oldest.pop(0).unlink()
+        return shutil.disk_usage(folder).free >= free
+    except OSError:
+        return False
+
+
 def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:
     """What is written, what stood there before, and the file that its writer keeps locked while it lives. `write`: the
     process's number, and which of its writes it is."""

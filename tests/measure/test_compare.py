@@ -19,7 +19,7 @@ from pronk import strict_json, torch_engine
 from pronk.cpu_engine import CpuEngine
 from pronk.engine.declaration import Plan
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, runner
+from pronk.measure import compare, journal
 from pronk.measure import settle as settling
 from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
@@ -178,7 +178,7 @@ def test_what_was_finished_is_kept_and_gone_on_with(request_: Request, tmp_path:
 
 
 def test_a_finished_one_is_not_measured_again(request_: Request, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "Worker", None)  # nobody is needed any more
+    monkeypatch.setattr(journal, "Worker", None)  # nobody is needed any more
     again = run(request_, done.folder, resume=True)
     assert {**again, "made": 0} == {**done.report, "made": 0}
 
@@ -196,11 +196,11 @@ def test_a_worker_that_dies_ends_it_in_a_line(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
         run(replace(request_, rounds=1), tmp_path)
     assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
-    monkeypatch.setattr(runner, "Worker", Worker)
+    monkeypatch.setattr(journal, "Worker", Worker)
     assert run(Request(), tmp_path, resume=True)["finished"]
 
 
@@ -225,7 +225,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
             most = max(most, len({id(one) for one in alive if one.process.is_alive()}))
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Counted)
+    monkeypatch.setattr(journal, "Worker", Counted)
     report = run(replace(request_, rounds=2), tmp_path)
     assert most == 1
     assert report["finished"]
@@ -248,12 +248,12 @@ def test_what_the_reference_predicts_is_read_once_and_kept_until_the_end(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied, match="ended in 'apply'"):
         run(replace(request_, rounds=1), tmp_path)
     settled, kept = settle(request_), tmp_path / ".reference.logits"
     assert kept.stat().st_size == settled.kept_bytes
-    monkeypatch.setattr(runner, "Worker", _counted(asked := []))
+    monkeypatch.setattr(journal, "Worker", _counted(asked := []))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert "record" not in asked
     assert asked.count("divergence_from") == 1
@@ -269,12 +269,12 @@ def test_a_reference_that_is_gone_is_read_again(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied):
         run(replace(request_, rounds=1), tmp_path)
     (tmp_path / ".reference.json").unlink()
     asked: list[str] = []
-    monkeypatch.setattr(runner, "Worker", _counted(asked))
+    monkeypatch.setattr(journal, "Worker", _counted(asked))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert asked.count("record") == 1
 

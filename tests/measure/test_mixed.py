@@ -24,7 +24,6 @@ from pronk.measure import recording as recordings
 from pronk.measure import windows as windows_module
 from pronk.measure.divergence import divergence
 from pronk.measure.mixed import (
-    Divergence,
     Formats,
     Measures,
     Whole,
@@ -35,6 +34,7 @@ from pronk.measure.mixed import (
     sixteen_bits,
     split,
 )
+from pronk.measure.noise import Mean
 from pronk.measure.recording import Recording, Yardstick
 from pronk.measure.windows import Reader, windows
 
@@ -112,9 +112,9 @@ def made_up(held_out: float = 1.0, together: float = 1.0, floor: float = 1e-4, e
 
     def whole(formats: Formats) -> Whole:
         mean = floor + together * total(formats)
-        return Whole(Divergence(mean, error), Divergence(held_out * mean, held_out * error))
+        return Whole(Mean(mean, error), Mean(held_out * mean, held_out * error))
 
-    return Measures(lambda formats: Divergence(total(formats), error), whole)
+    return Measures(lambda formats: Mean(total(formats), error), whole)
 
 
 @pytest.mark.parametrize("ways", [{}, {"held_out": 1.5}, {"together": 3.0}, {"together": 0.2}, {"error": 2e-4}])
@@ -124,7 +124,7 @@ def test_the_budget_is_kept_and_a_larger_one_never_gives_a_larger_model(ways: Ma
     for max_kld in np.geomspace(6e-4, 0.2, 25):
         choice = chosen_by(measures, CHECKPOINT, max_kld)
         assert measures.whole(choice.formats).upper <= max_kld
-        assert choice.measured_kld == measures.whole(choice.formats).held_out.mean
+        assert choice.measured_kld == measures.whole(choice.formats).held_out.value
         assert len(choice.tries) <= 6
         sizes.append(choice.nbytes["after"])
     assert sizes == sorted(sizes, reverse=True)
@@ -155,7 +155,7 @@ def test_a_choice_says_why() -> None:
     assert choice.floor_kld == 1e-4
     prices = [step["harm"] / step["saved"] for step in choice.steps]
     assert prices == sorted(prices)
-    assert choice.as_dict()["tries"][-1]["predicted"] == pytest.approx(choice.tries[-1]["chosen"])
+    assert choice.tries[-1]["predicted"] == pytest.approx(choice.tries[-1]["chosen"])
 
 
 @pytest.mark.parametrize(

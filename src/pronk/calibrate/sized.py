@@ -15,7 +15,7 @@ steps for which there is room after all are taken back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,6 @@ class Sizing:
     predicted_kld: float  # the sum of what each matrix costs, in nats
     nbytes: int  # of the matrices, each filled up to where the next one may begin
     parts: list[dict[str, Any]]  # part, type, harms by type
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def least(checkpoint: Checkpoint) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,7 +110,7 @@ def within(
         )
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
         found = choose(checkpoint, ids, most - whole + matrices, carried=calibrate, progress=advance)
-    return {"max_size": most, "text": text_name, **found.as_dict()}
+    return {"max_size": most, "text": text_name, **asdict(found)}
 
 
 def why(choice: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,6 @@ from pronk.measure.comparison_steps import REFERENCE, composed, step_name, steps
 from pronk.measure.journal import Journal
 from pronk.measure.machine import load, provenance
 from pronk.measure.operations import Operations
-from pronk.measure.runner import run
 from pronk.measure.settle import settle
 from pronk.system import processors
 
@@ -51,9 +50,9 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
     if not judged and not (REFERENCE in journal.steps and recording.is_recorded(kept)):
         journal.steps.pop(REFERENCE, None)
         recording.forget(kept)  # of another comparison, perhaps
-    run(steps(comparison, kept), journal, Operations, progress)
+    report = journal.run(steps(comparison, kept), Operations, progress)
     recording.forget(kept)
-    return journal.write()
+    return report
 
 
 def about(comparison: Comparison) -> list[str]:

@@ -19,8 +19,8 @@ from pronk.checkpoint.tensors import Progress
 from pronk.measure import latency, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
+from pronk.measure.journal import Step
 from pronk.measure.perplexity import beside, perplexity
-from pronk.measure.runner import Step
 from pronk.measure.worker import Worker
 
 Steps = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Journal: report.json on disk, rewritten as a whole after every step of a comparison, so that none is done twice.
 
-Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that. training.json, of
-techniques of training, is another.
+A step is measured once, by a worker, and what it gave is kept under "steps", by its name; all else in the file is made
+of that. So a comparison can go on after an interrupt. training.json, of techniques of training, is another.
 """
 
 from __future__ import annotations
@@ -10,19 +10,35 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pronk import __version__, strict_json
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.measure import schema
+from pronk.measure.worker import Worker
 from pronk.system import replacing
 
 NAME = "report.json"
 ANEW = "begin anew (--overwrite), or elsewhere (--out)"
 
 Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
+_TICKS = 100  # a unit of cost: progress counts in whole numbers
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a worker is asked. Steps of one process share it: it begins with their first and ends with their last."""
+
+    name: str  # under which the journal keeps what it gives
+    what: str  # for people
+    cost: float  # about, in any unit
+    who: str  # is measured, as errors say it
+    process: str
+    measure: Callable[[Worker, Progress], Any]
 
 
 class Journal:
@@ -37,6 +53,38 @@ class Journal:
             self.report()
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise BadFile(path, f"is damaged; {ANEW}", field="steps") from None
+
+    def run(
+        self, steps: Sequence[Step], operations: Callable[[Progress], Any], progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Do the steps that are not kept yet; gives the report. Whatever ends this early (an error, Ctrl-C) ends all
+        workers at once, and leaves on disk what was finished.
+
+        `progress`: what is being done, and how much of all costs is; how long the rest takes nobody knows beforehand.
+        """
+        todo = [step for step in steps if step.name not in self.steps]
+        last = {step.process: step for step in todo}
+        total, done = max(1, round(_TICKS * sum(step.cost for step in todo))), 0.0
+        workers: dict[str, Worker] = {}
+        try:
+            for step in todo:
+
+                def tell(_: str, part: int, whole: int, step: Step = step, done: float = done) -> None:
+                    so_far = round(_TICKS * (done + step.cost * part / max(whole, 1)))
+                    if progress:
+                        progress(step.what, min(so_far, total - 1), total)
+
+                tell("", 0, 1)
+                if step.process not in workers:
+                    workers[step.process] = Worker(step.who, operations)
+                self.record(step.name, step.measure(workers[step.process], tell))
+                done += step.cost
+                if last[step.process] is step:
+                    workers.pop(step.process).close()
+        finally:
+            for worker in workers.values():
+                worker.kill()
+        return self.write()
 
     def record(self, step: str, result: Any) -> None:
         """Keep what a step gave, on disk. Raises PronkError, and does not keep it, where the file cannot be written."""

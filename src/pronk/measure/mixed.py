@@ -23,6 +23,7 @@ from pronk.calibrate.knapsack import Part, Step, in_order
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, FORMATS, names
+from pronk.measure.noise import Mean
 from pronk.measure.recording import Yardstick
 from pronk.measure.watched import Told
 
@@ -64,20 +65,11 @@ def after(steps: Sequence[Step], wide: str) -> Formats:
 # -- the choice --
 
 
-class Divergence(NamedTuple):
-    mean: float
-    standard_error: float
-
-    @property
-    def upper(self) -> float:
-        return self.mean + self.standard_error
-
-
 class Whole(NamedTuple):
     """A model's divergence on the windows that formats are chosen on, and on those held out."""
 
-    chosen: Divergence
-    held_out: Divergence
+    chosen: Mean
+    held_out: Mean
 
     @property
     def upper(self) -> float:
@@ -87,7 +79,7 @@ class Whole(NamedTuple):
 class Measures(NamedTuple):
     """Ways to measure a model with given formats."""
 
-    alone: Callable[[Formats], Divergence]  # on the windows to choose on
+    alone: Callable[[Formats], Mean]  # on the windows to choose on
     whole: Callable[[Formats], Whole]
 
 
@@ -103,9 +95,6 @@ class Choice:
     nbytes: dict[str, int]  # of the matrices: "before", with all parts in 16 bits, and "after"
     parts: list[dict[str, Any]]  # all of them: part, format, harms by format, saved
     tries: list[dict[str, Any]]  # of the whole, in order: steps, predicted, chosen and held_out mean KLD
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def choose(
@@ -128,10 +117,10 @@ def choose(
     checkpoint, yardsticks = reference.checkpoint, [Yardstick(reference, text, ctx) for text in split(ids, ctx)]
     del reference
 
-    def measured(formats: Formats, *which: int) -> list[Divergence]:
+    def measured(formats: Formats, *which: int) -> list[Mean]:
         llm = pronk.load(model, **options, quantize=formats)
         found = [yardsticks[n].divergence(llm) for n in which]
-        return [Divergence(one["mean"], one["standard_error"]) for one in found]
+        return [Mean(one["mean"], one["standard_error"]) for one in found]
 
     ways = Measures(lambda formats: measured(formats, 0)[0], lambda formats: Whole(*measured(formats, 0, 1)))
     return chosen_by(ways, checkpoint, max_kld, progress)
@@ -152,7 +141,7 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     told()
     harms: dict[str, dict[str, float]] = {part.name: {} for part in parts}
     for name, format in jobs:
-        harms[name][format] = measures.alone({"": "f32", name: format}).mean
+        harms[name][format] = measures.alone({"": "f32", name: format}).value
         told()
     steps = in_order(parts, wide, harms)
     count, whole, tries = _as_many_as_fit(
@@ -165,11 +154,11 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     before = sum(part.nbytes[wide] for part in parts)
     return Choice(
         formats=formats,
-        measured_kld=whole.held_out.mean,
+        measured_kld=whole.held_out.value,
         steps=[asdict(step) for step in steps[:count]],
-        standard_error=whole.held_out.standard_error,
-        chosen_kld=whole.chosen.mean,
-        floor_kld=floor.held_out.mean,
+        standard_error=whole.held_out.error or 0.0,
+        chosen_kld=whole.chosen.value,
+        floor_kld=floor.held_out.value,
         max_kld=max_kld,
         nbytes={"before": before, "after": before - sum(saved.values())},
         parts=[
@@ -216,9 +205,9 @@ def _as_many_as_fit(
         tries.append(
             {
                 "steps": count,
-                "predicted": floor.chosen.mean + sums[count],
-                "chosen": found.chosen.mean,
-                "held_out": found.held_out.mean,
+                "predicted": floor.chosen.value + sums[count],
+                "chosen": found.chosen.value,
+                "held_out": found.held_out.value,
                 "kept": kept,
             }
         )

@@ -32,6 +32,11 @@ class Mean(NamedTuple):
     error: float | None
 
     @property
+    def upper(self) -> float:
+        """With a standard error to spare."""
+        return self.value + (self.error or 0.0)
+
+    @property
     def clear(self) -> bool | None:
         """Whether it is more than chance, on either side of 0: over two standard errors. None: nobody knows."""
         return None if self.error is None else abs(self.value) > 2 * self.error

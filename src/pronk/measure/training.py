@@ -19,9 +19,8 @@ from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.comparison import check_said
-from pronk.measure.journal import Journal
+from pronk.measure.journal import Journal, Step
 from pronk.measure.machine import provenance
-from pronk.measure.runner import Step, run
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.training_operations import TrainingOperations
@@ -55,8 +54,7 @@ def begin(
 
 def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
     """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    run(steps(grid), journal, TrainingOperations, progress)
-    return journal.write()
+    return journal.run(steps(grid), TrainingOperations, progress)
 
 
 def steps(grid: Grid) -> list[Step]:
