@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk import __version__
 from pronk.checkpoint.tensors import Progress
@@ -27,6 +27,17 @@ Steps = Mapping[str, Any]
 REFERENCE = "reference"  # what it predicts, read once
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 _READ = 50_000  # tokens that the questions of one of pronk's own tasks have, about
+
+
+class _Kind(NamedTuple):
+    """A way to judge a variant: the step's name and, in words, its title, before the variant's; its cost; what a worker
+    applies to the model."""
+
+    name: str
+    title: str
+    cost: float
+    function: Callable[..., Any]
+    asked: dict[str, Any]
 
 
 def step_name(kind: str, variant: Variant, number: int | None = None) -> str:
@@ -67,14 +78,14 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
     text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window, "count": comparison.windows}
     written = {"prompts": texts.PROMPTS, "new_tokens": comparison.new_tokens, "seed": texts.SEED}
     read = comparison.windows * comparison.window / 10
-    kinds: list[tuple[str, str, float, Callable[..., Any], dict[str, Any]]] = [
-        ("divergence", "divergence", read, recording.divergence_from, {**text, "path": kept}),
-        ("perplexity", "perplexity", read, perplexity, text),
-        ("noise", "noise floor", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
-         {**text, "count": comparison.noise_windows}),
+    kinds = [
+        _Kind("divergence", "divergence of", read, recording.divergence_from, {**text, "path": kept}),
+        _Kind("perplexity", "perplexity of", read, perplexity, text),
+        _Kind("noise", "noise floor of", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
+              {**text, "count": comparison.noise_windows}),
     ]  # fmt: skip
-    if comparison.new_tokens:
-        kinds.append(("texts", "texts", 4.0 * comparison.new_tokens, texts.write, written))  # both modes; six at once
+    if comparison.new_tokens:  # both modes; six at once
+        kinds.append(_Kind("texts", "texts of", 4.0 * comparison.new_tokens, texts.write, written))
 
     def record(worker: Worker, advance: Progress) -> dict[str, Any]:
         worker.call("load", **_loading(comparison, reference))
@@ -82,35 +93,27 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
         return {"options": as_json(reference.options), "bytes": kept.stat().st_size}
 
     what = f"predictions of {reference.name}, the reference"
-    found = [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record)]
-    for variant in comparison.variants:
-        for kind, title, cost, function, asked in kinds:
-            measure = partial(_judged, comparison, variant, function, asked)
-            name, process = step_name(kind, variant), step_name("quality", variant)
-            found.append(Step(name, f"{title} of {variant.name}", cost, variant.name, process, measure))
-    return found
+    return [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record), *_of_each(comparison, "quality", kinds)]
 
 
 def _tasks(comparison: Comparison) -> list[Step]:
-    names, found = list(comparison.request.tasks or ()), []
-    for variant in comparison.variants if names else ():
-        measure = partial(_judged, comparison, variant, tasks.evaluate, {"names": names})
-        name, cost = step_name("tasks", variant), len(names) * _READ / 10
-        found.append(Step(name, f"tasks, {variant.name}", cost, variant.name, name, measure))
-    return found
+    names = list(comparison.request.tasks or ())
+    kind = _Kind("tasks", "tasks,", len(names) * _READ / 10, tasks.evaluate, {"names": names})
+    return _of_each(comparison, "tasks", [kind]) if names else []
 
 
-def _judged(
-    comparison: Comparison,
-    variant: Variant,
-    function: Callable[..., Any],
-    asked: dict[str, Any],
-    worker: Worker,
-    advance: Progress,
-) -> Any:
+def _of_each(comparison: Comparison, process: str, kinds: Sequence[_Kind]) -> list[Step]:
+    return [
+        Step(step_name(kind.name, variant), f"{kind.title} {variant.name}", kind.cost, variant.name,
+             step_name(process, variant), partial(_judged, comparison, variant, kind))
+        for variant in comparison.variants for kind in kinds
+    ]  # fmt: skip
+
+
+def _judged(comparison: Comparison, variant: Variant, kind: _Kind, worker: Worker, advance: Progress) -> Any:
     """Where quality is measured, the variant may be a twin."""
     worker.call("load", **_loading(comparison, variant), rotate=ROTATION if variant.twin else None)
-    return worker.call("apply", function=function, **asked, progress=advance)
+    return worker.call("apply", function=kind.function, **kind.asked, progress=advance)
 
 
 def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:

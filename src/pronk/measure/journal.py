@@ -134,11 +134,22 @@ def read(path: Path, shape: Any = schema.REPORT) -> dict[str, Any]:
 
 
 def opened(path: Path, shape: Any = schema.REPORT, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
-    """The report that is gone on with (see `read`); None where one begins (see `check_writable`)."""
+    """The report that is gone on with (see `read`); None where one begins. Raises BadRequest where none could be
+    written there, or one is there already and may not be overwritten."""
     if resume:
         return read(path, shape)
-    check_writable(path, replace=overwrite)
-    return None
+    if path.exists() and not overwrite:
+        raise BadRequest(
+            f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
+        )
+    place = next(folder for folder in (path.parent, *path.parent.absolute().parents) if folder.exists())
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(None, f"{place}: is no folder")
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:  # which names a file that nobody knows of
+        raise BadRequest(f"{path.parent}: a report cannot be written there: {error.strerror or error}") from None
 
 
 def kept(
@@ -166,19 +177,3 @@ def check_same(
     for what, now, then in [*facts, *always]:
         if now != then:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")
-
-
-def check_writable(path: Path, *, replace: bool) -> None:
-    """Raises BadRequest where a report could not be written there, or (without `replace`) one is there already."""
-    if path.exists() and not replace:
-        raise BadRequest(
-            f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
-        )
-    place = next(folder for folder in (path.parent, *path.parent.absolute().parents) if folder.exists())
-    try:
-        if not place.is_dir():
-            raise NotADirectoryError(None, f"{place}: is no folder")
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:  # which names a file that nobody knows of
-        raise BadRequest(f"{path.parent}: a report cannot be written there: {error.strerror or error}") from None
