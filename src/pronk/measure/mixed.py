@@ -132,6 +132,7 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     wide, parts = sixteen_bits(checkpoint), parts_of(checkpoint)
     jobs = [(part.name, format) for part in parts for format in SMALLER]
     told = Told(progress, "measuring each part", 1 + len(jobs))
+    told(0)
     floor = measures.whole({"": wide})
     if floor.upper > max_kld:
         raise BadRequest(

@@ -46,6 +46,7 @@ def sweep(
     """
     rules = [*(Outliers(threshold, least=0) for threshold in sorted(set(thresholds))), Outliers()]
     told = Told(progress, "sweeping", 1 + rounds * len(rules))
+    told(0)
     reference = load(quantize="f32")
     ids = reference.tokenizer.encode(text) if isinstance(text, str) else text
     if len(ids) < _PROMPT:

@@ -133,6 +133,7 @@ def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
     """The same, telling of its forward passes: eight times the text, for the batch is three texts."""
     told, watched = Told(progress, "verifying", 8 * tokens), copy.copy(llm)
     watched.backend = WatchedBackend(llm.backend, lambda batch: told(len(batch.token_ids)))
+    told(0)
     return watched
 
 

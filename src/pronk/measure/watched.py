@@ -25,7 +25,6 @@ class Told:
 
     def __init__(self, progress: Progress | None, what: str, total: int) -> None:
         self._progress, self._what, self._done, self._total = progress, what, 0, total
-        self(0)
 
     def __call__(self, more: int = 1) -> None:
         self._done += more

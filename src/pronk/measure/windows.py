@@ -103,6 +103,7 @@ def check_numbers(logits: Logits) -> None:
 def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:
     """The windows one by one, telling how many of their tokens have been read."""
     told = Told(progress, "reading", sum(len(window.ids) for window in texts))
+    told(0)
     for window in texts:
         yield window
         told(len(window.ids))
