@@ -37,7 +37,7 @@ def begin(
     if saved:
         _check_same(comparison, origin, saved, path)
     _check_disk(comparison, folder)
-    return comparison, journals.kept(path, saved, origin, partial(composed, comparison))
+    return comparison, journals.kept(path, saved, origin, steps(comparison), partial(composed, comparison))
 
 
 def compare(comparison: Comparison, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:

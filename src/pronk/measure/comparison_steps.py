@@ -9,12 +9,10 @@ reference predicts is kept in a file meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pronk import __version__
 from pronk.checkpoint.tensors import Progress
 from pronk.measure import latency, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
@@ -124,16 +122,12 @@ def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
 
 
 def composed(comparison: Comparison, about: Mapping[str, Any], taken: Steps) -> dict[str, Any]:
-    """report.json, but for its steps: what they come to so far."""
+    """report.json, but for what every journal has: what the steps come to so far."""
     first: Mapping[str, Any] = next((one for one in taken.values() if "isa" in one), {})
     worker, origin = {key: first.get(key) for key in ("threads", "isa")}, about.get("provenance")
     variants = comparison.variants if comparison.compares else ()
     written = {v.name: taken[step_name("texts", v)] for v in comparison.variants if step_name("texts", v) in taken}
     report: dict[str, Any] = {
-        "pronk": __version__,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": about["command"],
-        "finished": all(step.name in taken for step in steps(comparison)),
         "missing": [*comparison.missing, *techniques.missing(comparison)],
         "model": comparison.about_model(),
         "machine": {**about["machine"], **worker},

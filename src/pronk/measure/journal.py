@@ -11,7 +11,6 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pronk import __version__, strict_json
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.measure import schema
+from pronk.measure.machine import now
 from pronk.measure.worker import Worker
 from pronk.system import replacing
 
@@ -156,12 +156,23 @@ def kept(
     path: Path,
     saved: Mapping[str, Any] | None,
     origin: Mapping[str, Any],
+    steps: Sequence[Step],
     compose: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
 ) -> Journal:
-    """The journal of what is `saved`, or of what begins now. `compose` is told of the machine, the command and the
-    provenance that it began with, and of the steps; `origin`: the provenance of now."""
+    """The journal of what is `saved`, or of what begins now. `origin`: the provenance of now; `steps`: all there are.
+    `compose` is told of the machine and the provenance that it began with, and of what steps gave."""
     begun = saved or {"machine": origin["machine"], "command": origin["command"], "provenance": origin, "steps": {}}
-    return Journal(path, begun["steps"], partial(compose, begun))
+
+    def whole(taken: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "pronk": __version__,
+            "made": now(),
+            "command": begun["command"],
+            "finished": all(step.name in taken for step in steps),
+            **compose(begun, taken),
+        }
+
+    return Journal(path, begun["steps"], whole)
 
 
 def check_same(
@@ -174,6 +185,6 @@ def check_same(
         ("by another version of pronk", __version__, saved["pronk"]),
         ("with another model", origin["model_sha256"], then_model),
     ]
-    for what, now, then in [*facts, *always]:
-        if now != then:
+    for what, ours, theirs in [*facts, *always]:
+        if ours != theirs:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")

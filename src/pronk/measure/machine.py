@@ -32,12 +32,16 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
         "pronk": __version__,
         "commit": commit(Path(__file__).parent),
         "command": command,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "made": now(),
         "machine": {**machine(), **(llm.backend.conditions() if llm else {"threads": None, "isa": None})},
         "versions": {"numpy": _version("numpy"), "torch": _version("torch"), "compiler": compiler()},
         "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
         "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def described(llm: LLM) -> dict[str, Any]:

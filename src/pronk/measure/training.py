@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pronk import __version__
 from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
@@ -49,7 +47,7 @@ def begin(
             ("with other settings or data", grid.asked(), saved["settings"]),
             ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
         ])  # fmt: skip
-    return grid, journals.kept(path, saved, origin, partial(composed, grid))
+    return grid, journals.kept(path, saved, origin, steps(grid), partial(composed, grid))
 
 
 def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -109,14 +107,10 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
 
 
 def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    """training.json, but for its steps: what they come to so far."""
+    """training.json, but for what every journal has: what the steps come to so far."""
     points = {setting: _point(grid, setting, taken) for setting in grid.settings}
     first: Mapping[str, Any] = next((one["load"] for one in taken.values() if "device" in one.get("load", {})), {})
     return {
-        "pronk": __version__,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": about["command"],
-        "finished": all(step.name in taken for step in steps(grid)),
         "model": {"name": grid.request.model, "config": grid.checkpoint.config.to_dict()},
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
         "provenance": about.get("provenance"),
