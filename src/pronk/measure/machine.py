@@ -93,9 +93,9 @@ def _sha256(path: Path) -> str:
 def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory in bytes, system, Python, and the load when it was asked."""
     return {
-        "cpu": _value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": system.said("cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": system.processors(),
-        "memory_bytes": _memory(),
+        "memory_bytes": system.whole_memory(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "load": load(),
@@ -105,16 +105,3 @@ def machine() -> dict[str, Any]:
 def load() -> float | None:
     """Of the last minute: how many processes wanted to run at once. None where the system does not say."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def _memory() -> int | None:
-    kib = _value("/proc/meminfo", "MemTotal")
-    return int(kib.split()[0]) * 1024 if kib else None
-
-
-def _value(path: str, key: str) -> str | None:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
