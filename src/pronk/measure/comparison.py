@@ -38,8 +38,7 @@ class Request:
 
     def asdict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        every = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {**every, "loading": as_json(self.loading)}
+        return {**asdict(self), "loading": as_json(self.loading)}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Request:

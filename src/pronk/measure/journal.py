@@ -126,18 +126,14 @@ def _digest(path: Path) -> bytes | None:
         return None
 
 
-def read(path: Path, shape: Any = schema.REPORT) -> dict[str, Any]:
-    """A report that was begun before. Raises BadRequest where there is none, and BadFile where it is not as `shape`."""
-    if not path.is_file():
-        raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
-    return schema.read(path, shape, anew=ANEW)
-
-
 def opened(path: Path, shape: Any = schema.REPORT, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
-    """The report that is gone on with (see `read`); None where one begins. Raises BadRequest where none could be
-    written there, or one is there already and may not be overwritten."""
+    """The report that is gone on with; None where one begins. Raises BadRequest where there is none to go on with,
+    where none could be written, or one is there and may not be overwritten; BadFile where it is not as `shape` has it.
+    """
+    if resume and not path.is_file():
+        raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
     if resume:
-        return read(path, shape)
+        return schema.read(path, shape, anew=ANEW)
     if path.exists() and not overwrite:
         raise BadRequest(
             f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"

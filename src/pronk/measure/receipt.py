@@ -58,7 +58,7 @@ def receipt(
         before = load("source", source, reference := sixteen_bits(source))
     ids = sample_ids(before, text or "") if text is None or isinstance(text, str) else text
     yardstick = Yardstick(before, ids, min(CTX, before.ctx_size, len(ids)), WINDOWS, progress=progress)
-    floor = yardstick.noise_floor(before, progress)["mean"] if base else None
+    floor = yardstick.noise_floor(before, progress)["mean"] if base else 0.0
     del before
     untouched = yardstick.divergence(load("base", base, reference), progress) if base else None
     after = load("written", written, None)
@@ -71,19 +71,18 @@ def receipt(
         "format": made.format,
         "quantization": made.quantization,
         "bytes": {"before": _nbytes(source), "after": _nbytes(made)},
-        "divergence": {name: found[name] for name in _KEPT},
-        "plain": beside and {name: beside[name] for name in _KEPT},
-        "learned": untouched and _learned(found, untouched, floor or 0.0),
-    }
+        "divergence": _kept(found),
+        "plain": beside and _kept(beside),
+        "learned": untouched and {
+            "divergence": _kept(untouched),
+            "noise_floor": floor,
+            "lost": found["mean"] / untouched["mean"] if untouched["mean"] > TIMES * floor else None,
+        },
+    }  # fmt: skip
 
 
-def _learned(found: Mapping[str, Any], untouched: Mapping[str, Any], floor: float) -> dict[str, Any]:
-    seen = untouched["mean"] > TIMES * floor
-    return {
-        "divergence": {name: untouched[name] for name in _KEPT},
-        "noise_floor": floor,
-        "lost": found["mean"] / untouched["mean"] if seen else None,
-    }
+def _kept(divergence: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: divergence[name] for name in _KEPT}
 
 
 def _nbytes(checkpoint: Checkpoint) -> int:

@@ -17,7 +17,7 @@ from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import check_predicts
-from pronk.errors import BadRequest, NoTokenizer, PronkError
+from pronk.errors import BadRequest, NoTokenizer
 from pronk.formats import FORMATS
 from pronk.measure import tasks, texts
 from pronk.measure.comparison import Comparison, Request, Variant
@@ -69,12 +69,9 @@ def settle(request: Request) -> Comparison:
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
     needs = {v.name: v.peak(_baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = engines.named(engine).free_memory(request.loading.get("device"))
-    for name, need in needs.items():
-        if free is not None and need > free:
-            raise PronkError(
-                f"{model} as {name} needs {need / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free; compare "
-                "it in fewer bits (--to, --against), or a smaller model"
-            )
+    for name, need in needs.items() if free is not None else ():
+        way_out = "compare it in fewer bits (--to, --against), or a smaller model"
+        system.check_memory(need, f"{model} as {name}", way_out, free)
     missing: list[str] = []
     reference, judged_together = _reference(variants, opened, engine, request, free, missing)
     rounds = 5 if request.rounds is None else request.rounds
