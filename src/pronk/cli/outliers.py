@@ -165,11 +165,7 @@ def _sweep(
 
     with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
         found = sweep(load, text, thresholds, **cut, rounds=rounds, progress=advance)
-    # Of prefill: decoding reads all weights for each token, whatever is computed apart.
-    names = ("threshold", "kld", "prefill_tok_s")
-    at, klds, rates = ([point[name] for point in found["points"]] for name in names)
-    drawing = plots_outliers.sweep(at, klds, rates, found["knee"], speed="Speed of prefill (tokens/s)")
-    return {"engine": loading["engine"], **found}, drawing
+    return {"engine": loading["engine"], **found}, plots_outliers.sweep(found["points"], found["knee"])
 
 
 def _with_infinity(value: Any) -> Any:
