@@ -27,21 +27,29 @@ def check_memory(need: int, what: str, way_out: str, free: int | None = None) ->
 
 def free_memory() -> int | None:
     """What the system and this process's cgroups still give; None where neither tells: outside of Linux."""
-    found = [free for free in (_available(), _cgroup()) if free is not None]
+    found = [free for free in (_bytes("meminfo", "MemAvailable"), _cgroup()) if free is not None]
     return min(found, default=None)
 
 
 def held_memory() -> int | None:
     """What this process holds now (VmRSS); None where the system does not say."""
-    line = next((line for line in _read(Path("/proc/self/status")).splitlines() if line.startswith("VmRSS:")), None)
-    return int(line.split()[1]) * 1024 if line else None
+    return _bytes("self/status", "VmRSS")
 
 
-def _available() -> int | None:
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def whole_memory() -> int | None:
+    """What the machine has; None where the system does not say."""
+    return _bytes("meminfo", "MemTotal")
+
+
+def said(file: str, key: str) -> str | None:
+    """What a file below /proc says first under `key`; None where there is no such file or key."""
+    lines = _read(Path("/proc", file)).splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
+
+
+def _bytes(file: str, key: str) -> int | None:
+    found = said(file, key)
+    return int(found.split()[0]) * 1024 if found else None
 
 
 def _cgroup() -> int | None:
@@ -81,9 +89,8 @@ def _size(nbytes: int) -> str:
 
 def peak_memory() -> int | None:
     """The most that this process has held since its start, or since `reset_peak_memory`; None where nobody says."""
-    status = _read(Path("/proc/self/status"))  # Linux's getrusage would count what the parent held before it
-    if line := next((line for line in status.splitlines() if line.startswith("VmHWM:")), None):
-        return int(line.split()[1]) * 1024
+    if peak := _bytes("self/status", "VmHWM"):  # Linux's getrusage would count what the parent held before it
+        return peak
     try:
         import resource
     except ImportError:  # Windows
@@ -161,6 +168,22 @@ def clear_leftovers(folder: Path, suffix: str) -> None:
     """Take away what processes left in a folder that were killed while they were replacing files of such names."""
     for lock in folder.glob(f".*{escape(suffix)}.*.lock"):
         _clear_beside(folder / lock.name[1:].rsplit(".", 3)[0])
+
+
+def make_room(folder: Path, suffix: str, nbytes: int, most: int, free: int, *, evict: bool = True) -> bool:
+    """In a cache of files whose names end in `suffix`, for one of so many bytes: all together have `most`, and the disk
+    must keep so many `free`. `evict`: others of the cache, those first that were not used for the longest time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder, suffix)
+        sizes = {file: file.stat().st_size for file in folder.glob(f"*{suffix}")}
+        oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
+        while evict and oldest and sum(sizes.values()) + nbytes > most:
+            sizes.pop(oldest[0])
+            oldest.pop(0).unlink()
+        return shutil.disk_usage(folder).free >= free
+    except OSError:
+        return False
 
 
 def _beside(path: Path, write: str) -> tuple[Path, Path, Path]:

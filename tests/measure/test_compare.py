@@ -16,8 +16,10 @@ from tiny_folder import save_tiny_chat_model
 
 import pronk
 from pronk import strict_json, torch_engine
+from pronk.cpu_engine import CpuEngine
+from pronk.engine.declaration import Plan
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.measure import compare, journal, runner
+from pronk.measure import compare, journal
 from pronk.measure import settle as settling
 from pronk.measure.comparison import Request
 from pronk.measure.divergence import divergence
@@ -176,7 +178,7 @@ def test_what_was_finished_is_kept_and_gone_on_with(request_: Request, tmp_path:
 
 
 def test_a_finished_one_is_not_measured_again(request_: Request, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "Worker", None)  # nobody is needed any more
+    monkeypatch.setattr(journal, "Worker", None)  # nobody is needed any more
     again = run(request_, done.folder, resume=True)
     assert {**again, "made": 0} == {**done.report, "made": 0}
 
@@ -194,11 +196,11 @@ def test_a_worker_that_dies_ends_it_in_a_line(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
         run(replace(request_, rounds=1), tmp_path)
     assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
-    monkeypatch.setattr(runner, "Worker", Worker)
+    monkeypatch.setattr(journal, "Worker", Worker)
     assert run(Request(), tmp_path, resume=True)["finished"]
 
 
@@ -208,7 +210,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     """Of a model of 7B their quality was not measured."""
     monkeypatch.setattr(settling, "_baseline", lambda: 500_000_000)
     settled = settle(request_)
-    need = max(v.predicted.total(settling._baseline(), 44) for v in settled.variants)
+    need = max(v.peak(settling._baseline(), 44) for v in settled.variants)
     monkeypatch.setattr(settling.system, "free_memory", lambda: int(1.6 * need))
     settled = settle(replace(request_, rounds=1))
     assert not settled.together
@@ -223,7 +225,7 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
             most = max(most, len({id(one) for one in alive if one.process.is_alive()}))
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Counted)
+    monkeypatch.setattr(journal, "Worker", Counted)
     report = run(replace(request_, rounds=2), tmp_path)
     assert most == 1
     assert report["finished"]
@@ -246,12 +248,12 @@ def test_what_the_reference_predicts_is_read_once_and_kept_until_the_end(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied, match="ended in 'apply'"):
         run(replace(request_, rounds=1), tmp_path)
     settled, kept = settle(request_), tmp_path / ".reference.logits"
     assert kept.stat().st_size == settled.kept_bytes
-    monkeypatch.setattr(runner, "Worker", _counted(asked := []))
+    monkeypatch.setattr(journal, "Worker", _counted(asked := []))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert "record" not in asked
     assert asked.count("divergence_from") == 1
@@ -267,12 +269,12 @@ def test_a_reference_that_is_gone_is_read_again(
                 self.process.kill()
             return super().call(operation, **how)
 
-    monkeypatch.setattr(runner, "Worker", Doomed)
+    monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied):
         run(replace(request_, rounds=1), tmp_path)
     (tmp_path / ".reference.json").unlink()
     asked: list[str] = []
-    monkeypatch.setattr(runner, "Worker", _counted(asked))
+    monkeypatch.setattr(journal, "Worker", _counted(asked))
     assert run(Request(), tmp_path, resume=True)["finished"]
     assert asked.count("record") == 1
 
@@ -314,11 +316,10 @@ def test_a_disk_filled_by_the_recording_that_is_gone_on_with_is_no_obstacle(
 
 
 def test_without_room_for_f32_the_original_is_the_reference(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    def predicted(checkpoint: Any, engine: str, options: Any) -> Any:
-        size = 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000
-        return settling.memory.Prediction(size, 1, 1)
+    def predicted(engine: Any, checkpoint: Any, options: Any) -> Plan:
+        return Plan("", 4_000_000_000 if options.get("quantize") == "f32" else 1_000_000, "", 1, 1)
 
-    monkeypatch.setattr(settling.memory, "predict", predicted)
+    monkeypatch.setattr(CpuEngine, "plan", predicted)
     monkeypatch.setattr(settling.system, "free_memory", lambda: 3_000_000_000)
     monkeypatch.setattr(settling, "_baseline", lambda: 100_000_000)  # not what tests before this one have left
     settled = settle(request_)

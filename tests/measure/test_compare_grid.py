@@ -16,9 +16,9 @@ from pronk.checkpoint.rotation import rotated
 from pronk.checkpoint.writers import write
 from pronk.measure import compare, journal, report, tasks
 from pronk.measure.comparison import ROTATION, Request
+from pronk.measure.comparison_steps import _tasks_of
 from pronk.measure.divergence import divergence
 from pronk.measure.report.techniques import techniques
-from pronk.measure.report_json import _tasks_of
 from pronk.measure.schema import problems
 from pronk.measure.settle import settle
 from pronk.measure.windows import evaluation_text

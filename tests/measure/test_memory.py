@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 from tiny import in_memory, random_weights, tiny_config
 
-from pronk import system
+from pronk import engines, system
+from pronk.checkpoint.tensors import Checkpoint
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.cpu_engine.kv import CpuKV
 from pronk.engine.backend import KVStorage
+from pronk.engine.declaration import Plan
 from pronk.engine.params import SamplingParams
 from pronk.engine.scheduler import Scheduler
 from pronk.errors import BadRequest
-from pronk.measure.memory import Prediction, kv_blocks, predict
+from pronk.measure.comparison import Variant, kv_blocks
 from pronk.torch_engine.backend import TorchBackend
 
 CONFIG = tiny_config(max_position_embeddings=4096)
@@ -21,10 +26,17 @@ CHECKPOINT = in_memory(CONFIG, random_weights(CONFIG))
 
 
 def test_a_total_is_a_sum() -> None:
-    assert Prediction(weights=1000, kv_a_token=10, besides=7).total(100, tokens=64) == 100 + 1000 + 64 * 10 + 7
-    assert Prediction(0, 1, 0).total(0, 1) == 64  # a whole block
+    some, least = (Variant("f32", True, {}, plan) for plan in (
+        Plan("f32", 1000, "f32", kv_a_token=10, besides=7), Plan("f32", 0, "f32", 1, 0),
+    ))  # fmt: skip
+    assert some.peak(100, tokens=64) == 100 + 1000 + 64 * 10 + 7
+    assert least.peak(0, 1) == 64  # a whole block
     # From 4 blocks to 8: for a moment both are there, the larger one as full as the smaller.
-    assert Prediction(0, 1, 0).total(0, 257) == 8 * 64
+    assert least.peak(0, 257) == 8 * 64
+
+
+def predict(checkpoint: Checkpoint, engine: str, options: Mapping[str, Any]) -> Plan:
+    return engines.named(engine).plan(checkpoint, options)
 
 
 @pytest.mark.parametrize("tokens", [5, 256, 257, 512, 577, 1025])

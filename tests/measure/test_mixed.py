@@ -15,6 +15,7 @@ from formats import save_huggingface
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
+from pronk.calibrate.knapsack import Part, in_order
 from pronk.cpu_engine.backend import CpuBackend
 from pronk.errors import BadRequest
 from pronk.formats.quantize import quantize
@@ -23,19 +24,17 @@ from pronk.measure import recording as recordings
 from pronk.measure import windows as windows_module
 from pronk.measure.divergence import divergence
 from pronk.measure.mixed import (
-    Divergence,
     Formats,
     Measures,
-    Part,
     Whole,
     after,
     choose,
     chosen_by,
-    in_order,
     parts_of,
     sixteen_bits,
     split,
 )
+from pronk.measure.noise import Mean
 from pronk.measure.recording import Recording, Yardstick
 from pronk.measure.windows import Reader, windows
 
@@ -113,9 +112,9 @@ def made_up(held_out: float = 1.0, together: float = 1.0, floor: float = 1e-4, e
 
     def whole(formats: Formats) -> Whole:
         mean = floor + together * total(formats)
-        return Whole(Divergence(mean, error), Divergence(held_out * mean, held_out * error))
+        return Whole(Mean(mean, error), Mean(held_out * mean, held_out * error))
 
-    return Measures(lambda formats: Divergence(total(formats), error), whole)
+    return Measures(lambda formats: Mean(total(formats), error), whole)
 
 
 @pytest.mark.parametrize("ways", [{}, {"held_out": 1.5}, {"together": 3.0}, {"together": 0.2}, {"error": 2e-4}])
@@ -125,7 +124,7 @@ def test_the_budget_is_kept_and_a_larger_one_never_gives_a_larger_model(ways: Ma
     for max_kld in np.geomspace(6e-4, 0.2, 25):
         choice = chosen_by(measures, CHECKPOINT, max_kld)
         assert measures.whole(choice.formats).upper <= max_kld
-        assert choice.measured_kld == measures.whole(choice.formats).held_out.mean
+        assert choice.measured_kld == measures.whole(choice.formats).held_out.value
         assert len(choice.tries) <= 6
         sizes.append(choice.nbytes["after"])
     assert sizes == sorted(sizes, reverse=True)
@@ -156,7 +155,7 @@ def test_a_choice_says_why() -> None:
     assert choice.floor_kld == 1e-4
     prices = [step["harm"] / step["saved"] for step in choice.steps]
     assert prices == sorted(prices)
-    assert choice.as_dict()["tries"][-1]["predicted"] == pytest.approx(choice.tries[-1]["chosen"])
+    assert choice.tries[-1]["predicted"] == pytest.approx(choice.tries[-1]["chosen"])
 
 
 @pytest.mark.parametrize(
@@ -234,9 +233,8 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_measured(sensiti
 def test_a_recording_gives_the_same_logits_again_and_again_and_of_no_other_window() -> None:
     reader = Reader(CpuBackend.from_checkpoint(CHECKPOINT, threads=1), 128)
     texts = windows(IDS, 128, count=3)
-    recording = Recording(reader.shares_scales)
-    for window in texts:
-        recording.keep(window, [logits for logits, _ in reader.read(window)])
+    logits = np.concatenate([logits for window in texts for logits, _ in reader.read(window)])
+    recording = Recording(texts, logits, reader.shares_scales)
     for window in [*texts, *reversed(texts)]:
         for (a, targets), (b, others) in zip(recording.read(window), reader.read(window), strict=True):
             assert np.array_equal(a, b)

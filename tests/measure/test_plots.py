@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
@@ -167,9 +168,11 @@ def test_each_cell_of_a_heat_map_has_a_colour_by_its_count() -> None:
 
 
 def test_a_sweep_names_its_knee() -> None:
-    inf = math.inf
-    drawing = plots_outliers.sweep([0, 6, inf], [0.001, 0.002, 0.03], [{"median": 9, "min": 8, "max": 10}, 20, None], 6)
-    root = root_of(drawing)
+    def points(*of: tuple[float, float | None, Any]) -> list[dict[str, Any]]:
+        return [dict(zip(("threshold", "kld", "prefill_tok_s"), one, strict=True)) for one in of]
+
+    three = points((0, 0.001, {"median": 9, "min": 8, "max": 10}), (6, 0.002, 20), (math.inf, 0.03, None))
+    root = root_of(plots_outliers.sweep(three, 6))
     assert {"knee: 6", "∞"} <= set(texts(root))
     assert [len(drawn(root, kind)) for kind in ("point", "rule", "error")] == [3 + 2, 2, 3]
-    assert count(plots_outliers.sweep([0, 6], [None, None], [None, None]), "point") == 0
+    assert count(plots_outliers.sweep(points((0, None, None), (6, None, None))), "point") == 0

@@ -16,9 +16,8 @@ import pronk
 from pronk.cpu_engine.kv import CpuKV
 from pronk.errors import BadRequest
 from pronk.measure import compare, techniques
-from pronk.measure.comparison import Comparison, Request
+from pronk.measure.comparison import Comparison, Request, kv_blocks
 from pronk.measure.figures import ratio
-from pronk.measure.memory import kv_blocks
 from pronk.measure.report import content, pages
 from pronk.measure.report.charts import draw
 from pronk.measure.schema import problems

@@ -15,7 +15,8 @@ from tiny_folder import save_tiny_chat_model
 from pronk import checkpoint, loading
 from pronk.cli import group
 from pronk.errors import BadFile, BadRequest
-from pronk.measure import runner, training, training_report
+from pronk.measure import journal as journals
+from pronk.measure import training, training_report
 from pronk.measure.report.pages import escaped
 from pronk.measure.training import begin, measure
 from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
@@ -60,7 +61,7 @@ def run(
     **asked: Any,
 ) -> dict[str, Any]:
     monkeypatch.setattr(training, "_measured", lambda grid, setting, account, *_: answer(setting, account))
-    monkeypatch.setattr(runner, "Worker", FakeWorker)
+    monkeypatch.setattr(journals, "Worker", FakeWorker)
     grid, journal = begin(Request(**{"model": model, "tokens": 16, "rounds": 2, **asked}), folder, resume=resume)
     return measure(grid, journal)
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -90,11 +90,11 @@ def within(
     ids: list[int],
     calibrate: bool,
 ) -> dict[str, Any]:
-    """What pronk.measure.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
+    """What pronk.calibrate.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
     is none so small."""
     from pronk.calibrate.calibrated import rounded
+    from pronk.calibrate.sized import choose, least, room
     from pronk.checkpoint.writers.write import gguf_size
-    from pronk.measure.sized import choose, least, room
 
     smallest = rounded(checkpoint, least(checkpoint))
     whole = gguf_size(smallest, vocabulary)
@@ -110,7 +110,7 @@ def within(
         )
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
         found = choose(checkpoint, ids, most - whole + matrices, carried=calibrate, progress=advance)
-    return {"max_size": most, "text": text_name, **found.as_dict()}
+    return {"max_size": most, "text": text_name, **asdict(found)}
 
 
 def why(choice: Mapping[str, Any]) -> list[str]:

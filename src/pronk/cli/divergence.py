@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pronk.cli import console, measuring, options, progress
 from pronk.formats import FLOATS
-
-if TYPE_CHECKING:
-    from pronk.llm import LLM
 
 _BOTH = ("tokenizer", "device", "threads", "ctx_size", "revision")  # options of loading that A takes as well
 
@@ -59,9 +56,9 @@ def command(
     """
     from pronk.checkpoint import grid
     from pronk.measure.divergence import with_floors
-    from pronk.measure.machine import provenance
+    from pronk.measure.machine import described, provenance
 
-    measuring.check_folder(per_window)
+    measuring.check_table(per_window)
     text, name = measuring.read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:
@@ -84,8 +81,8 @@ def command(
     with progress.shown(unit=progress.of_tokens) as advance:
         found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
     result = {
-        "reference": _described(one),
-        "own": _described(other),
+        "reference": {**described(one), "kv_dtype": one.backend.kv_dtype},
+        "own": {**described(other), "kv_dtype": other.backend.kv_dtype},
         "text": name,
         "tokens": len(ids),
         "grid": levels and levels.as_dict(),
@@ -109,12 +106,6 @@ def _reference_loading(reference: str, loading: Mapping[str, Any]) -> dict[str, 
     made = {"quantize": None if reference == "auto" else reference}
     both = {name: loading[name] for name in _BOTH}
     return {**dict.fromkeys(options.LOADING), **both, **made, "engine": engine}
-
-
-def _described(llm: LLM) -> dict[str, Any]:
-    from pronk.measure.machine import described
-
-    return {**described(llm), "kv_dtype": llm.backend.kv_dtype}
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console, measuring, options
 
 if TYPE_CHECKING:
     from pronk.look import Look
@@ -80,7 +80,7 @@ def command(
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """
     _check(text, file, answer, max_new_tokens, token, lens, layer, head)
-    _check_plot(plot)
+    measuring.check_file(plot, ".svg", "--plot draws SVG")
     if file is None and (text == "-" or (text is None and not sys.stdin.isatty())):
         file = "-"
     given = options.read_file(file) if file is not None else text or ""
@@ -136,17 +136,6 @@ def _check(
     ):
         if wrong:
             raise click.UsageError(problem)
-
-
-def _check_plot(plot: str | None) -> None:
-    """Before anything is loaded."""
-    from pronk.errors import BadRequest
-    from pronk.system import expanded
-
-    if plot is not None and not plot.endswith(".svg"):
-        raise BadRequest(f"--plot draws SVG: name a file that ends in .svg, not {plot}")
-    if plot is not None and not (folder := expanded(plot).parent).is_dir():
-        raise BadRequest(f"{folder}: there is no such folder to write {expanded(plot).name} to")
 
 
 def _table(seen: Look) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from math import expm1
+from math import exp
 from typing import Any
 
 import click
@@ -46,14 +46,19 @@ def read_text(file: str | None) -> tuple[str, str]:
     return options.read_file(file, whole=True), "standard input" if file == "-" else file
 
 
-def check_folder(file: str | None) -> None:
-    """Raises BadRequest where no table can be written there: nobody is to measure for minutes and learn that then."""
+def check_file(file: str | None, suffix: str, what: str) -> None:
+    """Raises BadRequest where an option, which says `what` it does, cannot write to `file`: nobody is to measure for
+    minutes and learn that then."""
     from pronk.system import expanded
 
-    if file is not None and not file.endswith(".csv"):
-        raise BadRequest(f"--per-window writes a table: name a file that ends in .csv, not {file}")
+    if file is not None and not file.endswith(suffix):
+        raise BadRequest(f"{what}: name a file that ends in {suffix}, not {file}")
     if file is not None and not (folder := expanded(file).parent).is_dir():
         raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
+
+
+def check_table(file: str | None) -> None:
+    check_file(file, ".csv", "--per-window writes a table")
 
 
 def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -80,8 +85,14 @@ def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -
 
 def in_words(found: Mapping[str, Any]) -> str:
     """A change of perplexity, and whether it is more than chance."""
-    error = found["standard_error"]
-    by = f"{expm1(found['log_ratio']):+.2%}" + (f" ± {(1 + expm1(found['log_ratio'])) * error:.2%}" if error else "")
+    from pronk.measure.formatting import change
+
     said = {None: "its error is unknown, there is one window only", True: "more than chance",
             False: "may be chance on this text"}  # fmt: skip
+    by = change(exp(found["log_ratio"]), found["standard_error"])
     return f"{by}, paired by windows: {said[found['clear']]}"
+
+
+def ran(side: Mapping[str, Any]) -> str:
+    """What ran, of pronk.measure.machine.described."""
+    return f"{side['engine']} engine in {side['dtype']} on {side['device']}"

@@ -52,7 +52,7 @@ def command(
     from pronk.measure.machine import described, provenance
     from pronk.measure.perplexity import beside, perplexity
 
-    measuring.check_folder(per_window)
+    measuring.check_table(per_window)
     text, name = measuring.read_text(file)
     results: list[dict[str, Any]] = []
     first: tuple[str, list[int]] | None = None
@@ -79,7 +79,7 @@ def command(
 def _as_text(result: Mapping[str, Any]) -> str:
     error = result["standard_error"]
     rows = [
-        ("model", f"{result['model']}: {result['engine']} engine in {result['dtype']} on {result['device']}"),
+        ("model", f"{result['model']}: {measuring.ran(result)}"),
         ("text", f"{result['text']}, {result['tokens']} tokens"),
         ("protocol", result["protocol"]),
         *([("batch", measuring.ONE_BATCH)] if result["one_batch"] else []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +247,7 @@ def _choose(src: str, ids: list[int] | None, max_kld: float, loading: Mapping[st
             f"{src} carries no tokenizer, so there is no text to measure on; name one with --tokenizer FILE"
         )
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance, short_of_memory(_NO_BUDGET):
-        return choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading).as_dict()
+        return asdict(choose(src, max_kld=max_kld, ids=ids, progress=advance, loading=loading))
 
 
 def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> list[int] | None:

@@ -70,30 +70,17 @@ def receipt(
     """pronk.measure.receipt of what was `made` of `source`, which --help calls `called`, and which learned from `base`.
     `way_out`: where memory is short. `plain`: what plain rounding makes of it."""
     import pronk
-    from pronk.measure.receipt import receipt
+    from pronk.measure.receipt import Role, receipt
 
-    def read(checkpoint: Checkpoint, called: str, format: Any) -> LLM:
-        with progress.shown(f"reading {called} in {format}") as advance:
-            return pronk.load(checkpoint, engine="cpu", quantize=format, progress=advance)
+    doing = {"source": f"reading {called} in {{}}", "base": "reading BASE in {}", "written": "reading DST",
+             "plain": "rounding plainly, to compare"}  # fmt: skip
 
-    def after() -> LLM:
-        with progress.shown("reading DST") as advance:
-            return pronk.load(made, engine="cpu", progress=advance)
-
-    def rounded() -> LLM:
-        with progress.shown("rounding plainly, to compare") as advance:
-            return pronk.load(plain, engine="cpu", progress=advance)
+    def load(role: Role, model: Checkpoint | Path, format: str | None) -> LLM:
+        with progress.shown(doing[role].format(format)) as advance:
+            return pronk.load(model, engine="cpu", quantize=format, progress=advance)
 
     with progress.shown("measuring", unit=progress.of_tokens) as advance, short_of_memory(way_out):
-        return receipt(
-            source,
-            lambda format: read(source, called, format),
-            after,
-            text,
-            advance,
-            (lambda format: read(base, "BASE", format)) if base else None,
-            rounded if plain else None,
-        )
+        return receipt(source, made, text, load, advance, base, plain)
 
 
 accept_loss_option = click.option(

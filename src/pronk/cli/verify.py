@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
-from pronk.cli.mistakes_table import mistakes_as_text
+from pronk.cli import console, measuring, options, progress
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
 
 _MAX_TOKENS = 256
+_SHOWN = 60  # characters of a text that a mistake has made
 _FLOATS = {"quantize": (None, "auto", "f32"), "compute_dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
 
 
@@ -87,7 +88,7 @@ def command(
     if as_json:
         console.write_json({**result, "provenance": options.origin(model, loading, text)})
     else:
-        console.write((mistakes_as_text if wrongly else _as_text)(result) + "\n")
+        console.write((_mistakes_as_text if wrongly else _as_text)(result) + "\n")
     if result.get("verdict") == "bug":
         raise click.exceptions.Exit(1)
 
@@ -132,7 +133,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
     promise = f"an RMS up to {result['allowed']:.3g} is this type's rounding"
     tokens, whole = result["tokens"], result["text_tokens"]
     length = f"{tokens} tokens" if tokens == whole else f"the first {tokens} of {whole} tokens (see -n)"
-    ran = f"{result['engine']} engine in {result['dtype']} on {result['device']}; the logits of {length} against those"
+    ran = f"{measuring.ran(result)}; the logits of {length} against those"
     if losses := result.get("loss"):
         adapter = result["adapter"] or "an adapter of random numbers"
         head = f"{result['model']}, and {adapter}: {ran} that training computes"
@@ -161,3 +162,31 @@ def _table(paths: list[dict[str, Any]]) -> str:
             greedy = "nowhere" if at is None else f"at token {at}"
         rows.append((path["path"], f"{path['max_abs_difference']:.3g}", rms, greedy, path["verdict"]))
     return console.table(rows, right=(1, 2))
+
+
+def _mistakes_as_text(result: Mapping[str, Any]) -> str:
+    from pronk.measure.formatting import digits
+
+    future = result["future"]
+    moved = [digits(by) if (by := future[way]) else "nothing" for way in ("without_cache", "without_mask")]
+    return "\n".join([
+        f"{result['model']}: {measuring.ran(result)}; the likeliest {result['new_tokens']} tokens after each prompt",
+        *map(_of_prompt, result["prompts"]),
+        "",
+        "where: the first new token that differs from the correct text",
+        f"future: in a text of {future['tokens']} tokens, changing the last token moves the logits before it by "
+        f"{moved[0]} without a cache; by {moved[1]} without a mask",
+    ])  # fmt: skip
+
+
+def _of_prompt(entry: Mapping[str, Any]) -> str:
+    rows = [("", "where", "text")]
+    for way, found in entry["ways"].items():
+        text = _quoted(found["text"] or found["tokens"])
+        cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+        rows.append((way, found["parts_at"] or "nowhere", cut))
+    return f"\n{_quoted(entry['prompt'])}\n{console.table(rows, right=(1,))}"
+
+
+def _quoted(said: str | list[int]) -> str:
+    return json.dumps(said if isinstance(said, str) else " ".join(map(str, said)), ensure_ascii=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -117,18 +116,7 @@ def created(path: Path, nbytes: int) -> NDArray[np.uint8]:
 
 def make_room(nbytes: int) -> bool:
     """For a file of so many bytes; the disk must keep as many free."""
-    there = folder()
-    try:
-        there.mkdir(parents=True, exist_ok=True)
-        system.clear_leftovers(there, _SUFFIX)
-        sizes = {file: file.stat().st_size for file in there.glob(f"*{_SUFFIX}")}
-        oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
-        while oldest and sum(sizes.values()) + nbytes > MOST:
-            sizes.pop(oldest[0])
-            oldest.pop(0).unlink()
-        return shutil.disk_usage(there).free >= 2 * nbytes
-    except OSError:
-        return False
+    return system.make_room(folder(), _SUFFIX, nbytes, MOST, 2 * nbytes)
 
 
 def _end(memory: NDArray[np.uint8], threads: int) -> bytes:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pronk import __version__
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
 from pronk.measure import recording, techniques
 from pronk.measure.comparison import Comparison, Request
-from pronk.measure.comparison_steps import REFERENCE, step_name, steps
+from pronk.measure.comparison_steps import REFERENCE, composed, step_name, steps
 from pronk.measure.journal import Journal
 from pronk.measure.machine import load, provenance
 from pronk.measure.operations import Operations
-from pronk.measure.report_json import composed
-from pronk.measure.runner import run
 from pronk.measure.settle import settle
 from pronk.system import processors
 
@@ -32,21 +30,14 @@ def begin(
 
     Nothing is written yet. Raises BadRequest and other PronkErrors, for all that can be known now.
     """
-    path, taken = folder / journals.NAME, dict[str, Any]()
-    if resume:
-        saved = journals.read(path)
-        comparison = settle(request.going_on_with(_asked(saved, path)))
-        origin = provenance(comparison.checkpoint, comparison.written, command)
+    path = folder / journals.NAME
+    saved = journals.opened(path, resume=resume, overwrite=overwrite)
+    comparison = settle(request.going_on_with(_asked(saved, path)) if saved else request)
+    origin = provenance(comparison.checkpoint, comparison.written, command)
+    if saved:
         _check_same(comparison, origin, saved, path)
-        about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
-        taken = saved["steps"]
-    else:
-        journals.check_writable(path, replace=overwrite)
-        comparison = settle(request)
-        origin = provenance(comparison.checkpoint, comparison.written, command)
-        about = {"machine": origin["machine"], "command": command, "provenance": origin}
     _check_disk(comparison, folder)
-    return comparison, Journal(path, taken, lambda steps: composed(comparison, about, steps))
+    return comparison, journals.kept(path, saved, origin, steps(comparison), partial(composed, comparison))
 
 
 def compare(comparison: Comparison, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -59,9 +50,9 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
     if not judged and not (REFERENCE in journal.steps and recording.is_recorded(kept)):
         journal.steps.pop(REFERENCE, None)
         recording.forget(kept)  # of another comparison, perhaps
-    run(steps(comparison, kept), journal, Operations, progress)
+    report = journal.run(steps(comparison, kept), Operations, progress)
     recording.forget(kept)
-    return journal.write()
+    return report
 
 
 def about(comparison: Comparison) -> list[str]:
@@ -128,11 +119,9 @@ def _check_same(comparison: Comparison, origin: Mapping[str, Any], saved: Mappin
     """
     ours, theirs = comparison.settings(), saved["settings"]
     here, there = origin["machine"], saved["machine"]
-    journals.check_same(path, [
+    journals.check_same(path, origin, saved, [
         ("on another machine", [here["cpu"], here["cores"]], [there["cpu"], there["cores"]]),
-        ("by another version of pronk", __version__, saved["pronk"]),
         ("with another text", ours["text_sha256"], theirs["text_sha256"]),
-        ("with another model", origin["model_sha256"], (saved["provenance"] or {}).get("model_sha256")),
         ("on another engine", ours["engine"], theirs["engine"]),
         ("with another reference", ours["reference"], theirs["reference"]),
         ("with other settings", {**ours, "asked": 0}, {**theirs, "asked": 0}),

@@ -11,9 +11,10 @@ from typing import Any
 
 from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
+from pronk.engine.declaration import Plan
+from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest
 from pronk.measure import texts
-from pronk.measure.memory import Prediction
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins
@@ -37,8 +38,7 @@ class Request:
 
     def asdict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        every = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {**every, "loading": as_json(self.loading)}
+        return {**asdict(self), "loading": as_json(self.loading)}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Request:
@@ -87,8 +87,26 @@ class Variant:
     name: str
     original: bool
     options: Mapping[str, Any]
-    predicted: Prediction
+    predicted: Plan
     twin: bool = False  # whether its quality is a rotated twin's: the model's weights lie on its grid
+
+    def peak(self, baseline: int, tokens: int) -> int:
+        """Bytes of a process that held `baseline`, its libraries and its tokenizer, before loading, and then runs one
+        text of `tokens` tokens: predicted before anything is loaded."""
+        cache = kv_blocks(tokens) * BLOCK_SIZE * self.predicted.kv_a_token
+        return baseline + self.predicted.weights + cache + self.predicted.besides
+
+
+def kv_blocks(tokens: int, texts: int = 1) -> int:
+    """The most blocks of keys and values that `texts` hold side by side on their way to so many tokens each.
+
+    A cache doubles as it fills (PrefixCache.make_room), and the smaller one stays until it is copied.
+    """
+    needed, size, most = texts * -(-tokens // BLOCK_SIZE), FIRST_BLOCKS, 0
+    while size < needed:
+        most = 2 * size
+        size *= 2
+    return max(needed, most)
 
 
 @dataclass(frozen=True)

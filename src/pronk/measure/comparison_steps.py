@@ -1,4 +1,5 @@
-"""Steps of a comparison: names under which its journal keeps them, what each costs, and what a worker is asked in it.
+"""Steps of a comparison: names under which its journal keeps them, what each costs, what a worker is asked in it, and
+report.json, made of what they gave, be it all of them or a few.
 
 Latency comes first, in interleaved rounds (A B C, then C B A): a machine that slows down slows all of them. Each
 variant then has a process of its own, whose peak is its memory. Quality comes next, of one variant at a time: what the
@@ -7,23 +8,34 @@ reference predicts is kept in a file meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.checkpoint.tensors import Progress
-from pronk.measure import recording, techniques, texts
+from pronk.measure import latency, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
-from pronk.measure.perplexity import perplexity
-from pronk.measure.runner import Step
-from pronk.measure.tasks import evaluate
+from pronk.measure.journal import Step
+from pronk.measure.perplexity import beside, perplexity
 from pronk.measure.worker import Worker
 
+Steps = Mapping[str, Any]
 REFERENCE = "reference"  # what it predicts, read once
 _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 _READ = 50_000  # tokens that the questions of one of pronk's own tasks have, about
+
+
+class _Kind(NamedTuple):
+    """A way to judge a variant: the step's name and, in words, its title, before the variant's; its cost; what a worker
+    applies to the model."""
+
+    name: str
+    title: str
+    cost: float
+    function: Callable[..., Any]
+    asked: dict[str, Any]
 
 
 def step_name(kind: str, variant: Variant, number: int | None = None) -> str:
@@ -64,14 +76,14 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
     text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window, "count": comparison.windows}
     written = {"prompts": texts.PROMPTS, "new_tokens": comparison.new_tokens, "seed": texts.SEED}
     read = comparison.windows * comparison.window / 10
-    kinds: list[tuple[str, str, float, Callable[..., Any], dict[str, Any]]] = [
-        ("divergence", "divergence", read, recording.divergence_from, {**text, "path": kept}),
-        ("perplexity", "perplexity", read, perplexity, text),
-        ("noise", "noise floor", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
-         {**text, "count": comparison.noise_windows}),
+    kinds = [
+        _Kind("divergence", "divergence of", read, recording.divergence_from, {**text, "path": kept}),
+        _Kind("perplexity", "perplexity of", read, perplexity, text),
+        _Kind("noise", "noise floor of", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
+              {**text, "count": comparison.noise_windows}),
     ]  # fmt: skip
-    if comparison.new_tokens:
-        kinds.append(("texts", "texts", 4.0 * comparison.new_tokens, texts.write, written))  # both modes; six at once
+    if comparison.new_tokens:  # both modes; six at once
+        kinds.append(_Kind("texts", "texts of", 4.0 * comparison.new_tokens, texts.write, written))
 
     def record(worker: Worker, advance: Progress) -> dict[str, Any]:
         worker.call("load", **_loading(comparison, reference))
@@ -79,36 +91,119 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
         return {"options": as_json(reference.options), "bytes": kept.stat().st_size}
 
     what = f"predictions of {reference.name}, the reference"
-    found = [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record)]
-    for variant in comparison.variants:
-        for kind, title, cost, function, asked in kinds:
-            measure = partial(_judged, comparison, variant, function, asked)
-            name, process = step_name(kind, variant), step_name("quality", variant)
-            found.append(Step(name, f"{title} of {variant.name}", cost, variant.name, process, measure))
-    return found
+    return [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record), *_of_each(comparison, "quality", kinds)]
 
 
 def _tasks(comparison: Comparison) -> list[Step]:
-    names, found = list(comparison.request.tasks or ()), []
-    for variant in comparison.variants if names else ():
-        measure = partial(_judged, comparison, variant, evaluate, {"names": names})
-        name, cost = step_name("tasks", variant), len(names) * _READ / 10
-        found.append(Step(name, f"tasks, {variant.name}", cost, variant.name, name, measure))
-    return found
+    names = list(comparison.request.tasks or ())
+    kind = _Kind("tasks", "tasks,", len(names) * _READ / 10, tasks.evaluate, {"names": names})
+    return _of_each(comparison, "tasks", [kind]) if names else []
 
 
-def _judged(
-    comparison: Comparison,
-    variant: Variant,
-    function: Callable[..., Any],
-    asked: dict[str, Any],
-    worker: Worker,
-    advance: Progress,
-) -> Any:
+def _of_each(comparison: Comparison, process: str, kinds: Sequence[_Kind]) -> list[Step]:
+    return [
+        Step(step_name(kind.name, variant), f"{kind.title} {variant.name}", kind.cost, variant.name,
+             step_name(process, variant), partial(_judged, comparison, variant, kind))
+        for variant in comparison.variants for kind in kinds
+    ]  # fmt: skip
+
+
+def _judged(comparison: Comparison, variant: Variant, kind: _Kind, worker: Worker, advance: Progress) -> Any:
     """Where quality is measured, the variant may be a twin."""
     worker.call("load", **_loading(comparison, variant), rotate=ROTATION if variant.twin else None)
-    return worker.call("apply", function=function, **asked, progress=advance)
+    return worker.call("apply", function=kind.function, **kind.asked, progress=advance)
 
 
 def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
     return {"model": comparison.model, "engine": comparison.engine, "options": dict(variant.options)}
+
+
+# -- what they come to --
+
+
+def composed(comparison: Comparison, about: Mapping[str, Any], taken: Steps) -> dict[str, Any]:
+    """report.json, but for what every journal has: what the steps come to so far."""
+    first: Mapping[str, Any] = next((one for one in taken.values() if "isa" in one), {})
+    worker, origin = {key: first.get(key) for key in ("threads", "isa")}, about.get("provenance")
+    variants = comparison.variants if comparison.compares else ()
+    written = {v.name: taken[step_name("texts", v)] for v in comparison.variants if step_name("texts", v) in taken}
+    report: dict[str, Any] = {
+        "missing": [*comparison.missing, *techniques.missing(comparison)],
+        "model": comparison.about_model(),
+        "machine": {**about["machine"], **worker},
+        "provenance": origin and {**origin, "machine": {**origin["machine"], **worker}},
+        "settings": comparison.settings(),
+        "variants": [_variant(comparison, variant, taken) for variant in variants],
+        "texts": texts.side_by_side(texts.PROMPTS, written) if written else [],
+    }
+    if comparison.request.techniques:
+        report["techniques"] = techniques.composed(comparison, taken)
+    return report
+
+
+def _variant(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any]:
+    rounds = [taken[name] for n in range(comparison.rounds) if (name := step_name("latency", variant, n)) in taken]
+    loaded = latency.summary(list(dict.fromkeys(one["load_s"] for one in rounds))) if rounds else None
+    return {
+        "name": variant.name,
+        "original": variant.original,
+        "twin": variant.twin,
+        "options": {"engine": comparison.engine, **as_json(variant.options)},
+        **{key: rounds[0][key] if rounds else None for key in ("dtype", "kv_dtype", "device")},
+        "memory": _memory(comparison, variant, rounds),
+        "latency": {"load_s": loaded, **latency.over_rounds(rounds)} if rounds else None,
+        "quality": _quality_of(comparison, variant, taken),
+        "tasks": _tasks_of(comparison, variant, taken),
+    }
+
+
+def _memory(comparison: Comparison, variant: Variant, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Weights, counted; and of the process what loading them took, what was predicted of it from what it held before,
+    and what it held at its peak. On a GPU, of that."""
+    found: dict[str, Any] = {
+        "weights_predicted": variant.predicted.weights,
+        "kv_a_token": variant.predicted.kv_a_token,
+    }
+    if not rounds:
+        return found
+    tokens, first = comparison.prefill[-1] + comparison.decode_tokens + 1, rounds[0]
+    on_gpu = first["loaded_device"] is not None
+    before, after = (0, first["loaded_device"]) if on_gpu else (first["baseline"], first["loaded_rss"])
+    return {
+        **found,
+        "weights_measured": first["weights_bytes"],
+        "loading_took": None if None in (before, after) else after - before,
+        "baseline_rss": first["baseline"],
+        "loaded_rss": first["loaded_rss"],
+        "total_predicted": None if before is None else variant.peak(before, tokens),
+        **{key: max((one[key] for one in rounds if one[key] is not None), default=None)
+           for key in ("peak_rss", "peak_device")},
+    }  # fmt: skip
+
+
+def _quality_of(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any]:
+    kinds = {"perplexity": "perplexity", "divergence": "divergence", "noise": "noise_floor"}
+    found = {key: taken[name] for kind, key in kinds.items() if (name := step_name(kind, variant)) in taken}
+    original = comparison.original
+    if variant is not original and "perplexity" in found and (base := taken.get(step_name("perplexity", original))):
+        found["perplexity"] = {**found["perplexity"], "beside_original": beside(base, found["perplexity"])}
+    theirs, own = taken.get(step_name("texts", original)), taken.get(step_name("texts", variant))
+    if theirs and own:
+        found["texts"] = {mode: texts.compared(theirs[mode], own[mode]) for mode in texts.MODES}
+    return found
+
+
+def _tasks_of(comparison: Comparison, variant: Variant, taken: Steps) -> dict[str, Any] | None:
+    """Scores without those of single questions, which the steps keep; beside the original's, question by question."""
+    if (own := taken.get(step_name("tasks", variant))) is None:
+        return None
+    base = {} if variant.original else taken.get(step_name("tasks", comparison.original), {})
+    found = {}
+    for task, of in own.items():
+        theirs = base.get(task, {}).get("metrics", {})
+        metrics = {}
+        for name, metric in of["metrics"].items():
+            beside_it = tasks.paired(theirs[name], metric) if name in theirs else None
+            metrics[name] = {**metric, "scores": None, "beside_original": beside_it}
+        found[task] = {**of, "metrics": metrics}
+    return found

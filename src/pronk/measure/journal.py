@@ -1,7 +1,7 @@
 """Journal: report.json on disk, rewritten as a whole after every step of a comparison, so that none is done twice.
 
-Under "steps" it keeps what each step gave, by the step's name; all else in the file is made of that. training.json, of
-techniques of training, is another.
+A step is measured once, by a worker, and what it gave is kept under "steps", by its name; all else in the file is made
+of that. So a comparison can go on after an interrupt. training.json, of techniques of training, is another.
 """
 
 from __future__ import annotations
@@ -10,18 +10,35 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pronk import strict_json
+from pronk import __version__, strict_json
+from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, BadRequest, PronkError, os_problem
 from pronk.measure import schema
+from pronk.measure.machine import now
+from pronk.measure.worker import Worker
 from pronk.system import replacing
 
 NAME = "report.json"
 ANEW = "begin anew (--overwrite), or elsewhere (--out)"
 
 Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
+_TICKS = 100  # a unit of cost: progress counts in whole numbers
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a worker is asked. Steps of one process share it: it begins with their first and ends with their last."""
+
+    name: str  # under which the journal keeps what it gives
+    what: str  # for people
+    cost: float  # about, in any unit
+    who: str  # is measured, as errors say it
+    process: str
+    measure: Callable[[Worker, Progress], Any]
 
 
 class Journal:
@@ -36,6 +53,38 @@ class Journal:
             self.report()
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise BadFile(path, f"is damaged; {ANEW}", field="steps") from None
+
+    def run(
+        self, steps: Sequence[Step], operations: Callable[[Progress], Any], progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Do the steps that are not kept yet; gives the report. Whatever ends this early (an error, Ctrl-C) ends all
+        workers at once, and leaves on disk what was finished.
+
+        `progress`: what is being done, and how much of all costs is; how long the rest takes nobody knows beforehand.
+        """
+        todo = [step for step in steps if step.name not in self.steps]
+        last = {step.process: step for step in todo}
+        total, done = max(1, round(_TICKS * sum(step.cost for step in todo))), 0.0
+        workers: dict[str, Worker] = {}
+        try:
+            for step in todo:
+
+                def tell(_: str, part: int, whole: int, step: Step = step, done: float = done) -> None:
+                    so_far = round(_TICKS * (done + step.cost * part / max(whole, 1)))
+                    if progress:
+                        progress(step.what, min(so_far, total - 1), total)
+
+                tell("", 0, 1)
+                if step.process not in workers:
+                    workers[step.process] = Worker(step.who, operations)
+                self.record(step.name, step.measure(workers[step.process], tell))
+                done += step.cost
+                if last[step.process] is step:
+                    workers.pop(step.process).close()
+        finally:
+            for worker in workers.values():
+                worker.kill()
+        return self.write()
 
     def record(self, step: str, result: Any) -> None:
         """Keep what a step gave, on disk. Raises PronkError, and does not keep it, where the file cannot be written."""
@@ -77,24 +126,15 @@ def _digest(path: Path) -> bytes | None:
         return None
 
 
-def read(path: Path, shape: Any = schema.REPORT) -> dict[str, Any]:
-    """A report that was begun before. Raises BadRequest where there is none, and BadFile where it is not as `shape`."""
-    if not path.is_file():
+def opened(path: Path, shape: Any = schema.REPORT, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """The report that is gone on with; None where one begins. Raises BadRequest where there is none to go on with,
+    where none could be written, or one is there and may not be overwritten; BadFile where it is not as `shape` has it.
+    """
+    if resume and not path.is_file():
         raise BadRequest(f"{path} is absent: there is nothing to go on with; begin without --resume")
-    return schema.read(path, shape, anew=ANEW)
-
-
-def check_same(path: Path, facts: Sequence[tuple[str, Any, Any]]) -> None:
-    """Raises BadRequest where what lies behind the same words has changed since a report was begun. `facts`: in words
-    what it was begun with, if it is another one now; what there is now; what there was."""
-    for what, now, then in facts:
-        if now != then:
-            raise BadRequest(f"{path} was begun {what}; {ANEW}")
-
-
-def check_writable(path: Path, *, replace: bool) -> None:
-    """Raises BadRequest where a report could not be written there, or (without `replace`) one is there already."""
-    if path.exists() and not replace:
+    if resume:
+        return schema.read(path, shape, anew=ANEW)
+    if path.exists() and not overwrite:
         raise BadRequest(
             f"{path} exists; go on with it (--resume), replace it (--overwrite), or write elsewhere (--out)"
         )
@@ -103,6 +143,44 @@ def check_writable(path: Path, *, replace: bool) -> None:
         if not place.is_dir():
             raise NotADirectoryError(None, f"{place}: is no folder")
         with tempfile.TemporaryFile(dir=place):
-            pass
+            return None
     except OSError as error:  # which names a file that nobody knows of
         raise BadRequest(f"{path.parent}: a report cannot be written there: {error.strerror or error}") from None
+
+
+def kept(
+    path: Path,
+    saved: Mapping[str, Any] | None,
+    origin: Mapping[str, Any],
+    steps: Sequence[Step],
+    compose: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
+) -> Journal:
+    """The journal of what is `saved`, or of what begins now. `origin`: the provenance of now; `steps`: all there are.
+    `compose` is told of the machine and the provenance that it began with, and of what steps gave."""
+    begun = saved or {"machine": origin["machine"], "command": origin["command"], "provenance": origin, "steps": {}}
+
+    def whole(taken: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "pronk": __version__,
+            "made": now(),
+            "command": begun["command"],
+            "finished": all(step.name in taken for step in steps),
+            **compose(begun, taken),
+        }
+
+    return Journal(path, begun["steps"], whole)
+
+
+def check_same(
+    path: Path, origin: Mapping[str, Any], saved: Mapping[str, Any], facts: Sequence[tuple[str, Any, Any]]
+) -> None:
+    """Raises BadRequest where what lies behind the same words has changed since a report was begun. `facts`: in words
+    what it was begun with, if it is another one now; what there is now; what there was."""
+    then_model = (saved["provenance"] or {}).get("model_sha256")
+    always = [
+        ("by another version of pronk", __version__, saved["pronk"]),
+        ("with another model", origin["model_sha256"], then_model),
+    ]
+    for what, ours, theirs in [*facts, *always]:
+        if ours != theirs:
+            raise BadRequest(f"{path} was begun {what}; {ANEW}")

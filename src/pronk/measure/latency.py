@@ -18,11 +18,11 @@ import numpy as np
 from pronk.llm import LLM
 
 
-def run(llm: LLM, ids: Sequence[int], new: int, **sampling: Any) -> tuple[float, list[float]]:
+def run(llm: LLM, ids: Sequence[int], new: int) -> tuple[float, list[float]]:
     """TTFT, and the ITL of each of `new` tokens after the first. Seconds."""
     gc.collect()
     begun = time.perf_counter()
-    stamps = [time.perf_counter() for _ in llm.stream(ids, max_new_tokens=new + 1, ignore_eos=True, **sampling)]
+    stamps = [time.perf_counter() for _ in llm.stream(ids, max_new_tokens=new + 1, ignore_eos=True)]
     if len(stamps) != new + 1:
         raise RuntimeError(f"{len(stamps)} tokens came instead of {new + 1}")
     return stamps[0] - begun, [later - earlier for earlier, later in pairwise(stamps)]

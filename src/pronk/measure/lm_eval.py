@@ -29,6 +29,7 @@ from pronk.engine.generation import Generation
 from pronk.errors import BadRequest, PronkError
 from pronk.llm import LLM
 from pronk.measure.scoring import Score, Scorer
+from pronk.measure.watched import Told
 from pronk.tokenizer import chat
 
 NAME = "pronk"
@@ -163,14 +164,7 @@ class Model:
             with import_module("tqdm").tqdm(total=total, desc=title, disable=disabled) as bar:
                 yield bar
             return
-        told, done = self.progress, 0
-
-        def update(more: int) -> None:
-            nonlocal done
-            done += more
-            told(title, done, total)
-
-        yield SimpleNamespace(update=update)
+        yield SimpleNamespace(update=Told(self.progress, title, total))
 
     # -- chats --
 

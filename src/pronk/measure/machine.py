@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk import __version__, system
+from pronk.checkpoint.hub.local import digest
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.errors import BadFile, os_problem
 from pronk.llm import LLM
@@ -31,12 +32,16 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
         "pronk": __version__,
         "commit": commit(Path(__file__).parent),
         "command": command,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "made": now(),
         "machine": {**machine(), **(llm.backend.conditions() if llm else {"threads": None, "isa": None})},
         "versions": {"numpy": _version("numpy"), "torch": _version("torch"), "compiler": compiler()},
         "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
         "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def described(llm: LLM) -> dict[str, Any]:
@@ -80,11 +85,7 @@ def _version(package: str) -> str | None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            found = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                found.update(piece)
-            return found.hexdigest()
+        return digest(path, hashlib.sha256())
     except OSError as error:
         raise BadFile(path, f"cannot be read: {os_problem(error)}") from None
 
@@ -92,9 +93,9 @@ def _sha256(path: Path) -> str:
 def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory in bytes, system, Python, and the load when it was asked."""
     return {
-        "cpu": _value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": system.said("cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": system.processors(),
-        "memory_bytes": _memory(),
+        "memory_bytes": system.whole_memory(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "load": load(),
@@ -104,16 +105,3 @@ def machine() -> dict[str, Any]:
 def load() -> float | None:
     """Of the last minute: how many processes wanted to run at once. None where the system does not say."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def _memory() -> int | None:
-    kib = _value("/proc/meminfo", "MemTotal")
-    return int(kib.split()[0]) * 1024 if kib else None
-
-
-def _value(path: str, key: str) -> str | None:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)

@@ -5,27 +5,27 @@ part in each format alone, all others in float32: roundings that are independent
 variances do, so that harms nearly add up; and beside the roundings of 30 layers in 16 bits, those of one in 8 bits
 would drown.
 
-Which parts should lose bits, so that the most bytes are saved for a given harm, is a knapsack. Of each part's ways down
-(16 bits, 8, 4) only those on the lower convex hull of harm over size are of use: each of its steps costs more harm a
-byte than the one before. Taking all parts' steps in the order of harm a byte saved then gives, wherever one stops, the
-smallest model of all that do as little harm (what Lagrange multipliers find), and each such model is no larger than the
-one before. How many steps are taken is decided by measuring the whole, on the windows that the harms were measured on
-and on others that had no part in the choice. Both must keep the budget, with a standard error to spare.
+Which parts lose bits first is a knapsack's answer (calibrate/knapsack.py). How many steps are taken is decided by
+measuring the whole, on the windows that the harms were measured on and on others that had no part in the choice. Both
+must keep the budget, with a standard error to spare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pronk
+from pronk.calibrate.knapsack import Part, Step, in_order
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, FORMATS, names
+from pronk.measure.noise import Mean
 from pronk.measure.recording import Yardstick
+from pronk.measure.watched import Told
 
 Formats = dict[str, str]  # the beginning of tensor names -> a format, as pronk.load(quantize=) takes them
 
@@ -34,33 +34,6 @@ SMALLER = tuple(name for name in names(engine="cpu", file="gguf") if FORMATS[nam
 _CTX = 128  # tokens of a window at most, whose second half counts: many short ones say more than a few long ones
 _CHOOSE, _CONFIRM = 4, 8  # windows, at most; and 2 at least, for one has no standard error
 _TRIES = 6  # of the whole, at most
-
-
-# -- parts, and steps down --
-
-
-@dataclass(frozen=True)
-class Part:
-    """The matrices of a decoder layer, the embedding or the head."""
-
-    name: str  # that all its tensors' names begin with
-    nbytes: Mapping[str, int]  # by format
-
-
-@dataclass(frozen=True)
-class Step:
-    """A part given fewer bits: what that costs beyond what it had before, and what it saves."""
-
-    part: str
-    format: str
-    harm: float  # mean KLD
-    saved: int  # bytes
-
-
-class _Point(NamedTuple):
-    nbytes: int
-    harm: float
-    format: str
 
 
 def parts_of(checkpoint: Checkpoint) -> list[Part]:
@@ -84,54 +57,19 @@ def sixteen_bits(checkpoint: Checkpoint) -> str:
     return "f16" if all(FORMATS["f16"].holds(tensor.dtype) for tensor in matrices) else "bf16"
 
 
-def in_order(parts: Sequence[Part], wide: str, harms: Mapping[str, Mapping[str, float]]) -> list[Step]:
-    """All steps down from `wide` that are of use, those that do the least harm a byte first. `harms`: of each part in
-    each smaller format alone."""
-    steps = (step for part in parts for step in _steps(part, wide, harms[part.name]))
-    return sorted(steps, key=lambda step: step.harm / step.saved)
-
-
 def after(steps: Sequence[Step], wide: str) -> Formats:
     """What all tensors are when these have been taken."""
     return {"": wide, **{step.part: step.format for step in steps}}
 
 
-def _steps(part: Part, wide: str, harms: Mapping[str, float]) -> list[Step]:
-    hull = [_Point(part.nbytes[wide], 0.0, wide)]
-    for format in sorted(harms, key=lambda format: -part.nbytes[format]):
-        # Measured harm may come out below nothing; a part must not seem to heal what others have done.
-        point = _Point(part.nbytes[format], max(harms[format], 0.0), format)
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return [
-        Step(part.name, small.format, small.harm - large.harm, large.nbytes - small.nbytes)
-        for large, small in pairwise(hull)
-    ]
-
-
-def _slope(large: _Point, small: _Point) -> float:
-    """Harm a byte saved."""
-    return (small.harm - large.harm) / (large.nbytes - small.nbytes)
-
-
 # -- the choice --
-
-
-class Divergence(NamedTuple):
-    mean: float
-    standard_error: float
-
-    @property
-    def upper(self) -> float:
-        return self.mean + self.standard_error
 
 
 class Whole(NamedTuple):
     """A model's divergence on the windows that formats are chosen on, and on those held out."""
 
-    chosen: Divergence
-    held_out: Divergence
+    chosen: Mean
+    held_out: Mean
 
     @property
     def upper(self) -> float:
@@ -141,7 +79,7 @@ class Whole(NamedTuple):
 class Measures(NamedTuple):
     """Ways to measure a model with given formats."""
 
-    alone: Callable[[Formats], Divergence]  # on the windows to choose on
+    alone: Callable[[Formats], Mean]  # on the windows to choose on
     whole: Callable[[Formats], Whole]
 
 
@@ -157,9 +95,6 @@ class Choice:
     nbytes: dict[str, int]  # of the matrices: "before", with all parts in 16 bits, and "after"
     parts: list[dict[str, Any]]  # all of them: part, format, harms by format, saved
     tries: list[dict[str, Any]]  # of the whole, in order: steps, predicted, chosen and held_out mean KLD
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def choose(
@@ -182,10 +117,10 @@ def choose(
     checkpoint, yardsticks = reference.checkpoint, [Yardstick(reference, text, ctx) for text in split(ids, ctx)]
     del reference
 
-    def measured(formats: Formats, *which: int) -> list[Divergence]:
+    def measured(formats: Formats, *which: int) -> list[Mean]:
         llm = pronk.load(model, **options, quantize=formats)
         found = [yardsticks[n].divergence(llm) for n in which]
-        return [Divergence(one["mean"], one["standard_error"]) for one in found]
+        return [Mean(one["mean"], one["standard_error"]) for one in found]
 
     ways = Measures(lambda formats: measured(formats, 0)[0], lambda formats: Whole(*measured(formats, 0, 1)))
     return chosen_by(ways, checkpoint, max_kld, progress)
@@ -196,41 +131,40 @@ def chosen_by(measures: Measures, checkpoint: Checkpoint, max_kld: float, progre
     _check(max_kld)
     wide, parts = sixteen_bits(checkpoint), parts_of(checkpoint)
     jobs = [(part.name, format) for part in parts for format in SMALLER]
-    tell = progress or (lambda *_: None)
-    tell("measuring each part", 0, 1 + len(jobs))
+    told = Told(progress, "measuring each part", 1 + len(jobs))
+    told(0)
     floor = measures.whole({"": wide})
     if floor.upper > max_kld:
         raise BadRequest(
             f"{checkpoint.path}: with all weights in {wide} the mean KL divergence is already {floor.upper:.2g} (with "
             f"a standard error), and the budget is {max_kld:.2g}; allow more"
         )
+    told()
     harms: dict[str, dict[str, float]] = {part.name: {} for part in parts}
-    for done, (name, format) in enumerate(jobs, 1):
-        tell("measuring each part", done, 1 + len(jobs))
-        harms[name][format] = measures.alone({"": "f32", name: format}).mean
-    tell("measuring each part", 1 + len(jobs), 1 + len(jobs))
+    for name, format in jobs:
+        harms[name][format] = measures.alone({"": "f32", name: format}).value
+        told()
     steps = in_order(parts, wide, harms)
     count, whole, tries = _as_many_as_fit(
-        [step.harm for step in steps], floor, max_kld, lambda count: measures.whole(after(steps[:count], wide)), tell
-    )
+        [step.harm for step in steps], floor, max_kld, lambda count: measures.whole(after(steps[:count], wide)),
+        progress or (lambda *_: None),
+    )  # fmt: skip
     formats = after(steps[:count], wide)
-    rows, saved = [], 0
-    for part in parts:
-        format = formats.get(part.name, wide)
-        less = part.nbytes[wide] - part.nbytes[format]
-        rows.append({"part": part.name, "format": format, "harms": harms[part.name], "saved": less})
-        saved += less
+    made = {part.name: formats.get(part.name, wide) for part in parts}
+    saved = {part.name: part.nbytes[wide] - part.nbytes[made[part.name]] for part in parts}
     before = sum(part.nbytes[wide] for part in parts)
     return Choice(
         formats=formats,
-        measured_kld=whole.held_out.mean,
+        measured_kld=whole.held_out.value,
         steps=[asdict(step) for step in steps[:count]],
-        standard_error=whole.held_out.standard_error,
-        chosen_kld=whole.chosen.mean,
-        floor_kld=floor.held_out.mean,
+        standard_error=whole.held_out.error or 0.0,
+        chosen_kld=whole.chosen.value,
+        floor_kld=floor.held_out.value,
         max_kld=max_kld,
-        nbytes={"before": before, "after": before - saved},
-        parts=rows,
+        nbytes={"before": before, "after": before - sum(saved.values())},
+        parts=[
+            {"part": name, "format": made[name], "harms": harms[name], "saved": less} for name, less in saved.items()
+        ],
         tries=tries,
     )
 
@@ -272,9 +206,9 @@ def _as_many_as_fit(
         tries.append(
             {
                 "steps": count,
-                "predicted": floor.chosen.mean + sums[count],
-                "chosen": found.chosen.mean,
-                "held_out": found.held_out.mean,
+                "predicted": floor.chosen.value + sums[count],
+                "chosen": found.chosen.value,
+                "held_out": found.held_out.value,
                 "kept": kept,
             }
         )

@@ -32,6 +32,11 @@ class Mean(NamedTuple):
     error: float | None
 
     @property
+    def upper(self) -> float:
+        """With a standard error to spare."""
+        return self.value + (self.error or 0.0)
+
+    @property
     def clear(self) -> bool | None:
         """Whether it is more than chance, on either side of 0: over two standard errors. None: nobody knows."""
         return None if self.error is None else abs(self.value) > 2 * self.error
@@ -50,6 +55,11 @@ def over_windows(means: Sequence[float], rows: Sequence[int]) -> Mean:
         return Mean(value, None)
     squares = math.fsum((n * (mean - value)) ** 2 for n, mean in zip(rows, means, strict=True))
     return Mean(value, math.sqrt(windows / (windows - 1) * squares) / count)
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Of values that are independent samples, each of a window of its own."""
+    return over_windows(values, [1] * len(values))
 
 
 def paired(own: Sequence[float], base: Sequence[float], rows: Sequence[int]) -> Mean:

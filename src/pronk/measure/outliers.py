@@ -25,6 +25,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats.int8 import Outliers
 from pronk.formats.quantize import INT8_THRESHOLD
 from pronk.llm import LLM
+from pronk.measure.watched import Told
 from pronk.measure.windows import check_context
 
 Floats = NDArray[np.float32]
@@ -137,12 +138,10 @@ def activations(
     widths = 3 * config.hidden_size + attention + config.intermediate_size
     step = max(1, _PIECE // (4 * config.num_hidden_layers * widths))
     kv = llm.backend.new_kv(-(-max(map(len, texts)) // BLOCK_SIZE), BLOCK_SIZE)
-    total, done = sum(map(len, texts)), 0
+    told = Told(progress, "looking for outliers", sum(map(len, texts)))
     for ids in texts:
         for at in range(0, len(ids), step):
             piece = ids[at : at + step]
             blocks = range(-(-(at + len(piece)) // BLOCK_SIZE))
             yield from llm.backend.activations(Batch.of([Run(piece, at, blocks, "none")]), kv).items()
-            done += len(piece)
-            if progress:
-                progress("looking for outliers", done, total)
+            told(len(piece))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -56,32 +56,34 @@ def heat_map(counts: Any, title: str) -> Drawing:
     return drawing
 
 
-def sweep(
-    thresholds: Sequence[float], kld: Sequence[float | None], tok_s: Sequence[Any], knee: float | None = None, *,
-    speed: str = "Speed (tokens/s)",
-) -> Drawing:  # fmt: skip
+def sweep(points: Sequence[Mapping[str, Any]], knee: float | None = None) -> Drawing:
     """KLD above and speed below, over thresholds: evenly spaced whatever they are, for 0 and inf are among them.
 
-    `tok_s` holds numbers or {"median", "min", "max"}, and `speed` says what of; `knee` is one of the thresholds.
+    Of prefill: decoding reads all weights for each token, whatever is computed apart. `points`: as of sweep.py, where
+    figures may be None; `knee` is one of the thresholds.
     """
-    klds = [(float(n), Value(value)) for n, value in enumerate(kld) if value and value > 0]
-    rates = [(float(n), value) for n, given in enumerate(tok_s) if (value := as_value(given))]
+    thresholds = [point["threshold"] for point in points]
+    klds = [(float(n), Value(kld)) for n, point in enumerate(points) if (kld := point["kld"]) and kld > 0]
+    rates = [(float(n), rate) for n, point in enumerate(points) if (rate := as_value(point["prefill_tok_s"]))]
     found = [value.value for _, value in klds]
     above = chart.logarithmic(min(found) / 2, max(found) * 2) if found else Axis(0, 1)
     names: dict[float, str] = {n: "∞" if math.isinf(one) else f"{one:g}" for n, one in enumerate(thresholds)}
     label = "threshold: activations over it are computed in 32 bits"
     across = Axis(-0.3, len(thresholds) - 0.7, names, label, grid=False)
     below = chart.linear(value.top for _, value in rates)
-    panels = [("Divergence from f32: mean KLD (nats)", replace(across, label=""), above), (speed, across, below)]
+    panels = [
+        ("Divergence from f32: mean KLD (nats)", replace(across, label=""), above),
+        ("Speed of prefill (tokens/s)", across, below),
+    ]
     drawing, drawn = chart.chart(panels, 150, stacked=True)
     if knee is not None and knee in thresholds:
-        at, said = list(thresholds).index(knee), f"knee: {knee:g}"
+        at, said = thresholds.index(knee), f"knee: {knee:g}"
         for panel in drawn:
             panel.rule(x=at, colour=ORIGINAL)
         x = min(drawn[0].x(at) + 7, svg.WIDTH - 8 - svg.width_of(said, bold=True))
         drawing.text(x, drawn[0].top + 12, said, "start", bold=True)
-    for n, (panel, points) in enumerate(zip(drawn, (klds, rates), strict=True)):
-        line(panel, points, PALETTE[n], n)
+    for n, (panel, values) in enumerate(zip(drawn, (klds, rates), strict=True)):
+        line(panel, values, PALETTE[n], n)
     return drawing
 
 

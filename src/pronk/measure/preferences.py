@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pronk.checkpoint.tensors import Progress
+from pronk.measure.noise import mean
 from pronk.train.data import records
 from pronk.train.data.containers import BadRecord
 from pronk.train.data.examples import Encoder, Overlong, Pair, TooLong
@@ -51,17 +52,13 @@ def preferences(llm: LLM, pairs: Sequence[Pair], progress: Progress | None = Non
     texts = [answer.ids.tolist() for pair in pairs for answer in (pair.chosen, pair.rejected)]
     scores = np.array(llm.score(texts, progress=progress)).reshape(-1, 2)
     margins = scores[:, 0] - scores[:, 1]
-    right = (np.sign(margins) + 1) / 2
+    right, margin = mean(((np.sign(margins) + 1) / 2).tolist()), mean(margins.tolist())
     return {
         "pairs": len(pairs),
-        "accuracy": float(right.mean()),
-        "accuracy_error": _error(right),
-        "margin": float(margins.mean()),
-        "margin_error": _error(margins),
+        "accuracy": right.value,
+        "accuracy_error": right.error,
+        "margin": margin.value,
+        "margin_error": margin.error,
         "loss": float(np.logaddexp(0.0, -margins).mean()),
         "each": scores.tolist(),
     }
-
-
-def _error(values: Any) -> float | None:
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None

@@ -14,7 +14,8 @@ far as learning had. On a text where source and base cannot be told apart (noise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import NotEnoughMemory
@@ -29,17 +30,21 @@ MOST_LOST = 1 / 3  # of what was learned; over that, verbs that write it refuse
 _KEPT = ("mean", "standard_error", "p99", "max", "top1", "rms_dp", "rows", "windows", "ctx")
 
 
+Role = Literal["source", "base", "written", "plain"]
+
+
 def receipt(
     source: Checkpoint,
-    load: Callable[[str], LLM],
-    written: Callable[[], LLM],
+    written: Path,
     text: str | Sequence[int] | None,
+    load: Callable[[Role, Checkpoint | Path, str | None], LLM],
     progress: Progress | None = None,
-    base: Callable[[str], LLM] | None = None,
-    plain: Callable[[], LLM] | None = None,
+    base: Checkpoint | None = None,
+    plain: Checkpoint | None = None,
 ) -> dict[str, Any]:
-    """`load`: the source with its weights in a format; `base`: what it was before it learned, likewise. `text`, or its
-    token ids: None where there is no tokenizer. `plain`: what another rounding makes of the source.
+    """`base`: what the source was before it learned; `plain`: what another rounding makes of it. `text`, or its token
+    ids: None where there is no tokenizer. `load` loads one of these models, with its weights in a format (None: as they
+    are).
 
     Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
     divergence; plain, that of `plain`, None without; learned, None without a base: the divergence of the untouched
@@ -48,37 +53,36 @@ def receipt(
     """
     reference = "f32"
     try:
-        before = load(reference)
+        before = load("source", source, reference)
     except NotEnoughMemory:
-        before = load(reference := sixteen_bits(source))
+        before = load("source", source, reference := sixteen_bits(source))
     ids = sample_ids(before, text or "") if text is None or isinstance(text, str) else text
     yardstick = Yardstick(before, ids, min(CTX, before.ctx_size, len(ids)), WINDOWS, progress=progress)
-    floor = yardstick.noise_floor(before, progress)["mean"] if base else None
+    floor = yardstick.noise_floor(before, progress)["mean"] if base else 0.0
     del before
-    untouched = yardstick.divergence(base(reference), progress) if base else None
-    after = written()
+    untouched = yardstick.divergence(load("base", base, reference), progress) if base else None
+    after = load("written", written, None)
     found = yardstick.divergence(after, progress)
     made = after.checkpoint
     del after
-    beside = yardstick.divergence(plain(), progress) if plain else None
+    beside = yardstick.divergence(load("plain", plain, None), progress) if plain else None
     return {
         "reference": reference,
         "format": made.format,
         "quantization": made.quantization,
         "bytes": {"before": _nbytes(source), "after": _nbytes(made)},
-        "divergence": {name: found[name] for name in _KEPT},
-        "plain": beside and {name: beside[name] for name in _KEPT},
-        "learned": untouched and _learned(found, untouched, floor or 0.0),
-    }
+        "divergence": _kept(found),
+        "plain": beside and _kept(beside),
+        "learned": untouched and {
+            "divergence": _kept(untouched),
+            "noise_floor": floor,
+            "lost": found["mean"] / untouched["mean"] if untouched["mean"] > TIMES * floor else None,
+        },
+    }  # fmt: skip
 
 
-def _learned(found: Mapping[str, Any], untouched: Mapping[str, Any], floor: float) -> dict[str, Any]:
-    seen = untouched["mean"] > TIMES * floor
-    return {
-        "divergence": {name: untouched[name] for name in _KEPT},
-        "noise_floor": floor,
-        "lost": found["mean"] / untouched["mean"] if seen else None,
-    }
+def _kept(divergence: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: divergence[name] for name in _KEPT}
 
 
 def _nbytes(checkpoint: Checkpoint) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,23 @@ KEPT = 1 << 29  # bytes of logits in memory, at most
 
 
 class Recording:
-    """Read like a Reader, again and again."""
+    """Read like a Reader, again and again. `logits` [rows, V]: of what counts in `texts`, in memory or in a file."""
 
-    def __init__(self, shares_scales: bool) -> None:
+    def __init__(self, texts: Sequence[Window], logits: Logits, shares_scales: bool) -> None:
         self.shares_scales = shares_scales
-        self._kept: dict[int, tuple[Sequence[int], list[Logits]]] = {}
-
-    def keep(self, window: Window, logits: list[Logits]) -> None:
-        self._kept[window.begin] = window.ids, logits
+        ends = [*accumulate(len(window.targets) for window in texts)]
+        self._kept = {
+            window.begin: (window.ids, logits[end - len(window.targets) : end])
+            for window, end in zip(texts, ends, strict=True)
+        }
 
     def read(self, window: Window) -> Iterator[tuple[Logits, Sequence[int]]]:
-        ids, kept = self._kept[window.begin]
+        ids, logits = self._kept[window.begin]
         if ids != window.ids:
             raise ValueError("this window differs from the one that was recorded")
-        at = 0
-        for logits in kept:
-            yield logits, window.targets[at : at + len(logits)]
-            at += len(logits)
+        for begin, end in pieces(window, logits.shape[1]):
+            rows = slice(begin - window.first, end - window.first)
+            yield logits[rows], window.targets[rows]
 
 
 class Yardstick:
@@ -62,10 +63,12 @@ class Yardstick:
         self._texts = windows(ids, ctx, count=count, bos=begins_with(reference))
         reader = Reader.of(reference, self._texts)
         self._reference: Side = reader
-        if 4 * sum(len(window.targets) for window in self._texts) * self._vocab_size <= KEPT:
-            self._reference = recording = Recording(reader.shares_scales)
-            for window in watched(self._texts, progress):
-                recording.keep(window, [logits for logits, _ in reader.read(window)])
+        rows = sum(len(window.targets) for window in self._texts)
+        if 4 * rows * self._vocab_size <= KEPT:
+            logits, at = np.empty((rows, self._vocab_size), np.float32), 0
+            for some in _read(reader, self._texts, progress):
+                logits[at : (at := at + len(some))] = some
+            self._reference = Recording(self._texts, logits, reader.shares_scales)
 
     def divergence(self, llm: LLM, progress: Progress | None = None) -> dict[str, Any]:
         """See pronk.measure.divergence."""
@@ -82,9 +85,8 @@ def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, pr
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
     reader = Reader.of(llm, texts)
     with path.open("wb") as file:
-        for window in watched(texts, progress):
-            for logits, _ in reader.read(window):
-                logits.tofile(file)
+        for logits in _read(reader, texts, progress):
+            logits.tofile(file)
     about = {"shares_scales": reader.shares_scales, "windows": _digest(texts)}
     _index(path).write_text(json.dumps(about), encoding="utf-8")
 
@@ -99,13 +101,7 @@ def divergence_from(
     about, rows = json.loads(_index(path).read_text(encoding="utf-8")), sum(len(window.targets) for window in texts)
     if about["windows"] != _digest(texts) or path.stat().st_size != 4 * rows * vocab_size:
         raise BadRequest(f"{path} holds no logits of these {rows} predictions")
-    recording, at = Recording(about["shares_scales"]), 0
-    logits = np.memmap(path, np.float32, "r", shape=(rows, vocab_size))
-    for window in texts:
-        own = logits[at : (at := at + len(window.targets))]
-        recording.keep(
-            window, [own[begin - window.first : end - window.first] for begin, end in pieces(window, vocab_size)]
-        )
+    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), about["shares_scales"])
     return apart(recording, Reader.of(llm, texts), texts, ctx, progress)
 
 
@@ -117,6 +113,12 @@ def forget(path: Path) -> None:
 def is_recorded(path: Path) -> bool:
     """Whether all of a recording is there: what it is of is written when it is over."""
     return path.is_file() and _index(path).is_file()
+
+
+def _read(reader: Reader, texts: Sequence[Window], progress: Progress | None) -> Iterator[Logits]:
+    for window in watched(texts, progress):
+        for logits, _ in reader.read(window):
+            yield logits
 
 
 def _index(path: Path) -> Path:

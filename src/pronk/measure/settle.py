@@ -17,9 +17,9 @@ from pronk.checkpoint import grid
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import check_predicts
-from pronk.errors import BadRequest, NoTokenizer, PronkError
+from pronk.errors import BadRequest, NoTokenizer
 from pronk.formats import FORMATS
-from pronk.measure import memory, tasks, texts
+from pronk.measure import tasks, texts
 from pronk.measure.comparison import Comparison, Request, Variant
 from pronk.measure.mixed import sixteen_bits
 from pronk.measure.schema import LENGTHS
@@ -58,7 +58,7 @@ def settle(request: Request) -> Comparison:
     for name in names:
         options = options_of(name, engine, request.loading)
         twin = levels is not None and name in levels.formats and name != against
-        variants.append(Variant(name, name == against, options, memory.predict(opened, engine, options), twin))
+        variants.append(Variant(name, name == against, options, engines.named(engine).plan(opened, options), twin))
     codec = loading.tokenizer_of(opened, request.loading.get("tokenizer"))
     if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and quality is measured on text; name one: --tokenizer")
@@ -67,14 +67,11 @@ def settle(request: Request) -> Comparison:
     ctx = request.loading.get("ctx_size") or opened.config.max_position_embeddings
     window, count = _windows(request, ctx, ids)
     prefill, decode_tokens = _lengths(request, ctx, len(ids))
-    needs = {v.name: v.predicted.total(_baseline(), prefill[-1] + decode_tokens) for v in variants}
+    needs = {v.name: v.peak(_baseline(), prefill[-1] + decode_tokens) for v in variants}
     free = engines.named(engine).free_memory(request.loading.get("device"))
-    for name, need in needs.items():
-        if free is not None and need > free:
-            raise PronkError(
-                f"{model} as {name} needs {need / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free; compare "
-                "it in fewer bits (--to, --against), or a smaller model"
-            )
+    for name, need in needs.items() if free is not None else ():
+        way_out = "compare it in fewer bits (--to, --against), or a smaller model"
+        system.check_memory(need, f"{model} as {name}", way_out, free)
     missing: list[str] = []
     reference, judged_together = _reference(variants, opened, engine, request, free, missing)
     rounds = 5 if request.rounds is None else request.rounds
@@ -113,6 +110,11 @@ def options_of(name: str, engine: str, loading: Mapping[str, Any]) -> dict[str, 
     concerned = engines.named(engine).options
     own = {key: value for key, value in loading.items() if key != "engine" and name in (concerned.get(key) or [name])}
     return {**own, "quantize": name}
+
+
+def exact_options(engine: str, loading: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the reference: weights in f32, and keys and values, too."""
+    return options_of(REFERENCE, engine, {key: value for key, value in loading.items() if key != "kv_dtype"})
 
 
 def _engine(request: Request, against: str) -> str:
@@ -188,14 +190,13 @@ def _reference(
     missing: list[str],
 ) -> tuple[Variant | None, bool]:
     """What quality is held against, and whether each variant fits beside it."""
-    plain = {key: value for key, value in request.loading.items() if key != "kv_dtype"}
-    options = options_of(REFERENCE, engine, plain)
-    exact = Variant(REFERENCE, False, options, memory.predict(opened, engine, options))
+    options = exact_options(engine, request.loading)
+    exact = Variant(REFERENCE, False, options, engines.named(engine).plan(opened, options))
     candidates = [exact] + [variant for variant in variants if variant.original]
     ctx = min(WINDOW, opened.config.max_position_embeddings)
 
     def together(*these: Variant) -> bool:
-        weights = sum(v.predicted.total(4 * LOGITS_BYTES, ctx) for v in these)
+        weights = sum(v.peak(4 * LOGITS_BYTES, ctx) for v in these)
         return free is None or _baseline() + weights <= (_SPARE if len(these) > 1 else 1) * free
 
     for reference in candidates:

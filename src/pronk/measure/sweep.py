@@ -8,7 +8,6 @@ at a time, so that memory holds few of them however long the sweep is, and what 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from pronk.llm import LLM
 from pronk.measure import latency
 from pronk.measure.outliers import activations
 from pronk.measure.recording import Yardstick
+from pronk.measure.watched import Told
 from pronk.measure.windows import begins_with, windows
 
 THRESHOLDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, math.inf)
@@ -45,15 +45,8 @@ def sweep(
     over all rounds. "knee": see `knee`. Raises BadRequest where the text is too short.
     """
     rules = [*(Outliers(threshold, least=0) for threshold in sorted(set(thresholds))), Outliers()]
-    done, total = 0, 1 + rounds * len(rules)
-
-    def tell(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress:
-            progress("sweeping", done, total)
-
-    tell(0)
+    told = Told(progress, "sweeping", 1 + rounds * len(rules))
+    told(0)
     reference = load(quantize="f32")
     ids = reference.tokenizer.encode(text) if isinstance(text, str) else text
     if len(ids) < _PROMPT:
@@ -62,19 +55,17 @@ def sweep(
     shares = _shares(reference, [list(window.ids) for window in texts], rules)
     yardstick, name = Yardstick(reference, ids, ctx, count), reference.name
     del reference
-    tell(1)
+    told()
     quality: dict[Outliers, dict[str, Any]] = {}
-    rates: dict[Outliers, dict[str, list[float]]] = {rule: defaultdict(list) for rule in rules}
+    timed: dict[Outliers, list[dict[str, Any]]] = {rule: [] for rule in rules}
     for number in range(rounds):
         first = number * len(rules) // rounds
         for rule in rules[first:] + rules[:first]:
             llm = load(quantize="llm-int8", int8_threshold=rule.threshold, int8_outliers=rule.least, prefix_cache=0)
             if rule not in quality:
                 quality[rule] = yardstick.divergence(llm)
-            (measured,) = latency.one_round(llm, [ids[:_PROMPT]], _NEW)["lengths"]
-            for rate in ("prefill_tok_s", "decode_tok_s"):
-                rates[rule][rate].append(measured[rate])
-            tell(1)
+            timed[rule] += latency.one_round(llm, [ids[:_PROMPT]], _NEW)["lengths"]
+            told()
     points = [
         {
             "threshold": rule.threshold,
@@ -83,7 +74,7 @@ def sweep(
             "standard_error": quality[rule]["standard_error"],
             "top1": quality[rule]["top1"],
             "share_of_activations": shares[rule],
-            **{rate: latency.summary(values) for rate, values in rates[rule].items()},
+            **{rate: latency.summary([one[rate] for one in timed[rule]]) for rate in ("prefill_tok_s", "decode_tok_s")},
         }
         for rule in rules
     ]

@@ -16,12 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.lm_eval import register
+from pronk.measure.noise import mean
 
 FOLDER = Path(__file__).with_name("benchmarks")
 OWN = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -71,8 +70,8 @@ def paired(original: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     before, after = original["scores"], own["scores"]
     if before is None or after is None or len(before) != len(after):
         return None
-    changes = np.subtract(after, before)
-    return {"difference": float(changes.mean()), "standard_error": _standard_error(changes)}
+    change = mean([own - base for own, base in zip(after, before, strict=True)])
+    return {"difference": change.value, "standard_error": change.error}
 
 
 def _metrics(
@@ -83,19 +82,15 @@ def _metrics(
         value = next(float(result) for key, result in results.items() if key.partition(",")[0] == name)
         each = [sample[name] for sample in samples]
         scores = [float(one) for one in each] if all(isinstance(one, int | float) for one in each) else None
-        if scores and not math.isclose(float(np.mean(scores)), value, rel_tol=1e-9, abs_tol=1e-12):
+        if scores and not math.isclose(mean(scores).value, value, rel_tol=1e-9, abs_tol=1e-12):
             scores = None
         metrics[name] = {
             "value": value,
             "better": "higher" if better.get(name, True) else "lower",
             "scores": scores,
-            "standard_error": _standard_error(scores) if scores else None,
+            "standard_error": mean(scores).error if scores else None,
         }
     return metrics
-
-
-def _standard_error(scores: Any) -> float | None:
-    return float(np.std(scores, ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None
 
 
 def _found(names: Sequence[str]) -> tuple[Any, list[str]]:

@@ -12,7 +12,7 @@ from pronk import engines
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.formats import KV_TYPES
 from pronk.measure.comparison import Comparison
-from pronk.measure.settle import options_of
+from pronk.measure.settle import exact_options, options_of
 from pronk.system import processors
 
 Prompts = list[list[int]]
@@ -97,6 +97,7 @@ def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poi
     most = min(comparison.ctx_size - 1, len(comparison.ids))
     on_cpu = "attn" not in engines.named(comparison.engine).options
     loading = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
+    exactly = exact_options(comparison.engine, loading)
     name = "f32" if on_cpu else comparison.original.name
     options = options_of(name, "torch", {"device": "cpu", **loading} if on_cpu else loading)
     lengths = [length for length in (256, 1024, 2048) if length <= most] or [most]
@@ -106,7 +107,7 @@ def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poi
         for attn in ("flash", "math") if find_spec("torch") else ():
             ways.append((f"{attn}, torch engine", "torch", {**options, "attn": attn}, {**options, "attn": "math"}))
         if on_cpu:
-            ways.append(("flash, CPU engine", comparison.engine, plain["options"], _exact(comparison)))
+            ways.append(("flash, CPU engine", comparison.engine, plain["options"], exactly))
         for way, engine, own, exact in ways:
             yield Point(
                 "flash-attention", f"{tokens} tokens", way, _texts(comparison, tokens), 1, own, engine, "prompt_tok_s",
@@ -115,7 +116,7 @@ def _attention(comparison: Comparison, plain: Mapping[str, Any]) -> Iterator[Poi
 
 
 def _quantization(comparison: Comparison) -> Iterator[Point]:
-    exact = comparison.engine, _exact(comparison)
+    exact = comparison.engine, exact_options(comparison.engine, comparison.request.loading)
     for setting, tokens, new, rate in _prefill_and_decode(comparison):
         for name in engines.named(comparison.engine).formats:
             if name != "auto":
@@ -190,12 +191,6 @@ def _texts(comparison: Comparison, tokens: int, batch: int = 1, runs: int | None
     return [
         [comparison.piece(tokens, run * batch + n) for n in range(batch)] for run in range(runs or comparison.rounds)
     ]
-
-
-def _exact(comparison: Comparison) -> dict[str, Any]:
-    """Options of weights in f32, and keys and values, too."""
-    plain = {key: value for key, value in comparison.request.loading.items() if key != "kv_dtype"}
-    return options_of("f32", comparison.engine, plain)
 
 
 def _room(comparison: Comparison, read: int, new: int) -> tuple[int, int]:

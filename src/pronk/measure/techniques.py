@@ -18,10 +18,9 @@ from pronk import engines
 from pronk.checkpoint.tensors import Progress
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
-from pronk.measure.comparison import Comparison
+from pronk.measure.comparison import Comparison, kv_blocks
 from pronk.measure.divergence import noise_floor
-from pronk.measure.memory import kv_blocks
-from pronk.measure.runner import Step
+from pronk.measure.journal import Step
 from pronk.measure.technique_points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
 from pronk.measure.worker import Worker
 

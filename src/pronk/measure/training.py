@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pronk import __version__
 from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
 from pronk.measure.comparison import check_said
-from pronk.measure.journal import Journal
+from pronk.measure.journal import Journal, Step
 from pronk.measure.machine import provenance
-from pronk.measure.runner import Step, run
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.training_operations import TrainingOperations
@@ -37,33 +34,25 @@ def begin(
     request: Request, folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
 ) -> tuple[Grid, Journal]:
     """Settle what will be measured, and open its journal. Raises PronkErrors for all that can be known now."""
-    path, taken = folder / NAME, dict[str, Any]()
-    if resume:
-        saved = journals.read(path, TRAINING)
+    path = folder / NAME
+    saved = journals.opened(path, TRAINING, resume=resume, overwrite=overwrite)
+    if saved:
         begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
         check_said(asdict(request), begun)
-        grid = settled(Request(**begun))
-        origin = provenance(grid.checkpoint, None, command)
-        journals.check_same(path, [
+        request = Request(**begun)
+    grid = settled(request)
+    origin = provenance(grid.checkpoint, None, command)
+    if saved:
+        journals.check_same(path, origin, saved, [
             ("with other settings or data", grid.asked(), saved["settings"]),
-            ("by another version of pronk", __version__, saved["pronk"]),
             ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
-            ("with another model", origin["model_sha256"], (saved["provenance"] or {}).get("model_sha256")),
         ])  # fmt: skip
-        about = {key: saved.get(key) for key in ("machine", "command", "provenance")}
-        taken = saved["steps"]
-    else:
-        journals.check_writable(path, replace=overwrite)
-        grid = settled(request)
-        origin = provenance(grid.checkpoint, None, command)
-        about = {"machine": origin["machine"], "command": command, "provenance": origin}
-    return grid, Journal(path, taken, lambda steps: composed(grid, about, steps))
+    return grid, journals.kept(path, saved, origin, steps(grid), partial(composed, grid))
 
 
 def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
     """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    run(steps(grid), journal, TrainingOperations, progress)
-    return journal.write()
+    return journal.run(steps(grid), TrainingOperations, progress)
 
 
 def steps(grid: Grid) -> list[Step]:
@@ -118,17 +107,13 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
 
 
 def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    """training.json, but for its steps: what they come to so far."""
+    """training.json, but for what every journal has: what the steps come to so far."""
     points = {setting: _point(grid, setting, taken) for setting in grid.settings}
     first: Mapping[str, Any] = next((one["load"] for one in taken.values() if "device" in one.get("load", {})), {})
     return {
-        "pronk": __version__,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": about["command"],
-        "finished": all(step.name in taken for step in steps(grid)),
         "model": {"name": grid.request.model, "config": grid.checkpoint.config.to_dict()},
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
-        "provenance": about["provenance"],
+        "provenance": about.get("provenance"),
         "settings": grid.asked(),
         "lengths": [len(ids) - 1 for ids, _ in grid.examples],  # as they are read
         "timed_steps": TIMED,

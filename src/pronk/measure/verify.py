@@ -28,7 +28,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest
 from pronk.llm import LLM
 from pronk.measure.machine import described
-from pronk.measure.watched import WatchedBackend
+from pronk.measure.watched import Told, WatchedBackend
 
 Logits = NDArray[np.float32]  # [T, V]
 
@@ -57,7 +57,7 @@ def verify(
     batch_invariant = llm.backend.batch_invariant
     llm = _watched(llm, len(ids), progress) if progress else llm
     free = llm.logits(ids)
-    noise, allowed = _noise(llm.backend, ids, free)
+    noise, allowed = noise_of(llm.backend, ids, free)
     allowed = 0.0 if batch_invariant else allowed
     paths = {
         "cached": llm.logits(ids, cache=True),
@@ -111,7 +111,7 @@ def same_function(a: LLM, b: LLM, token_ids: Sequence[int]) -> dict[str, Any]:
     """
     reference = a.logits(token_ids)
     found = difference(b.logits(token_ids), reference)
-    noise, allowed = _noise(a.backend, token_ids, reference)
+    noise, allowed = noise_of(a.backend, token_ids, reference)
     verdict = "rounding" if found["worst_rms_difference"] <= allowed else "different"
     return {"tokens": len(token_ids), **found, "noise_floor": noise, "allowed": allowed, "verdict": verdict}
 
@@ -123,7 +123,7 @@ def sample_ids(llm: LLM, text: str) -> list[int]:
     return [(7919 * n + 1) % llm.config.vocab_size for n in range(_IDS)]
 
 
-def _noise(backend: Backend, ids: Sequence[int], free: Logits) -> tuple[float, float]:
+def noise_of(backend: Backend, ids: Sequence[int], free: Logits) -> tuple[float, float]:
     """How far a nudge moves the logits of a text, which are `free` without it; and how far rounding may move them."""
     noise = worst_rms(backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None), free)
     return noise, ALLOWED.get(backend.dtype, _ALLOWED_IN_FEWER_BITS) * noise
@@ -131,16 +131,9 @@ def _noise(backend: Backend, ids: Sequence[int], free: Logits) -> tuple[float, f
 
 def _watched(llm: LLM, tokens: int, progress: Progress) -> LLM:
     """The same, telling of its forward passes: eight times the text, for the batch is three texts."""
-    done = 0
-
-    def tell(batch: Batch) -> None:
-        nonlocal done
-        done += len(batch.token_ids)
-        progress("verifying", done, 8 * tokens)
-
-    watched = copy.copy(llm)
-    watched.backend = WatchedBackend(llm.backend, tell)
-    progress("verifying", 0, 8 * tokens)
+    told, watched = Told(progress, "verifying", 8 * tokens), copy.copy(llm)
+    watched.backend = WatchedBackend(llm.backend, lambda batch: told(len(batch.token_ids)))
+    told(0)
     return watched
 
 

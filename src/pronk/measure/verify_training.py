@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from pronk.checkpoint.tensors import Progress
-from pronk.engine.batch import Batch, Run
 from pronk.llm import LLM
 from pronk.measure.machine import described
 from pronk.measure.perplexity import log_likelihoods
-from pronk.measure.verify import ALLOWED, CHUNK, Logits, beginning, difference, judged, worst_rms
+from pronk.measure.verify import CHUNK, Logits, beginning, difference, judged, noise_of
+from pronk.measure.watched import Told
 
 _GRADIENT = 1e-5  # of the largest, where a device adds in no fixed order
 _PASSES = 15  # over the text, for progress
@@ -44,19 +44,11 @@ def verify_training(
     """
     from pronk.train.passes import Passes, apart
 
-    done = 0
-
-    def passed() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress("verifying", done, _PASSES)
-
+    passed = Told(progress, "verifying", _PASSES)
     llm = load(None)
     ids, whole = beginning(llm, text, max_tokens)
     plain = _answers(llm, ids, passed)
-    nudged = llm.backend.perturbed().forward(Batch.of([Run(ids, logits="all")]), None)
-    noise = worst_rms(nudged, plain["cache-free"])
+    noise, allowed = noise_of(llm.backend, ids, plain["cache-free"])
     passed()
     where, checkpoint, ctx_size = described(llm), llm.checkpoint, llm.ctx_size
     del llm
@@ -86,7 +78,6 @@ def verify_training(
     rounding = 2 * rows[-3]["max_abs_difference"] + len(ids) * float(np.finfo(np.float32).eps) * answered
     rows.append({"path": "loss", "max_abs_difference": abs(loss - answered), "allowed": rounding})
 
-    allowed = ALLOWED["f32"] * noise
     return {
         **where,
         "adapter": None if adapter is None else str(adapter),

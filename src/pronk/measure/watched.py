@@ -1,4 +1,4 @@
-"""WatchedBackend: tells of forward passes, for the progress of work that is made of them."""
+"""What tells of work, for its progress: a count of what is done, and a Backend that tells of its forward passes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.checkpoint.tensors import Progress
 from pronk.engine.backend import Backend
 from pronk.engine.batch import Batch
 
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     Delegating = Any  # a Backend, of which mypy sees nothing
 else:
     Delegating = object
+
+
+class Told:
+    """A count: called with how many more are done, it tells `progress` how many of `total` are."""
+
+    def __init__(self, progress: Progress | None, what: str, total: int) -> None:
+        self._progress, self._what, self._done, self._total = progress, what, 0, total
+
+    def __call__(self, more: int = 1) -> None:
+        self._done += more
+        if self._progress:
+            self._progress(self._what, self._done, self._total)
 
 
 class WatchedBackend(Delegating):  # type: ignore[misc]

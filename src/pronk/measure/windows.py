@@ -31,6 +31,7 @@ from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.engine.sampling import NotNumbers
 from pronk.errors import BadRequest
 from pronk.llm import LLM
+from pronk.measure.watched import Told
 
 Logits = NDArray[np.float32]  # [rows, V]
 
@@ -101,14 +102,11 @@ def check_numbers(logits: Logits) -> None:
 
 def watched(texts: Sequence[Window], progress: Progress | None) -> Iterator[Window]:
     """The windows one by one, telling how many of their tokens have been read."""
-    done, total = 0, sum(len(window.ids) for window in texts)
+    told = Told(progress, "reading", sum(len(window.ids) for window in texts))
+    told(0)
     for window in texts:
-        if progress:
-            progress("reading", done, total)
         yield window
-        done += len(window.ids)
-    if progress:
-        progress("reading", done, total)
+        told(len(window.ids))
 
 
 def _spread(begins: Sequence[int], count: int | None) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -112,18 +111,7 @@ def opened(file: Path) -> Store | None:
 
 def make_room(nbytes: int, *, evict: bool = True) -> bool:
     """For a file of so many bytes; the disk must keep as many free. `evict`: others of the cache, the oldest first."""
-    there = folder()
-    try:
-        there.mkdir(parents=True, exist_ok=True)
-        system.clear_leftovers(there, _SUFFIX)
-        sizes = {file: file.stat().st_size for file in there.glob(f"*{_SUFFIX}")}
-        oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
-        while evict and oldest and sum(sizes.values()) + nbytes > MOST:
-            sizes.pop(oldest[0])
-            oldest.pop(0).unlink()
-        return nbytes <= MOST and shutil.disk_usage(there).free >= nbytes
-    except OSError:
-        return False
+    return system.make_room(folder(), _SUFFIX, nbytes, MOST, nbytes, evict=evict) and nbytes <= MOST
 
 
 def _files(data: Path) -> list[Path]:

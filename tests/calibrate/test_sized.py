@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
+from pronk.calibrate import sized
 from pronk.calibrate.calibrated import rounded
+from pronk.calibrate.knapsack import Part, in_order
 from pronk.errors import BadRequest
-from pronk.measure import sized
-from pronk.measure.mixed import Part, in_order
 
 
 def text(tokens: int, vocabulary: int = 96, seed: int = 0) -> list[int]:

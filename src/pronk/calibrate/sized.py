@@ -8,14 +8,14 @@ far a type puts weights off, by rounding some rows of each matrix to nearest. Th
 where errors stay where they are. Where they are carried along rows (calibrate/gptq.py), what is left of one in column j
 weighs 1 / U[j, j]^2 and not H[j, j]: as much less as the one is on the average than the other.
 
-Harms add up. Which matrices lose bits is mixed.py's knapsack, taken in its order until the file fits; then the last
+Harms add up. Which matrices lose bits is knapsack.py's answer, taken in its order until the file fits; then the last
 steps for which there is room after all are taken back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,11 @@ from pronk.calibrate.calibrated import CTX, weights_of, windows
 from pronk.calibrate.cores import a_thread_a_call, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
+from pronk.calibrate.knapsack import Part, Step, in_order
 from pronk.checkpoint.containers import gguf_blocks
 from pronk.checkpoint.containers.gguf_file import DEFAULT_ALIGNMENT, nbytes
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.errors import BadRequest
-from pronk.measure.mixed import Part, Step, in_order
 
 Floats = NDArray[np.float32]
 
@@ -46,9 +46,6 @@ class Sizing:
     predicted_kld: float  # the sum of what each matrix costs, in nats
     nbytes: int  # of the matrices, each filled up to where the next one may begin
     parts: list[dict[str, Any]]  # part, type, harms by type
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def least(checkpoint: Checkpoint) -> dict[str, str]:
