@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Sequence
 from inspect import getsourcefile, unwrap
@@ -26,6 +27,9 @@ def parse(name: str) -> Named:
         return Named("function", found[2], found[1])
     kind, colon, of = name.partition(":")
     if kind not in BUILT:
+        close = difflib.get_close_matches(kind, BUILT, n=1, cutoff=0.7)
+        if close and not Path(name).exists():
+            raise BadRequest(f"there is no reward {short(kind)}; did you mean {close[0]}?")
         return Named("model", name)
     if kind == "exact":
         return Named(kind, of or "answer")
