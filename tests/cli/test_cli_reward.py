@@ -133,7 +133,7 @@ def test_scoring_that_cannot_be(
 def test_another_adapter_scores_nothing(run: Run, model: str, data: str, tmp_path: Path) -> None:
     """Who has given an adapter is not told to give one."""
     out = str(tmp_path / "tuned")
-    names = ["--fields", "chosen=completion", "--fields", "rejected="]
+    names = ["--fields", "chosen=completion,rejected="]
     tuned = run("finetune", model, "--data", data, "--out", out, "--max-steps", "1", "--samples", "0", *names)
     assert tuned.exit_code == 0, tuned.stderr
     result = run("score", model, "a", "--adapter", out)
