@@ -451,6 +451,31 @@ def test_a_prompt_without_quotes(run: Run, loaded: list[FakeLLM]) -> None:
     assert (done.exit_code, done.stderr) == (2, said)
 
 
+@pytest.mark.parametrize("verb", ["serve", "chat"])
+def test_a_model_without_its_option(run: Run, verb: str) -> None:
+    """Many verbs take MODEL bare, these do not; quotes would not help."""
+    done = run(verb, "smollm2:135m")
+    said = "got unexpected extra argument (smollm2:135m); -m MODEL names the model"
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (2, f"pronk: {said}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["serve", "--port", "abc"], "'--port': 'abc' is not a whole number"),
+        (["serve", "--max-wait", "soon"], "'--max-wait': 'soon' is not a number"),
+        (["generate", "--temperature", "hot", "a"], "'--temperature': 'hot' is not a number"),
+        (["serve", "--adapters", "./none"], "./none: no such folder; --adapters wants one"),
+        (["serve", "--allowed-origin", "example.org"], "--allowed-origin 'example.org' is no origin"),
+        (["serve", "--allowed-origin", "https://example.org/"], "write it as https://example.org, with no path"),
+    ],
+)
+def test_wrong_values_are_told_in_words(run: Run, arguments: list[str], problem: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code != 0
+    assert problem in done.stderr.splitlines()[0]
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_told_to_end_it_takes_away_what_is_half_written(name: str, tmp_path: Path) -> None:
     """A terminal that was closed (SIGHUP) left it there, and the folders of workers that measured."""

@@ -74,7 +74,7 @@ def test_one_token_is_looked_into(run: Run, model: str, tmp_path: Path) -> None:
         (["--token", "1"], "--token goes with --lens"),
         (["--token", "1", "--lens", "--layer", "0"], "leave --layer out"),
         (["--token", "1", "--lens", "--head", "0"], "--head goes with --layer"),
-        (["--token", "x", "--lens"], "is not a valid integer"),
+        (["--token", "x", "--lens"], "is not a whole number"),
         (["--answer", "b", "-n", "3"], "exclude each other"),
         (["--top", "0", "--json"], "not in the range"),
         (["-f", "b.txt"], "give the text in one way"),

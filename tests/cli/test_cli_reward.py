@@ -130,6 +130,17 @@ def test_scoring_that_cannot_be(
     assert message in result.stderr
 
 
+def test_another_adapter_scores_nothing(run: Run, model: str, data: str, tmp_path: Path) -> None:
+    """Who has given an adapter is not told to give one."""
+    out = str(tmp_path / "tuned")
+    names = ["--fields", "chosen=completion,rejected="]
+    tuned = run("finetune", model, "--data", data, "--out", out, "--max-steps", "1", "--samples", "0", *names)
+    assert tuned.exit_code == 0, tuned.stderr
+    result = run("score", model, "a", "--adapter", out)
+    assert result.exit_code == 1
+    assert "is no reward model, nor does its adapter make one of it" in result.stderr
+
+
 def test_records_that_are_not_compared_are_counted(run: Run, full: str, tmp_path: Path) -> None:
     good, long = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b" * 300, "rejected": "c"}
     lines = [good, {"prompt": "a"}, long]

@@ -138,6 +138,7 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
         (lambda: pronk.grpo("m", "d", reward=[]), "reward must be a reward"),
         (lambda: pronk.grpo("m", "d", reward="length:x"), "a whole number of tokens from 1 on, not 'x'"),
         (lambda: pronk.grpo("m", "d", reward="regex:("), "is no regular expression"),
+        (lambda: pronk.grpo("m", "d", reward="lenght:20"), "there is no reward 'lenght'; did you mean length:20?"),
         (lambda: pronk.grpo("m", "d", reward="schema"), "the reward schema is schema:FILE"),
         (lambda: pronk.grpo("m", "d", reward=lambda *_: 0.0), "put the function into a file, at its top level"),
         (lambda: pronk.grpo("m", "d", reward="exact", reward_weights=(1, 2)), "there are 1 rewards and 2 reward_w"),

@@ -225,6 +225,16 @@ def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
         records.read(many)
     assert str(caught.value).count("must be text") == 10
     assert str(caught.value).endswith("line 10: text must be text, not 9; and 15 more")
+    unknown = write_lines(tmp_path / "unknown", {"a": 1}, {"b": 1})
+    with pytest.raises(BadFile) as caught:
+        records.read(unknown)
+    told = str(caught.value)  # what would do is said once, and not cut short
+    assert (
+        "line 1: has the keys ['a'], which make no record; line 2: has the keys ['b'], which make no record; " in told
+    )
+    assert told.count("these do: ") == 1
+    assert "…" not in told
+    assert told.endswith("text (--fields answer=output gives a key its name)")
     alike = write_lines(tmp_path / "alike", good, *[{"text": None}] * 30)
     with pytest.raises(BadFile, match=r"line 2: text is null; it is the same with all 30 bad records, to line 31$"):
         records.read(alike)

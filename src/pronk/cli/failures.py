@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import click
 
 from pronk.cli import console
 from pronk.errors import NotEnoughMemory, PronkError
+
+_NUMBERS = {"integer": "whole number", "float": "number"}  # click's types, in words of people
 
 
 class Failure(click.ClickException):
@@ -41,7 +44,9 @@ class Misuse(Failure):
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             message = f"no such option {error.option_name}; did you mean {error.possibilities[0]}?"
         elif message.startswith("Got unexpected extra argument"):  # as the second word of a prompt is
-            message += "; what has spaces goes in quotes"
+            message += _instead(error.ctx)
+        elif wrong := re.search(r" is not a valid (integer|float)( range)?\.?$", message):
+            message = message[: wrong.start()] + f" is not a {_NUMBERS[wrong[1]]}"
         name = message.split(" ", 1)[0][1:]  # of LoRA or JSON, a capital of which is no sentence's beginning
         begins = message[:1].lower() if name.islower() or not name else message[:1]
         super().__init__(begins + message[1:].removesuffix("."))
@@ -51,6 +56,14 @@ class Misuse(Failure):
         super().show(file)
         if not _said_elsewhere():
             console.say(f"Try '{self.where} --help'.")
+
+
+def _instead(context: click.Context | None) -> str:
+    """What may have been meant by an argument too many."""
+    params = context.command.params if context else []
+    if any("-m" in param.opts for param in params) and not any(isinstance(param, click.Argument) for param in params):
+        return "; -m MODEL names the model"
+    return "; what has spaces goes in quotes"
 
 
 def _said_elsewhere() -> bool:

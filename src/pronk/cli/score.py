@@ -58,9 +58,12 @@ def command(
         raise click.UsageError("give TEXTs to score, or --data FILE with pairs to compare; one of the two")
     if texts and (fields or chat_template or skip_bad_records or too_long != "error"):
         raise click.UsageError("--fields, --chat-template, --too-long and --skip-bad-records are for --data")
-    llm = options.load_model(model, options.loading_of(loading))
+    chosen = options.loading_of(loading)
+    llm = options.load_model(model, chosen)
     if not llm.config.num_labels:
         way_out = "pronk reward makes one; one of its adapters goes beside its base with --adapter FOLDER"
+        if chosen["adapter"]:
+            raise BadRequest(f"{model} is no reward model, nor does its adapter make one of it: pronk reward does")
         raise BadRequest(f"{model} is no reward model: {way_out}")
     with progress.shown("scoring", progress.of_tokens) as advance:
         if data is None:

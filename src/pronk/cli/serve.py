@@ -109,12 +109,17 @@ def command(
     keys = [*api_keys, *_keys(api_key_file)]
     if "" in keys:
         raise click.UsageError("a key is empty")
+    for origin in allowed_origins:
+        _check_origin(origin)
+    folder = expanded(adapters_folder) if adapters_folder else None
+    if folder and not folder.is_dir():
+        raise PronkError(f"{adapters_folder}: no such folder; --adapters wants one that holds adapters, now or later")
     loading["ctx_size"] = loading["ctx_size"] or None
     found = Models(
         names_of(models or (options.DEFAULT_MODEL,)),
         _adapters(adapters),
         loading,
-        adapters_folder=expanded(adapters_folder) if adapters_folder else None,
+        adapters_folder=folder,
         also=also,
         chat_template=chat_template,
         max_sequences=max_sequences,
@@ -136,6 +141,15 @@ def command(
         max_wait_s=max_wait,
         ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
     )
+
+
+def _check_origin(given: str) -> None:
+    """Browsers compare it letter by letter with what they send, so that another form would allow nobody."""
+    scheme, _, host = given.partition("://")
+    if given != "null" and (not scheme or not host or "/" in host or given != given.lower()):
+        raise click.UsageError(
+            f"--allowed-origin {given!r} is no origin; write it as https://example.org, with no path"
+        )
 
 
 def _adapters(given: tuple[str, ...]) -> dict[str, Path]:

@@ -50,9 +50,16 @@ class Records:
         if len({problem for _, problem in bad}) == 1:
             same = f"; it is the same with all {len(bad)} bad records, to {bad[-1][0]}" if len(bad) > 1 else ""
             return BadFile(self.source, one_line(problem, 450) + same, field=first)
-        told = [f"{where}: {one_line(problem, 110)}" for where, problem in bad[:_TOLD]]
+        parts = [(where, *problem.partition("; ")) for where, problem in bad]
+        common = len({advice for *_, advice in parts}) == 1  # said once, whole: cut short, it helps nobody
+        told = [
+            f"{where}: {one_line(what if common else what + semi + advice, 110)}"
+            for where, what, semi, advice in parts[:_TOLD]
+        ]
         more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
-        return BadFile(self.source, "; ".join([*told, *more]), field=f"{len(bad)} bad records", most=1400)
+        once = [one_line(parts[0][-1], 600)] if common and parts[0][-1] else []
+        text = "; ".join([*told, *more, *once])
+        return BadFile(self.source, text, field=f"{len(bad)} bad records", most=1850)
 
 
 def read(
