@@ -75,14 +75,15 @@ def main() -> None:
     parser.add_argument("--alpaca", type=Path, default=ALPACA)
     options = parser.parse_args()
     harness.warn_if_busy()
-    results: dict[str, Any] = {"machine": harness.machine("numpy", "torch"), "threads": options.threads, "measured": {}}
+    results: dict[str, Any] = {"machine": harness.machine("numpy", "torch"), "settings": {"threads": options.threads}}
+    results["measured"] = harness.before("objectives", results).get("measured", {})
     with tempfile.TemporaryDirectory() as name:
         files = {"ALPACA": options.alpaca, "PAIRS": Path(name) / "pairs.jsonl"}
         made = pairs(options.alpaca)
         files["PAIRS"].write_text("".join(json.dumps(one) + "\n" for one in made), encoding="utf-8")
         for case in options.cases:
             found = measure(CASES[case], files, options.threads)
-            results["measured"][case] = {"words": CASES[case], **found}
+            results["measured"][case] = {"words": CASES[case], "load_1min": harness.machine()["load_1min"], **found}
             path = harness.save("objectives", results)
             first, last = found["looks"][0], found["looks"][-1]
             rate = found["seconds"] / found["steps"]
