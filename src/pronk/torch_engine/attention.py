@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,22 +18,26 @@ from pronk.torch_engine.kv import LayerKV
 
 def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | None, mode: str) -> Tensor:
     """q [T, H, D], k and v [T, K, D] of the batch's own tokens -> [T, H, D]; with `kv`, k and v are stored there."""
-    one = flash if mode == "flash" else math
     if kv is not None:
         assert batch.slots is not None
         kv.write(batch.slots, k, v)
-    elif mode == "flash" and batch.equal_length:
-        return _dense(q, k, v, batch.equal_length)
-    lengths = [run.end - run.begin for run in batch.runs]
-    runs = []
-    for run, queries, keys, values in zip(batch.runs, *(x.split(lengths) for x in (q, k, v)), strict=True):
-        if kv is not None:
-            keys, values = kv.read(run)
-        elif run.prefix:
-            before = slice(*run.prefix)
-            keys, values = torch.cat((k[before], keys)), torch.cat((v[before], values))
-        runs.append(one(queries, keys, values, run))
-    return torch.cat(runs) if len(runs) > 1 else runs[0]
+        read = kv.read
+    elif mode == "flash":
+        return _joined([_dense(q, k, v, runs) for runs in batch.alike])
+    else:
+        read = partial(_behind, k, v)
+    one = flash if mode == "flash" else math
+    return _joined([one(q[run.begin : run.end], *read(run), run) for run in batch.runs])
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _behind(k: Tensor, v: Tensor, run: Rows) -> tuple[Tensor, Tensor]:
+    """Keys and values of a run, and of its prefix."""
+    rows = [slice(*part) for part in (run.prefix, (run.begin, run.end)) if part]
+    return _joined([k[part] for part in rows]), _joined([v[part] for part in rows])
 
 
 def math(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
@@ -63,10 +69,18 @@ def flash(q: Tensor, k: Tensor, v: Tensor, run: Rows) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
-    """Runs of one length and no past are an ordinary [N, S] batch: one kernel call for all of them."""
-    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))  # [N, heads, S, D]
-    return _causal(q, k, v).transpose(1, 2).flatten(0, 1)
+def _dense(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[Rows]) -> Tensor:
+    """N runs of S tokens, side by side in a batch and behind one prefix if any, are one kernel call: [N S, H, D]."""
+    first, last = runs[0], runs[-1]
+    own = slice(first.begin, last.end)
+    queries, keys, values = (
+        x[own].unflatten(0, (len(runs), -1)).transpose(1, 2) for x in (q, k, v)
+    )  # [N, heads, S, D]
+    if not first.prefix:
+        return _causal(queries, keys, values).transpose(1, 2).flatten(0, 1)
+    before = (x[slice(*first.prefix)].transpose(0, 1).expand(len(runs), -1, -1, -1) for x in (k, v))
+    keys, values = (torch.cat(both, dim=2) for both in zip(before, (keys, values), strict=True))
+    return _causal(queries, keys, values, first.mask.to(q.device)).transpose(1, 2).flatten(0, 1)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -67,10 +68,10 @@ class TorchBatch:
         )
 
     @cached_property
-    def equal_length(self) -> int | None:
-        """The common length of runs that need no cache: they can be one dense [N, S] attention."""
-        lengths = {run.end - run.begin for run in self.runs}
-        return lengths.pop() if len(lengths) == 1 and not any(run.start for run in self.runs) else None
+    def alike(self) -> list[list[Rows]]:
+        """Runs, of one length and behind one prefix where they stand side by side: without a cache one dense attention
+        serves them all."""
+        return [list(runs) for _, runs in groupby(self.runs, lambda run: (run.end - run.begin, run.prefix))]
 
 
 def _slots(blocks: np.ndarray, block_size: int, length: int) -> np.ndarray:

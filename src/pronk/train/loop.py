@@ -185,13 +185,17 @@ class Loop:
             self.group.reduce(self.model, last=number == len(micro))
             cost, shown = self._loss(batch)
             loss = cost / weight
-            self.scaler.scale(loss).backward()
+            if self.group.size > 1 or self.objective.teaches(batch):  # several reduce their gradients together
+                self.scaler.scale(loss).backward()
             total += float(loss.detach())
             seen.update(shown)
         total, seen = self._summed(total, seen)
         self._check(total, read)
-        self.scaler.unscale_(self.optimizer)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for parameter in trained:
+            if parameter.grad is None:  # where nothing taught, the optimizer goes on with what it remembers
+                parameter.grad = torch.zeros_like(parameter)
+        self.scaler.unscale_(self.optimizer)
         norm = float(self.group.whole(nn.utils.clip_grad_norm_(trained, self.clip or math.inf)))  # before clipping
         if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
             self._break("gradient is not a number", read)

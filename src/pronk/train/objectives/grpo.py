@@ -165,8 +165,8 @@ class GRPO(Objective):
         targets: list[int] = []
         for group in answered:
             groups.append((group.prompt.ids.tolist(), answers := []))
-            for one in group.completions:
-                length = max(len(one.tokens), one.room)
+            for one in group.in_order:
+                length = one.length
                 spare = length - len(one.tokens)
                 tokens = [*one.tokens, *[0] * spare]
                 answers.append(tokens[:-1])
@@ -178,7 +178,7 @@ class GRPO(Objective):
                     [group.share] * each + nothing,
                     [*one.logprobs, *nothing],
                 ))  # fmt: skip
-        every = [one for group in answered for one in group.completions]
+        every = [one for group in answered for one in group.in_order]
         count = filled(len(targets))
 
         def column(number: int, kind: type = np.float32) -> Tensor:
@@ -203,6 +203,9 @@ class GRPO(Objective):
         if self.loss_type == "dr_grpo":
             return 1 / self.max_new_tokens
         return group.share if self.loss_type == "dapo" else 1 / max(1, tokens)
+
+    def teaches(self, batch: Rollouts) -> bool:
+        return bool(self.kl_coef) or bool(batch.advantages.any())
 
     def loss(self, model: Llama, batch: Rollouts) -> tuple[Tensor, Mapping[str, float]]:
         if self.kl_coef and batch.reference is None:

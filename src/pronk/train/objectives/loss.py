@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pronk.torch_engine.functions import product
+from pronk.torch_engine.functions import linear, product
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at once
 IGNORED = -100  # a target that costs nothing, as torch has it
@@ -34,9 +34,11 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: 
 def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """log softmax(hidden weight^T)[target] of each row, [R] float32: for losses that need more than their sum.
 
-    IGNORED ones have 0. Gradients cost a second product: the logits of a chunk are computed again where needed.
+    IGNORED ones have 0. Where the weight is trained as well, the logits of a chunk are computed again for its gradient.
     """
     rows = _rows(weight, chunk_bytes)
+    if not (weight.requires_grad and torch.is_grad_enabled()):
+        return cast(Tensor, _LogLikelihoods.apply(hidden, weight, targets, rows))
     parts = [
         torch.utils.checkpoint.checkpoint(_of_chunk, x, weight, t, use_reentrant=False)
         for x, t in zip(hidden.split(rows), targets.split(rows), strict=True)
@@ -68,12 +70,51 @@ def _of_chunk(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    return (hidden @ weight.to(hidden.dtype).T).float()
+    return linear(hidden, weight.to(hidden.dtype)).float()
 
 
 def picked(logits: Tensor, targets: Tensor) -> Tensor:
     """log softmax(logits)[target] of each row, [R]; 0 of IGNORED ones."""
     return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def _log_softmax(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """[rows, V] float32; where in it the targets are, the first column for IGNORED ones; and which those are, [rows].
+
+    In place: memory that is handed back and asked for again at each step is filled with zeros anew, which takes longer
+    than to exponentiate it.
+    """
+    logits = product(hidden, head.T).float()
+    index = torch.arange(len(targets), device=targets.device), targets.clamp(min=0)
+    return torch.log_softmax(logits, -1, out=logits), index, targets == IGNORED
+
+
+class _LogLikelihoods(torch.autograd.Function):
+    """Of a weight that is not trained. How a row's number changes with the row is kept, not its logits: weighing that
+    is all that is left for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+        found = hidden.new_empty(len(hidden), dtype=torch.float32)
+        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # [R, C]
+        head = weight.to(hidden.dtype)
+        for at in range(0, len(hidden), rows):
+            here = slice(at, at + rows)
+            likelihoods, index, ignored = _log_softmax(hidden[here], head, targets[here])
+            found[here] = likelihoods[index].masked_fill_(ignored, 0)
+            if slopes is not None:
+                slope = likelihoods.exp_().neg_()
+                slope[index] += 1
+                slope[ignored] = 0
+                slopes[here] = product(slope.to(hidden.dtype), head)
+        ctx.save_for_backward(slopes)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * grad[:, None].to(slopes.dtype), None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -86,16 +127,13 @@ class _CrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         for at in range(0, len(hidden), rows):
             x, target = hidden[at : at + rows], targets[at : at + rows]
-            logits = product(x, head.T).float()  # [rows, V]
-            normalizers = logits.logsumexp(-1)
-            ignored = target == IGNORED
-            index, target = torch.arange(len(target), device=target.device), target.clamp(min=0)
-            total += (normalizers - logits[index, target]).masked_fill_(ignored, 0).sum()
+            likelihoods, index, ignored = _log_softmax(x, head, target)
+            total -= likelihoods[index].masked_fill_(ignored, 0).sum()
             if grad_hidden is None and grad_weight is None:
                 continue
-            normalizers.masked_fill_(ignored, torch.inf)  # of which everything is 0
-            grad = logits.sub_(normalizers[:, None]).exp_()  # softmax, in place
-            grad[index, target] -= 1 - ignored.float()
+            grad = likelihoods.exp_()
+            grad[index] -= 1
+            grad[ignored] = 0
             grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[at : at + rows] = product(grad, head)

@@ -94,6 +94,10 @@ class Objective(Protocol):
         """
         return
 
+    def teaches(self, batch: Any) -> bool:
+        """False where the gradient of its loss is nothing but zeros, whatever the model is."""
+        return True
+
     def loss(self, model: Llama, batch: Any) -> tuple[Tensor, Mapping[str, float]]:
         """The sum over the micro-batch, with its gradient; and sums of whatever else is to be seen of it."""
 

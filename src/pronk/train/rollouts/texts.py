@@ -19,6 +19,11 @@ class Completion:
     advantage: float = 0.0
     room: int = 0  # tokens that it takes in a pass, where these are to be more than it has
 
+    @property
+    def length(self) -> int:
+        """In a pass."""
+        return max(len(self.tokens), self.room)
+
 
 @dataclass(frozen=True, eq=False)
 class Answered:
@@ -28,6 +33,11 @@ class Answered:
     prompt: Prompt
     completions: tuple[Completion, ...]  # G
     share: float = 0.0
+
+    @property
+    def in_order(self) -> list[Completion]:
+        """As a pass has them: those of one length side by side, which one attention then serves."""
+        return sorted(self.completions, key=lambda one: one.length)
 
     @property
     def tells(self) -> bool:
