@@ -3,10 +3,11 @@
     python bench/grpo.py [--cases f32 ...] [--threads 2] [--rounds 3] [--steps 1]
 
 A step is all of it: completions are written, rewarded and learned from. Both sides train LoRA beside one folder of
-Hugging Face's in f32, ask the same prompts in the same order, and write groups of eight, of at most so many tokens, at
+Hugging Face's, ask the same prompts in the same order, and write groups of eight, of at most so many tokens, at
 temperature of 1; tokens are those of completions, as each side counts its own. Each is a process of its own that waits
-while the other works. In bf16 both train in bfloat16 (autocast), TRL's frozen weights are bfloat16 as well, and
-pronk's completions are written with weights of bfloat16.
+while the other works. In bf16 both train in bfloat16 (autocast), and TRL's frozen weights are bfloat16 as well, but for
+TRL as it comes, which keeps them in float32, computes activations again and writes at most 256 tokens. `mismatch` is
+the divergence of what pronk's completions are written with from what is trained, for which the loss makes up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DATA = harness.ROOT.parent / "shared" / "data" / "alpaca" / "alpaca_data_200.jso
 MODEL, PEER = models.SMOLLM2, "TRL"
 GOAL = 4.0
 OPTIONS: dict[str, Any] = {
-    "num_generations": 8, "max_new_tokens": 64, "batch_size": 1, "accumulate": 2, "lora_rank": 16, "lora_alpha": 32,
+    "num_generations": 8, "batch_size": 1, "accumulate": 2, "lora_rank": 16, "lora_alpha": 32,
     "lr": 1e-4, "schedule": "constant", "warmup": 0.0, "seed": 0, "eval_share": 0.0, "samples": 0, "device": "cpu",
     "max_steps": 1000,
 }  # fmt: skip
@@ -42,18 +43,23 @@ class Case:
     precision: str
     base: str
     rollout_quantize: str
+    new_tokens: int = 64
     checkpointing: bool = False  # the peer's, which it switches on
 
 
 CASES = {
     "f32": Case("f32", "float32", "auto"),
+    "f32, written in int8": Case("f32", "float32", "int8"),
+    "f32, written in int8, 256 tokens": Case("f32", "float32", "int8", 256),
     "bf16": Case("bf16", "bfloat16", "bf16"),
-    "bf16, TRL as it comes": Case("bf16", "float32", "bf16", checkpointing=True),
+    "bf16, written in int8": Case("bf16", "bfloat16", "int8"),
+    "bf16, written in int8, TRL as it comes": Case("bf16", "float32", "int8", 256, checkpointing=True),
 }
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    asked = OPTIONS | {"max_new_tokens": options.new_tokens, "accumulate": options.prompts}
+    tokens = 8 if options.quick else case.new_tokens
+    asked = OPTIONS | {"max_new_tokens": tokens, "accumulate": options.prompts}
     path = str(models.huggingface(MODEL))
     stolen = harness.steal_s()
     with contextlib.ExitStack() as stack:
@@ -112,13 +118,6 @@ def _parts(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def before(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Of other cases, what was measured with the same settings."""
-    path = folder / "grpo.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found["measured"] if found.get("settings") == settings else {}
-
-
 def report(results: dict[str, Any]) -> str:
     rows = []
     for name, measured in results["measured"].items():
@@ -134,10 +133,21 @@ def report(results: dict[str, Any]) -> str:
                     for part in ("writing", "learning")
                 ),
                 " / ".join(f"{sum(one['tokens'] for one in steps[side]) / len(steps[side]):.0f}" for side in both),
+                f"{max(step['mismatch_kl'] for step in steps['pronk']):.0e}",
                 " / ".join(f"{peaks[side]:.0f}" for side in both),
             ]
         )
-    header = ("tok/s: median (min-max)", "pronk", PEER, "ratio", "writing, s", "learning, s", "tokens", "peak, MB")
+    header = (
+        "tok/s: median (min-max)",
+        "pronk",
+        PEER,
+        "ratio",
+        "writing, s",
+        "learning, s",
+        "tokens",
+        "mismatch",
+        "peak, MB",
+    )
     return harness.table(header, rows)
 
 
@@ -149,12 +159,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1, help="a round")
     parser.add_argument("--prompts", type=int, default=OPTIONS["accumulate"], help="a step")
-    parser.add_argument("--new-tokens", type=int, default=OPTIONS["max_new_tokens"])
     parser.add_argument("--micro-batch", type=int, default=8, help="completions, of the peer's")
     parser.add_argument("--quick", action="store_true", help="two rounds of few tokens; nothing is kept in results/")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.prompts, options.new_tokens = 2, 2, 8
+        options.rounds, options.prompts = 2, 2
 
     harness.warn_if_busy()
     folder = models.FOLDER if options.quick else harness.RESULTS
@@ -164,11 +173,11 @@ def main() -> None:
             "model": MODEL, "data": options.data.name, "goal": GOAL, "threads": options.threads,
             "rounds": options.rounds, "warmup_rounds": 1, "steps_a_round": options.steps,
             "peer_micro_batch": options.micro_batch,
-            **OPTIONS, "max_new_tokens": options.new_tokens, "accumulate": options.prompts,
+            **OPTIONS, "accumulate": options.prompts,
         },
         "measured": {},
     }  # fmt: skip
-    results["measured"] = before(folder, results["settings"])
+    results["measured"] = harness.before("grpo", results, folder).get("measured", {})
     for name in options.cases:
         harness.say(f"{name}, tokens/s:")
         load = harness.machine()["load_1min"]
