@@ -308,6 +308,17 @@ def test_groups_of_equal_rewards_are_not_learned_from_and_nothing_changes_by_tha
     assert max(spared[1]) > 0
 
 
+@pytest.mark.parametrize(("reward", "said"), [("length:1000", True), ("regex:[0-9a-f]", False)])
+def test_a_reward_that_tells_nothing_apart_is_told(
+    folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, reward: str, said: bool
+) -> None:
+    """Each step, and the command ended as if something had been learned."""
+    with caplog.at_level("INFO", "pronk.train"):
+        run = pronk.grpo(folder, data, tmp_path / "out", reward=reward, eval_share=0, **{**QUICK, "max_new_tokens": 3})
+        assert ({line["frac_reward_zero_std"] for line in run} == {1.0}) is said
+    assert ("no reward was learned from" in caplog.text) is said
+
+
 def test_dynamic_sampling_replaces_groups_that_tell_nothing(folder: Path, data: Path, tmp_path: Path) -> None:
     """A digit in six random bytes is rare: most groups have none at all."""
     shares = {}

@@ -24,6 +24,7 @@ from pronk.train.rollouts.sampler import Asked, Sampler
 from pronk.train.rollouts.texts import Answered, Completion
 
 FILE = "rollouts.jsonl"  # in the run's folder
+ALIKE = "frac_reward_zero_std"  # in a line of the log, as TRL calls it: the part of a step's groups that tell nothing
 _TRIES = 8  # rounds of dynamic sampling
 _LARGEST = 1e30  # of a reward: sums of many stay finite in float32
 _TRAINING, _HELD_OUT = 0, 1  # what seeds are for
@@ -187,7 +188,7 @@ def _seen(groups: Sequence[Answered]) -> dict[str, float]:
         "reward": [one.reward for one in every],
         **named,
         "reward_std": spread,
-        "frac_reward_zero_std": [float(not group.tells) for group in groups],
+        ALIKE: [float(not group.tells) for group in groups],
         "completions/tokens": [float(len(one.tokens)) for one in every],
         "completions/cut": [float(not one.ended) for one in every],
     }

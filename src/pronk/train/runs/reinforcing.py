@@ -24,7 +24,7 @@ from pronk.train.data.examples import Prompt
 from pronk.train.distributed import Group
 from pronk.train.memory import Plan
 from pronk.train.objectives.grpo import GRPO
-from pronk.train.objectives.rollouts import FILE, Rollouts, lines_of
+from pronk.train.objectives.rollouts import ALIKE, FILE, Rollouts, lines_of
 from pronk.train.rewards.names import labels, parse
 from pronk.train.rewards.process import InProcess
 from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
@@ -163,13 +163,21 @@ class Reinforcing(Tuning):
     def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
         """After each look at held-out data, and each checkpoint, there is a page of what was written."""
         drawn, every = 0, self.settings.save_every
+        alike: list[float] = []  # of each step, the part of its groups that tell nothing
         with closing(super()._trained(trainer, begun)) as lines:
             for line in lines:
                 step = line["step"]
+                if ALIKE in line:
+                    alike.append(line[ALIKE])
                 if step > drawn and ("held_out_loss" in line or step % every == 0):
                     self._draw(trainer)
                     drawn = step
                 yield line
+        if alike and min(alike) == 1 and not self._own.kl_coef:
+            self.watcher.note(
+                "no reward was learned from: in each step all completions of a prompt had the same. Take a reward that "
+                "tells them apart, or prompts that are answered well and badly"
+            )
 
     def _end(self, trainer: Trainer) -> None:
         super()._end(trainer)
