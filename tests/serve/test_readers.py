@@ -15,7 +15,7 @@ from served import PATIENCE_S, Running, Script, soon
 
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
-from pronk.serve import http, tokens
+from pronk.serve import engine, http, tokens
 from pronk.serve.engine import UNREAD, Answer, Engine, Wanted
 
 pytestmark = pytest.mark.usefixtures("idle")
@@ -134,6 +134,7 @@ def test_a_silent_stream_says_that_it_lives(server: Running, monkeypatch: pytest
     monkeypatch.setattr(http.EventStream, "_put", counted)
 
     monkeypatch.setattr(Engine, "submit", late)
+    monkeypatch.setattr(engine, "FEW", 0)  # else it is not left to another thread, and the loop waits
     raw = json.dumps({"prompt": "x", "max_tokens": 2, "stream": True}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", raw, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:

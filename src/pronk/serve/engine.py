@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("pronk.serve")
 
+FEW = 2048  # tokens: so many are submitted sooner than another thread has begun
 UNREAD = 4096  # chunks that may wait for a client when more come; who leaves more unread is ended
+_A_TEXT = 64  # tokens that take as long as to begin a text
 _LOOK_EVERY_S = 0.1  # for requests that have waited too long
 _GIVE_UP = 3  # passes of one session that fail one after another, before its texts end
 
@@ -164,7 +166,9 @@ class Engine:
         return answer
 
     async def submitted(self, wanted: Wanted) -> Answer:
-        """The same, in a thread of its own. Of who leaves meanwhile nothing is under way, either."""
+        """The same, of many tokens in a thread of its own. Of who leaves meanwhile nothing is under way, either."""
+        if sum(map(len, wanted.prompts)) + wanted.texts * _A_TEXT < FEW:
+            return self.submit(wanted)
         coming = asyncio.ensure_future(asyncio.to_thread(self.submit, wanted))
         try:
             return await asyncio.shield(coming)
