@@ -1,7 +1,7 @@
 """A load on a server of OpenAI's completions: many streams at once, and when each piece of each came.
 
-A client of few instructions, for it shares the processor with what it measures: it reads lines off the socket, and
-looks into the last one alone.
+A client of few instructions, for it shares the processor with what it measures: while an answer comes it only keeps
+what the socket gives, and when; it is read once it is whole.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 import json
 import math
 import re
+import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,47 +66,108 @@ class Client:
     extra: dict[str, Any] = field(default_factory=dict)
 
     async def ask(self, asked: Asked) -> Taken:
-        body = {
-            "model": self.model, "prompt": asked.prompt, "max_tokens": asked.new, "stream": True,
-            "stream_options": {"include_usage": True}, "temperature": 0, **self.extra,
-        }  # fmt: skip
         taken = Taken(time.perf_counter())
+        loop = asyncio.get_running_loop()
         try:
-            await self._read(json.dumps(body).encode(), taken, asked.new)
+            transport, answer = await loop.create_connection(lambda: _Answer(loop.create_future()), *self._at)
+            try:
+                transport.write(self._request(asked))
+                await answer.ended
+            finally:
+                transport.close()
+            _read(answer.parts, taken, asked.new)
         except (OSError, ValueError, KeyError) as error:
             taken.failed = f"{type(error).__name__}: {error}"
         taken.ended = time.perf_counter()
         return taken
 
-    async def _read(self, body: bytes, taken: Taken, new: int) -> None:
+    def ask_alone(self, asked: Asked) -> Taken:
+        """The same where there is one stream, which needs no event loop, and leaves what one takes to the server."""
+        taken, parts, buffer = Taken(time.perf_counter()), _Parts(), memoryview(bytearray(1 << 16))
+        try:
+            with socket.create_connection(self._at) as connection:
+                connection.sendall(self._request(asked))
+                while count := connection.recv_into(buffer):
+                    parts.append((time.perf_counter(), bytes(buffer[:count])))
+            _read(parts, taken, asked.new)
+        except (OSError, ValueError, KeyError) as error:
+            taken.failed = f"{type(error).__name__}: {error}"
+        taken.ended = time.perf_counter()
+        return taken
+
+    @property
+    def _at(self) -> tuple[str, int]:
         at = urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=1 << 20)
+        return str(at.hostname), at.port or 80
+
+    def _request(self, asked: Asked) -> bytes:
+        fields = {
+            "model": self.model, "prompt": asked.prompt, "max_tokens": asked.new, "stream": True,
+            "stream_options": {"include_usage": True}, "temperature": 0, **self.extra,
+        }  # fmt: skip
+        body = json.dumps(fields).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Type: application/json\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer none\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        try:
-            writer.write(head.encode() + body)
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise ValueError((status + await reader.read())[:300].decode("utf-8", "replace"))
-            last = b""
-            while line := await reader.readline():
-                if line.startswith(b"data: {"):
-                    last = line
-                    if b'"error":' in line:
-                        raise ValueError(line.decode())
-                    if _TEXT.search(line):
-                        taken.pieces.append(time.perf_counter())
-            told = json.loads(last[len(b"data: ") :])
-            usage = told.get("usage") or {}
-            if not usage and told["choices"][0]["finish_reason"] != "length":
-                raise ValueError(f"a text ended early: {told['choices'][0]['finish_reason']}")
-            taken.prompt_tokens = usage.get("prompt_tokens", 0)
-            taken.new_tokens = usage.get("completion_tokens", new)
-            taken.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        finally:
-            writer.close()
+        return head.encode() + body
+
+
+_Parts = list[tuple[float, bytes]]  # of an answer, and when each came
+
+
+class _Answer(asyncio.BufferedProtocol):
+    """`ended`: when the server has closed the connection."""
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self.ended, self.parts = ended, _Parts()
+        self._buffer = memoryview(bytearray(1 << 16))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.parts.append((time.perf_counter(), bytes(self._buffer[:nbytes])))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if exc:
+            self.ended.set_exception(exc)
+        else:
+            self.ended.set_result(None)
+
+
+def _lines(parts: _Parts) -> Iterator[tuple[float, bytes]]:
+    """Each with the moment at which its last byte came."""
+    rest = b""
+    for when, part in parts:
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield when, line
+    if rest:
+        yield parts[-1][0], rest
+
+
+def _read(parts: _Parts, taken: Taken, new: int) -> None:
+    """All that a server said. Raises ValueError and KeyError for what is no whole answer."""
+    if b" 200 " not in b"".join(part for _, part in parts).partition(b"\r\n")[0]:
+        raise ValueError(b"".join(part for _, part in parts)[:300].decode("utf-8", "replace"))
+    last = b""
+    for when, line in _lines(parts):
+        if line.startswith(b"data: {"):
+            last = line
+            if b'"error":' in line:
+                raise ValueError(line.decode())
+            if _TEXT.search(line):
+                taken.pieces.append(when)
+    told = json.loads(last[len(b"data: ") :])
+    usage = told.get("usage") or {}
+    if not usage and told["choices"][0]["finish_reason"] != "length":
+        raise ValueError(f"a text ended early: {told['choices'][0]['finish_reason']}")
+    taken.prompt_tokens = usage.get("prompt_tokens", 0)
+    taken.new_tokens = usage.get("completion_tokens", new)
+    taken.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 async def closed(ask: Callable[[Asked], Awaitable[Taken]], asked: Sequence[Asked], at_once: int) -> list[Taken]:

@@ -164,7 +164,9 @@ def overhead(client: Client, session: Side, vocab_size: int, rounds: int, new: i
         return prompts(Case(1, 16, waves=1), vocab_size, f"overhead {next(counts[side])}")[0]
 
     def http() -> float:
-        taken = asyncio.run(client.ask(Asked(one("http"), new)))
+        taken = client.ask_alone(Asked(one("http"), new))
+        if taken.failed:
+            raise RuntimeError(taken.failed)
         firsts["http"].append(taken.first_s)
         return (taken.pieces[-1] - taken.pieces[0]) / (new - 1)
 

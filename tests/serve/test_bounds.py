@@ -104,7 +104,8 @@ def test_a_number_out_of_range_is_none(server: Running) -> None:
     [
         ("/v1/chat/completions", asking, "conversation", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/chat/completions", asking, "form_of", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/v1/completions", asking, "form_of", {"prompt": "x"}),
+        ("/v1/completions", asking, "form_of", {"prompt": "x", "response_format": {"type": "text"}}),
+        ("/v1/completions", asking, "check_length", {"prompt": "x " * asking.FEW, "truncate": "left"}),
         ("/v1/responses", items, "messages", {"input": "x"}),
         ("/v1/responses", items, "tools", {"input": "x"}),
         ("/v1/messages", blocks, "messages", {"messages": [{"role": "user", "content": "x"}]}),

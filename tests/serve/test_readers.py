@@ -15,7 +15,7 @@ from served import PATIENCE_S, Running, Script, soon
 
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
-from pronk.serve import http, tokens
+from pronk.serve import engine, http, tokens
 from pronk.serve.engine import UNREAD, Answer, Engine, Wanted
 
 pytestmark = pytest.mark.usefixtures("idle")
@@ -134,6 +134,7 @@ def test_a_silent_stream_says_that_it_lives(server: Running, monkeypatch: pytest
     monkeypatch.setattr(http.EventStream, "_put", counted)
 
     monkeypatch.setattr(Engine, "submit", late)
+    monkeypatch.setattr(engine, "FEW", 0)  # else it is not left to another thread, and the loop waits
     raw = json.dumps({"prompt": "x", "max_tokens": 2, "stream": True}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", raw, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -170,3 +171,45 @@ def test_who_takes_some_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> N
 
     asyncio.run(watched())
     assert (counts, ended) == ([], [True])
+
+
+def test_a_first_token_is_sent_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning a pass held Python's lock, and the loop sent the first token 1.5 ms later. Later ones wait for none."""
+    slept: list[float] = []
+    monkeypatch.setattr(engine.time, "sleep", slept.append)
+    runs, handle, told = Engine(4), Handles(), list[Any]()
+    monkeypatch.setattr(runs, "_tell", lambda function, *arguments: told.append(arguments))
+    runs._answers[handle] = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type, index]
+    for _ in range(3):
+        runs._hand_out([(handle, Chunk("x", 5))])  # type: ignore[list-item]
+    assert len(told) == 3
+    assert slept == [engine._HEAD_START_S]
+
+
+class Handles:
+    left = 1
+
+
+def test_events_are_framed_as_the_client_reads_them(server: Running) -> None:
+    """Beside h11, which frames the rest of an answer: clients see what they did, and those of HTTP/1.0 no chunks."""
+    raw = json.dumps({"prompt": "x", "max_tokens": 4, "stream": True, "ignore_eos": True}).encode()
+    answers = {}
+    for version in ("1.0", "1.1"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+            head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+            answers[version] = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = answers["1.0"].partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    assert all(line.startswith(b"data: ") for line in body.split(b"\n\n") if line)
+    head, _, body = answers["1.1"].partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    events = list[bytes]()
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        events.append(body[: int(size, 16)])
+        assert body[int(size, 16) :][:2] == b"\r\n"
+        body = body[int(size, 16) + 2 :]
+    assert events[-1] == b""
+    assert b"".join(events).endswith(b"data: [DONE]\n\n")
+    assert all(event.endswith(b"\n\n") for event in events[:-1])

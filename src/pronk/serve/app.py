@@ -212,20 +212,11 @@ class Server:
         self, request: Request, asked: Asked, events: AsyncGenerator[bytes, None], held: AsyncExitStack
     ) -> EventStream:
         """The model stays held until the stream has ended."""
-        rest = held.pop_all()
-
-        async def kept() -> AsyncGenerator[bytes, None]:
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                await events.aclose()
-                await rest.aclose()
 
         def failed(error: Exception) -> bytes:
             return event(amid(error).streamed(request.url.path), "error")
 
-        return await EventStream(kept(), failed).begin(request.receive)
+        return await EventStream(events, failed, held.pop_all()).begin(request.receive)
 
 
 def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Starlette:

@@ -15,7 +15,7 @@ from pronk.grammar.structure import Structure
 from pronk.prompts import checked_ids
 from pronk.serve.engine import Wanted
 from pronk.serve.failures import ApiError, about, renamed
-from pronk.serve.forms import form_of
+from pronk.serve.forms import asks_for_one, form_of
 from pronk.serve.models import Leased
 from pronk.serve.tools import Toolset, toolset
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pronk.serve.requests import Sampling
     from pronk.tokenizer.messages import Overflow
 
+FEW, _A_PROMPT = 2048, 64  # letters or ids: so many are made ready sooner than a thread has begun; and what each takes
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
 _LEAST_LETTERS, _LETTERS_A_TOKEN = 1 << 20, 16  # beyond which no text is cut into tokens, to see whether it fits
 MOST_STOPS, MOST_STOP = 128, 1024  # stop strings, and letters of one: they are looked for at each token, by all
@@ -257,8 +258,10 @@ async def completion(
     with renamed({"top_logprobs": "logprobs"}):
         params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
 
+    formed = asks_for_one(request)
+
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:
-        form, param = form_of(request)
+        form, param = form_of(request) if formed else (None, "")
         for prompt in prompts:
             if isinstance(prompt, str):
                 check_length(llm, prompt, "prompt")
@@ -266,7 +269,8 @@ async def completion(
             found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
         return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)
 
-    encoded, cut, grammar = await asyncio.to_thread(prepared)
+    few = not formed and sum(_A_PROMPT + len(prompt) for prompt in prompts) < FEW
+    encoded, cut, grammar = prepared() if few else await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, None, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 

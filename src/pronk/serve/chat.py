@@ -12,7 +12,7 @@ from pronk.serve.asking import Asked
 from pronk.serve.calls import Call
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, amid
-from pronk.serve.http import DONE, event
+from pronk.serve.http import DONE, Chunks, event
 from pronk.serve.requests import ChatRequest
 from pronk.serve.speech import Account, entries_of, speech
 
@@ -90,13 +90,13 @@ async def whole(engine: Engine, asked: Asked) -> dict[str, Any]:
 
 async def stream(engine: Engine, asked: Asked, include_usage: bool) -> AsyncGenerator[bytes, None]:
     common = head("chatcmpl", "chat.completion.chunk", asked)
-    usage: dict[str, Any] = {"usage": None} if include_usage else {}
+    chunks = Chunks(common, {"usage": None} if include_usage else {})
     account, begun, left = Account(), False, asked.samples
     wants_logprobs = asked.wanted.params.logprobs is not None
 
     def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event({**common, "choices": [choice], **usage, **more})
+        return chunks.event(choice, **more)
 
     try:
         async for pieces in speech(engine, asked, account):

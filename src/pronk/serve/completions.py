@@ -10,7 +10,7 @@ from pronk.serve.asking import Asked
 from pronk.serve.chat import head, last_of
 from pronk.serve.engine import Engine
 from pronk.serve.failures import ApiError, amid
-from pronk.serve.http import DONE, event
+from pronk.serve.http import DONE, Chunks, event
 from pronk.serve.requests import CompletionRequest
 from pronk.serve.scores import Scored, scores
 from pronk.serve.speech import Account, logprob, speech
@@ -132,11 +132,11 @@ async def stream(
     engine: Engine, asked: Asked, request: CompletionRequest, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     common, account, begun = head("cmpl", "text_completion", asked), Account(), False
-    usage: dict[str, Any] = {"usage": None} if include_usage else {}
+    chunks = Chunks(common, {"usage": None} if include_usage else {})
 
     def chunk(choice: _Choice, finish: str | None, left: int) -> bytes:
         more = last_of(account, asked, include_usage) if not left else {}
-        return event({**common, "choices": [choice.taken(finish)], **usage, **more})
+        return chunks.event(choice.taken(finish), **more)
 
     try:
         choices = await _begin(engine, asked, request, account)

@@ -22,6 +22,11 @@ _MAKERS: dict[str, Callable[[Any], Structure]] = {
 _FIELDS = {f"guided_{kind}": kind for kind in _MAKERS} | {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 
 
+def asks_for_one(request: Sampling) -> bool:
+    """Whether there is anything to be found by `form_of`, which takes the longer the more there is."""
+    return any(getattr(request, name) is not None for name in ("response_format", "structured_outputs", *_FIELDS))
+
+
 def form_of(request: Sampling) -> tuple[Structure | None, str]:
     """The form that texts are to have, None: none; and the field that asks for it. Raises ApiError, which names it."""
     found = {"response_format": _response_format(request.response_format)}

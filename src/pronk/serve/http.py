@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import h11
@@ -24,6 +25,7 @@ MUCH = 1 << 16  # bytes of a body, or numbers of a list, that are not read in th
 HEADERS_S = BODY_S = 30.0  # seconds in which a request's headers, and then its body, must be whole
 PING_S = 15.0  # seconds of silence after which a stream says that it lives: proxies cut what is silent for a minute
 SEND_S = 60.0  # seconds for which a client may read nothing
+_CHUNK = "pronk.chunk"  # of a scope's extensions
 _FIRST_S = 10.0  # seconds for which a stream's status waits for its first event
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -62,9 +64,20 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
+        before = self.cycle
         super().handle_events()
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
+        if self.cycle is not before and self.scope["http_version"] == "1.1":  # whose answers of no length are in chunks
+            self.scope["extensions"] = {_CHUNK: {"send": self._chunk}}  # before the task that was made for it begins
+
+    def _chunk(self, body: bytes) -> bool:
+        """Send a piece of an answer that has begun, in one write. A token of a stream takes a quarter of what it would
+        through ASGI and h11, whose state a chunk does not change. False: it is to go that way, and to wait."""
+        if self.flow.write_paused or self.transport.is_closing() or not body:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -139,17 +152,28 @@ async def _gone(receive: Receive) -> None:
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T:
     """What `work` gives; where the client leaves first, it is cancelled. Raises Gone."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        return await _unless(gone, work)
+    finally:
+        await _ended(gone)
+
+
+async def _unless(gone: asyncio.Future[None], work: Awaitable[T]) -> T:
+    task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Gone
         return task.result()
     finally:
-        for each in (task, gone):
-            each.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(task, gone, return_exceptions=True)
+        await _ended(task)
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Json(Response):
@@ -163,19 +187,28 @@ class EventStream:
     """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
     `events` is closed when the client leaves, or reads nothing for a while. `failed` makes the event that tells of
-    what was wrong before the first one, and after the status had gone out.
+    what was wrong before the first one, and after the status had gone out. `held` is let go when all has ended.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes]) -> None:
-        self._events, self._failed, self._first = events, failed, asyncio.ensure_future(anext(events))
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes], held: AsyncExitStack
+    ) -> None:
+        self._events, self._failed, self._held = events, failed, held
+        self._first = asyncio.ensure_future(anext(events))
+        self._chunk: Callable[[bytes], bool] = lambda body: False
         self._since, self._sending = time.monotonic(), False
 
     async def begin(self, receive: Receive) -> EventStream:
         """Wait a while for the first event, so that what is wrong until then has a status. Raises that, and Gone."""
+        self._gone = asyncio.ensure_future(_gone(receive))
         try:
-            await while_there(receive, asyncio.wait((self._first,), timeout=_FIRST_S))
-            if self._first.done() and (error := self._first.exception()):
-                raise error
+            both = (self._first, self._gone)
+            await asyncio.wait(both, timeout=_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._first.done():
+                if error := self._first.exception():
+                    raise error
+            elif self._gone.done():
+                raise Gone
         except BaseException:
             await self._close()
             raise
@@ -191,8 +224,9 @@ class EventStream:
         watchdog = asyncio.ensure_future(self._watch(send))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": raw})
+            self._chunk = scope.get("extensions", {}).get(_CHUNK, {}).get("send", self._chunk)
             with contextlib.suppress(Gone):
-                await while_there(receive, self._send(send))
+                await _unless(self._gone, self._send(send))
         finally:
             watchdog.cancel()
             await self._close()
@@ -211,6 +245,9 @@ class EventStream:
         await self._put(send, b"", more=False)
 
     async def _put(self, send: Send, body: bytes, more: bool = True) -> None:
+        if more and self._chunk(body):
+            self._since = time.monotonic()
+            return
         self._sending, self._since = True, time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending, self._since = False, time.monotonic()
@@ -223,16 +260,33 @@ class EventStream:
                 await self._put(send, b": ping\n\n")
 
     async def _close(self) -> None:
-        self._first.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await self._first
-        with contextlib.suppress(Exception):
-            await self._events.aclose()
+        try:
+            await _ended(self._gone)
+            await _ended(self._first)
+            with contextlib.suppress(Exception):
+                await self._events.aclose()
+        finally:
+            await self._held.aclose()
 
 
 def event(data: Any, name: str | None = None) -> bytes:
     """One event; JSON has no line breaks of its own."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + encode(data) + b"\n\n"
+
+
+class Chunks:
+    """Events that differ in their choices alone: the rest is made into JSON once. `last`: fields behind the choices."""
+
+    def __init__(self, first: dict[str, Any], last: dict[str, Any]) -> None:
+        self._before = b"data: " + encode({**first, "choices": []})[:-2]
+        self._after = b"]" + _more(last)
+
+    def event(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return self._before + encode(choice) + self._after + _more(more) + b"}\n\n"
+
+
+def _more(fields: dict[str, Any]) -> bytes:
+    return b"," + encode(fields)[1:-1] if fields else b""
 
 
 DONE = b"data: [DONE]\n\n"

@@ -195,8 +195,8 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         if "missing required field" in problem:
             at = problem.rpartition("field ")[2].strip("`")
         raise ApiError(400, problem.replace("$.", ""), (at or "").partition("[")[0] or None) from None
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    return request, sorted(given.keys() - known - _IGNORED - refused.keys())
+    # Not msgspec.structs.fields, which evaluates all annotations anew: that took 1 ms of each request.
+    return request, sorted(given.keys() - {*kind.__struct_fields__} - _IGNORED - refused.keys())
 
 
 def sampling(request: Drawing, **more: Any) -> Sampling:

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import Scope
@@ -129,11 +130,21 @@ def run(
     served = Uvicorn(config, engine)
     made(served)
     try:
-        asyncio.run(served.serve([bound]))
+        _run(served.serve([bound]))
     finally:
         bound.close()
     if problem:
         raise problem[0]
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
+    """On uvloop, where it is installed: it takes a fifth of the loop's time of each token."""
+    try:
+        import uvloop
+    except ImportError:  # as on Windows, which has none
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
 
 
 def is_loopback(host: str) -> bool:

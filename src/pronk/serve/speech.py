@@ -16,7 +16,7 @@ from pronk.serve.engine import Engine
 _NEVER = -9999.0  # a log-probability of what cannot come, which JSON has no number for; OpenAI's own
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there is one of each token
 class Piece:
     """What came of one sample in one step."""
 
