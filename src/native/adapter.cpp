@@ -17,6 +17,7 @@ namespace pronk {
 namespace {
 
 constexpr int kHalf = kPanelRows / 2;
+constexpr float kMostOfByte = 127, kMostOfCode = 127 * 256;
 
 // Of those with the same activations the one with the most bytes.
 Format finest_beside(Format weights) {
@@ -40,42 +41,134 @@ bool is_zero(std::span<const float> numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](float x) { return x == 0; });
 }
 
-// Whether float16 would lose digits of more than a few of them: those under 2^-14 of the largest.
-bool is_wide(std::span<const float> numbers) {
-    float most = 0;
-    for (const float x : numbers) most = std::max(most, std::abs(x));
-    size_t small = 0, all = 0;
-    for (const float x : numbers) all += x != 0, small += x != 0 && std::abs(x) < most * 0x1p-14f;
-    return small * 16 > all;
-}
+// Whether the even or the odd half panels have rows of it: gate rows and up rows take turns.
+bool has(const Adapter::Module& module, int half) { return module.product != kGateUp || half == module.up; }
+
+// B [rows][rank], after each rank has taken the size of its row of A, brought to 1/2 to 1: then numbers of a row count as
+// much as they are large.
+class Second {
+public:
+    Second(const Adapter::Module& module, const std::vector<int>& of_a) : b_(module.b), rows_(module.rows), rank_(module.rank), down_(rank_) {
+        double most = 0;
+        for (int r = 0; r < rank_; ++r) {
+            const float* a = module.a + static_cast<size_t>(r) * module.cols;
+            down_[r] = is_zero({a, static_cast<size_t>(module.cols)}) ? 0 : std::ldexp(1.0, of_a[r]);
+            for (int n = 0; n < rows_; ++n) most = std::max(most, std::abs(b_[static_cast<size_t>(n) * rank_ + r] * down_[r]));
+        }
+        if (most > 0) std::frexp(most, &exponent_);
+        for (double& down : down_) down = std::ldexp(down, -exponent_);
+        zero_ = most == 0;
+    }
+
+    int exponent() const { return exponent_; }
+    bool zero() const { return zero_; }
+
+    // Whether fewer bits would lose digits of more than a few numbers: those under 2^-14 of the largest.
+    bool is_wide() const {
+        size_t small = 0, all = 0;
+        for (int n = 0; n < rows_; ++n)
+            for (int r = 0; r < rank_; ++r) {
+                const float x = std::abs(at(n, r));
+                all += x > 0, small += x > 0 && x < 0x1p-14f;
+            }
+        return small * 16 > all;
+    }
+
+    // Row n into its half panel.
+    void pack(int n, SecondFactor type, uint8_t* half) const {
+        const int row = n % kHalf;
+        float most = 0;
+        for (int r = 0; r < rank_; ++r) {
+            const float x = at(n, r);
+            most = std::max(most, std::abs(x));
+            if (type == SecondFactor::f16) reinterpret_cast<uint16_t*>(half)[r * kHalf + row] = f32_to_f16(x);
+            if (type == SecondFactor::f32) reinterpret_cast<float*>(half)[r * kHalf + row] = x;
+        }
+        if (type != SecondFactor::bytes || most == 0) return;
+        uint16_t& scale = reinterpret_cast<uint16_t*>(half)[row];
+        scale = f32_to_f16(most);
+        if (f16_to_f32(scale) < most) ++scale;
+        const float steps = kMostOfByte / f16_to_f32(scale);
+        for (int r = 0; r < rank_; ++r)
+            half[2 * kHalf + (r / 4 * kHalf + row) * 4 + r % 4] = static_cast<uint8_t>(128 + std::lrint(at(n, r) * steps));
+    }
+
+private:
+    float at(int n, int r) const { return static_cast<float>(b_[static_cast<size_t>(n) * rank_ + r] * down_[r]); }
+
+    const float* b_;
+    int rows_, rank_, exponent_ = 0;
+    bool zero_;
+    std::vector<double> down_;  // what each rank is multiplied with: a float's own range is too small
+};
+
+// The nearest whole number, under 2^22; without a call, so that loops of it vectorize.
+int32_t nearest(float x) { return std::bit_cast<int32_t>(x + 0x1.8p23f) - std::bit_cast<int32_t>(0x1.8p23f); }
 
 }  // namespace
 
+void Adapter::First::finish(float* u) const {
+    for (size_t r = 0; r < scales.size(); ++r) u[r] *= scales[r];
+    for (const Rounded& of : rounded) {
+        const float* x = u + of.from;
+        uint32_t most = 0;  // the bits of |x|: ordered as the numbers are, infinity and NaN above all
+        for (int r = 0; r < of.rank; ++r) most = std::max(most, std::bit_cast<uint32_t>(x[r]) & 0x7fffffffu);
+        const float largest = std::bit_cast<float>(most), steps = largest < 1e-30f ? 0 : kMostOfCode / largest;
+        RankCodes codes{largest / (kMostOfCode * kMostOfByte), 0, 0};
+        const int padded = (of.rank + 3) / 4 * 4;
+        auto* high = reinterpret_cast<int8_t*>(u + of.to) + sizeof(RankCodes);
+        auto* low = high + padded;
+        std::memset(high, 0, 2 * padded);
+        for (int r = 0; r < of.rank; ++r) {
+            const int32_t code = nearest(x[r] * steps);
+            high[r] = static_cast<int8_t>((code + 128) >> 8), low[r] = static_cast<int8_t>(code);
+            codes.high -= 128 * high[r], codes.low -= 128 * low[r];
+        }
+        std::memcpy(u + of.to, &codes, sizeof(codes));
+    }
+}
+
 Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& modules)
     : firsts(layers.size() * kFirsts), seconds(layers.size() * kProducts) {
-    std::vector<std::vector<std::pair<const Module*, int>>> below(firsts.size());  // one another; of A the exponent
-    std::vector<int> exponents;                                                    // of B, of each module
-    // Of gate and up rows, whose half panels take turns, the gate's ranks come first.
+    std::vector<std::vector<std::pair<const Module*, std::vector<int>>>> below(firsts.size());  // one another; of A's rows the exponents
+    std::vector<Second> factors;  // of all modules, in their order
+    std::vector<bool> wide(seconds.size());
+    // Of gate and up rows the gate's ranks come first.
     std::vector<const Module*> ordered;
     for (const Module& module : modules) ordered.push_back(&module);
     std::stable_sort(ordered.begin(), ordered.end(), [](const Module* one, const Module* other) { return one->up < other->up; });
     for (const Module* module : ordered) {
         const size_t place = static_cast<size_t>(module->layer) * kFirsts + kFirstOf[module->product];
-        const std::span<const float> a(module->a, static_cast<size_t>(module->rank) * module->cols);
-        const std::span<const float> b(module->b, static_cast<size_t>(module->rows) * module->rank);
-        const int from_a = exponent_of(a), from_b = exponent_of(b);
+        std::vector<int> of_a;
+        for (int r = 0; r < module->rank; ++r)
+            of_a.push_back(exponent_of({module->a + static_cast<size_t>(r) * module->cols, static_cast<size_t>(module->cols)}));
+        const Second& factor = factors.emplace_back(*module, of_a);
         First& first = firsts[place];
-        LowRank& second = seconds[static_cast<size_t>(module->layer) * kProducts + module->product];
-        const bool pairs = module->product == kGateUp;
+        const size_t product = static_cast<size_t>(module->layer) * kProducts + module->product;
+        LowRank& second = seconds[product];
         for (int half = 0; half < 2; ++half)
-            if (!pairs || half == module->up) second.first[half] = static_cast<int>(first.scales.size()), second.rank[half] = module->rank;
-        const bool none = is_zero(a) || is_zero(b);  // of which any scale would do, and an infinite one not
-        const auto scale = static_cast<float>(none ? 0 : std::ldexp(static_cast<double>(module->scale), from_a + from_b));
+            if (has(*module, half)) second.first[half] = static_cast<int>(first.scales.size()), second.rank[half] = module->rank;
+        // Of zeros any scale would do, and an infinite one not.
+        const auto scale = static_cast<float>(factor.zero() ? 0 : std::ldexp(static_cast<double>(module->scale), factor.exponent()));
         if (!std::isfinite(scale)) throw std::range_error("the product of an adapter's factors is too large");
         first.scales.insert(first.scales.end(), module->rank, scale);
-        widest = std::max(widest, static_cast<int>(first.scales.size()));
-        below[place].emplace_back(module, from_a);
-        exponents.push_back(from_b);
+        first.width = static_cast<int>(first.scales.size());
+        below[place].emplace_back(module, std::move(of_a));
+        const ActivationTraits& activations = traits(traits(layers[module->layer].products()[module->product]->format).activations);
+        if (activations.exact() || factor.is_wide()) wide[product] = true;
+        second.type = wide[product] ? SecondFactor::f32 : activations.scaled ? SecondFactor::bytes : SecondFactor::f16;
+    }
+    for (const Module* module : ordered) {
+        const size_t place = static_cast<size_t>(module->layer) * kFirsts + kFirstOf[module->product];
+        LowRank& second = seconds[static_cast<size_t>(module->layer) * kProducts + module->product];
+        First& first = firsts[place];
+        if (second.type == SecondFactor::bytes) {
+            first.rounded.push_back({second.first[module->up], module->rank, first.width});
+            for (int half = 0; half < 2; ++half)
+                if (has(*module, half)) second.first[half] = first.width;
+            first.width += RankCodes::words(module->rank);
+        }
+        widest = std::max(widest, first.width);
     }
     std::vector<float> stacked;  // of one place at a time: all together would be what the adapter is in float32
     for (size_t place = 0; place < firsts.size(); ++place) {
@@ -87,40 +180,27 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         first.a = matrix_of(finest_beside(beside.format), ranks, beside.cols);
         first.a.data = memory.allocate(first.a.nbytes());
         stacked.clear();
-        for (const auto& [module, exponent] : below[place]) {
-            const std::span<const float> a(module->a, static_cast<size_t>(module->rank) * module->cols);
-            for (const double down = std::ldexp(1.0, -exponent); const float x : a) stacked.push_back(static_cast<float>(x * down));
+        for (const auto& [module, exponents] : below[place]) {
+            const float* x = module->a;
+            for (const int exponent : exponents)
+                for (const float *end = x + module->cols; x < end; ++x)
+                    stacked.push_back(static_cast<float>(*x * std::ldexp(1.0, -exponent)));
         }
         const auto* rows = reinterpret_cast<const uint8_t*>(stacked.data());
         pack_rows(first.a, rows, beside.cols * sizeof(float), Source::f32, 0, ranks, {});
         pack_zero_rows(first.a, ranks, static_cast<int64_t>(first.a.panels) * kPanelRows);
     }
-    std::vector<bool> wide(seconds.size());
-    for (const Module& module : modules)
-        if (is_wide({module.b, static_cast<size_t>(module.rows) * module.rank}))
-            wide[static_cast<size_t>(module.layer) * kProducts + module.product] = true;
     std::vector<uint8_t*> data(seconds.size());
     for (size_t i = 0; i < ordered.size(); ++i) {
         const Module& module = *ordered[i];
         const size_t place = static_cast<size_t>(module.layer) * kProducts + module.product;
         LowRank& second = seconds[place];
         const Matrix& beside = *layers[module.layer].products()[module.product];
-        const int both = second.rank[0] + second.rank[1];
-        if (!second.b) {
-            second.f16 = !traits(traits(beside.format).activations).exact() && !wide[place];
-            second.b = data[place] = memory.allocate(static_cast<size_t>(beside.panels) * both * kHalf * (second.f16 ? 2 : 4));
-        }
-        const bool pairs = module.product == kGateUp;
-        const double down = std::ldexp(1.0, -exponents[i]);  // a float's own range is too small
+        const size_t both = second.half_bytes(0) + second.half_bytes(1);
+        if (!second.b) second.b = data[place] = memory.allocate(beside.panels * both);
         for (int n = 0; n < module.rows; ++n) {
-            const int half = pairs ? n / kHalf * 2 + module.up : n / kHalf;
-            const size_t begin = static_cast<size_t>(half / 2) * both + half % 2 * second.rank[0];
-            for (int r = 0; r < module.rank; ++r) {
-                const auto x = static_cast<float>(module.b[static_cast<size_t>(n) * module.rank + r] * down);
-                const size_t at = (begin + r) * kHalf + n % kHalf;
-                if (second.f16) reinterpret_cast<uint16_t*>(data[place])[at] = f32_to_f16(x);
-                else reinterpret_cast<float*>(data[place])[at] = x;
-            }
+            const int half = module.product == kGateUp ? n / kHalf * 2 + module.up : n / kHalf;
+            factors[i].pack(n, second.type, data[place] + half / 2 * both + half % 2 * second.half_bytes(0));
         }
     }
 }

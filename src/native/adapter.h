@@ -3,8 +3,9 @@
 //
 // The first factors, A, of products that are fed the same rows lie below one another as one matrix, in the finest format
 // whose activations are those that the weights are multiplied with, so that nothing is converted twice. The second, B, are
-// added to a register tile's sums before their epilogue: float32 where activations are, or where their numbers differ too
-// much, else float16. Both are brought to a largest number from 1/2 to 1 by a power of two, which the scale takes back.
+// added to a register tile's sums before their epilogue: in bytes beside activations in bytes, with a scale a row; float32
+// where activations are, or where their numbers differ too much; else float16. Each row of A is brought to a largest number
+// from 1/2 to 1 by a power of two, which its rank of B takes over; and B as a whole, which the scale takes back.
 #pragma once
 
 #include <vector>
@@ -21,9 +22,18 @@ constexpr int kGateUp = 4;
 struct Layer;
 
 struct Adapter {
+    // Of u [from, from + rank) become RankCodes at `to`.
+    struct Rounded {
+        int from, rank, to;
+    };
+
     struct First {
         Matrix a;                   // [ranks, K]
         std::vector<float> scales;  // of each rank; none: nothing of these products is adapted
+        std::vector<Rounded> rounded;
+        int width = 0;              // of u, and of the codes behind it
+
+        void finish(float* u) const;  // scales and rounds what `a` gave
     };
 
     // A product's weights, or the gate's or the up rows of it.
@@ -40,7 +50,7 @@ struct Adapter {
 
     std::vector<First> firsts;     // [layers * kFirsts]
     std::vector<LowRank> seconds;  // [layers * kProducts]
-    int widest = 0;                // the most ranks of a First
+    int widest = 0;                // of all Firsts
     Arena memory;
 };
 

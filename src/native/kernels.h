@@ -60,11 +60,30 @@ enum class Epilogue : int {
     pairs,   // out[t][n] = y[2t][n] + y[2t + 1][n]: rows that come in two parts
 };
 
+// How an adapter's second factor is stored. In bytes a row has a scale, and u is rounded to 16 bits (RankCodes).
+enum class SecondFactor : int { f32, f16, bytes };
+
 // The second factor of an adapter beside one matrix: y[n] += sum_r b[n][r] u[r], r ascending (adapter.h).
 struct LowRank {
     const uint8_t* b = nullptr;  // of each half panel [rank][32]; none: the adapter changes nothing of this matrix
-    bool f16 = false;            // rather than f32
-    int first[2] = {}, rank[2] = {};  // which of u the even and the odd half panels take: gate rows and up rows differ
+    SecondFactor type = SecondFactor::f32;
+    int first[2] = {}, rank[2] = {};  // what the even and the odd half panels take of u, or of its codes: gate and up rows differ
+
+    // Of bytes [32] scales in float16, and b + 128 as [rank / 4][32][4].
+    size_t half_bytes(int odd) const {
+        constexpr size_t rows = kPanelRows / 2;
+        if (type == SecondFactor::bytes) return rank[odd] ? rows * (2 + (rank[odd] + 3) / 4 * size_t{4}) : 0;
+        return rows * rank[odd] * (type == SecondFactor::f16 ? 2 : 4);
+    }
+};
+
+// What a second factor in bytes is multiplied with: numbers of u in 16 bits, as int8 of their high and of their low halves.
+// They lie among the floats of u: this, then [rank / 4][4] high ones, then as many low ones.
+struct RankCodes {
+    float scale;
+    int32_t high, low;  // what sums begin with, for b is stored as b + 128
+
+    static constexpr int words(int rank) { return sizeof(RankCodes) / 4 + 2 * ((rank + 3) / 4); }
 };
 
 // What adapters add to a product, before its epilogue.

@@ -104,15 +104,66 @@ void add_low_rank(const uint8_t* b, int rank, const float* u, size_t stride, flo
     }
 }
 
-// In register tiles of as many tokens as there are, or else of two and of one: they are bound by reading b from cache.
-template <class Op>
-void add_low_rank(int tokens, const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
-    constexpr int most = tile_tokens(1);
-    for (int t = 0, count; t < tokens; t += count) {
-        count = tokens - t >= most ? most : tokens - t >= 2 ? 2 : 1;
-        const auto add = count == most ? add_low_rank<Op, most> : count == 2 ? add_low_rank<Op, 2> : add_low_rank<Op, 1>;
-        add(b, rank, u + t * stride, stride, y + t * kPanelRows);
+// The same of bytes, and of u as RankCodes: whole numbers, whose sum is exact.
+template <int T>
+void add_low_rank_of_bytes(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
+    constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
+    const int words = (rank + 3) / 4;
+    for (int v = 0; v < kVectors / 2; v += R) {
+        I high[T][R], low[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) {
+                high[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, high) / 4));
+                low[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, low) / 4));
+            }
+        const uint8_t* p = b + kPanelRows + v * OpInt8::vector;
+        const float* x = u + sizeof(RankCodes) / 4;
+        for (int k = 0; k < words; ++k, p += kVectors / 2 * OpInt8::vector, ++x) {
+            S::Bytes w[R];
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) w[r] = S::load_bytes(p + r * OpInt8::vector);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const I x_high = S::set_int(word(x + t * stride)), x_low = S::set_int(word(x + t * stride + words));
+#pragma GCC unroll 2
+                for (int r = 0; r < R; ++r) high[t][r] = S::dot4(high[t][r], w[r], x_high), low[t][r] = S::dot4(low[t][r], w[r], x_low);
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            const F scale = S::load_f16(b + (v + r) * 32);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const F sum = S::fma(S::to_float(high[t][r]), S::set(256), S::to_float(low[t][r]));
+                float* to = y + t * kPanelRows + (v + r) * 16;
+                S::store(to, S::fma(S::mul(sum, S::set(u[t * stride])), scale, S::load(to)));
+            }
+        }
     }
+}
+
+// In register tiles of as many tokens as there are, or else of two and of one: they are bound by reading b from cache.
+template <int kMost, class Tile>
+PRONK_INLINE void in_adapter_tiles(int tokens, const Tile& tile) {
+    for (int t = 0, count; t < tokens; t += count) {
+        count = tokens - t >= kMost ? kMost : tokens - t >= 2 ? 2 : 1;
+        if (count == kMost) tile(std::integral_constant<int, kMost>(), t);
+        else if (count == 2) tile(std::integral_constant<int, 2>(), t);
+        else tile(std::integral_constant<int, 1>(), t);
+    }
+}
+
+void add_second_factor(const LowRank& of, int odd, const uint8_t* b, int tokens, const float* u, size_t stride, float* y) {
+    const int rank = of.rank[odd];
+    if (of.type == SecondFactor::bytes)
+        return in_adapter_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+            add_low_rank_of_bytes<T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
+        });
+    in_adapter_tiles<tile_tokens(1)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+        const auto add = of.type == SecondFactor::f16 ? add_low_rank<OpF16, T> : add_low_rank<OpF32, T>;
+        add(b, rank, u + t * stride, stride, y + t * kPanelRows);
+    });
 }
 
 // What adapters add to tokens [begin, begin + tokens), whose products with `vectors` of a panel are in y [T][64].
@@ -125,13 +176,11 @@ __attribute__((noinline)) void add_adapters(const Adapted& adapted, int begin, i
         const LowRank& of = adapted.of[adapter][adapted.product];
         if (!of.b) continue;
         for (int v = first; v < first + vectors; v += kVectors / 2) {
-            const int odd = v / (kVectors / 2), bytes = of.f16 ? 2 : 4;
-            const size_t before = (size_t)panel * (of.rank[0] + of.rank[1]) + odd * of.rank[0];
-            const uint8_t* b = of.b + before * (kPanelRows / 2) * bytes;
+            const int odd = v / (kVectors / 2);
+            if (of.rank[odd] == 0) continue;
+            const uint8_t* b = of.b + panel * (of.half_bytes(0) + of.half_bytes(1)) + odd * of.half_bytes(0);
             const float* u = adapted.u + (begin + t) * adapted.stride + of.first[odd];
-            float* part = y + t * kPanelRows + v * 16;
-            if (of.f16) add_low_rank<OpF16>(stop - t, b, of.rank[odd], u, adapted.stride, part);
-            else add_low_rank<OpF32>(stop - t, b, of.rank[odd], u, adapted.stride, part);
+            add_second_factor(of, odd, b, stop - t, u, adapted.stride, y + t * kPanelRows + v * 16);
         }
     }
 }
@@ -142,9 +191,9 @@ PRONK_INLINE void ask_for_adapters(const Adapted& adapted, int token, int panel,
     if (adapter < 0) return;
     const LowRank& of = adapted.of[adapter][adapted.product];
     if (!of.b) return;
-    const size_t row = kPanelRows / 2 * (of.f16 ? 2 : 4), before = (size_t)panel * (of.rank[0] + of.rank[1]);
-    const uint8_t* begin = of.b + (before + (first ? of.rank[0] : 0)) * row;
-    const uint8_t* end = of.b + (before + of.rank[0] + (first + vectors > kVectors / 2 ? of.rank[1] : 0)) * row;
+    const size_t even = of.half_bytes(0), odd = of.half_bytes(1);
+    const uint8_t* b = of.b + panel * (even + odd);
+    const uint8_t *begin = b + (first ? even : 0), *end = b + even + (first + vectors > kVectors / 2 ? odd : 0);
     for (const uint8_t* line = begin; line < end && line < begin + kPrefetch; line += 64) __builtin_prefetch(line);
 }
 

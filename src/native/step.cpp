@@ -190,8 +190,7 @@ void Model::Step::first_factors(const Linear& linear, const Rows* rows, int begi
         const Rows& x = rows[static_cast<int>(traits(first.a.format).activations)];
         kernel.matmul(first.a, x.at(t), stop - t, 0, (ranks + kPanelRows / 2 - 1) / (kPanelRows / 2),
                       {out, scratch.ranks, Epilogue::store, ranks});
-        for (int i = t; i < stop; ++i, out += scratch.ranks)
-            for (int r = 0; r < ranks; ++r) out[r] *= first.scales[r];
+        for (int i = t; i < stop; ++i, out += scratch.ranks) first.finish(out);
     }
 }
 

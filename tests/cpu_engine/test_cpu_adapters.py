@@ -111,6 +111,37 @@ def test_any_size_of_its_numbers_is_one_to_it() -> None:
     assert (free(backend, text, first) == free(backend, text, second)).all()
 
 
+@pytest.mark.parametrize("format", ["q8", "int8", "bf16", "f32"])
+def test_each_rank_may_have_a_size_of_its_own(format: str) -> None:
+    """Second factors in bytes have a scale a row, which one large rank would take from all others."""
+    product = {}
+    for name, p in GIVEN[2].products.items():
+        sizes = np.float32(2.0) ** (np.arange(len(p.a)) % 4)
+        product[name] = LowRank(p.a / sizes[:, None], p.b * sizes, p.scale)
+    backend, text = plain(format), ids(20, 0)
+    first, second = backend.attach(GIVEN[2]), backend.attach(replace(GIVEN[2], products=product))
+    assert (free(backend, text, first) == free(backend, text, second)).all()
+
+
+@pytest.mark.parametrize("format", ["q4", "q8", "int8", "llm-int8"])
+def test_small_rows_of_a_second_factor_are_as_exact_as_large_ones(format: str) -> None:
+    """A scale of all rows, or ranks each brought to 1, would round rows by the largest: up to a third was lost."""
+    small = {name: p for name, p in GIVEN[0].products.items() if "v_proj" in name}
+    large = {}
+    for name, p in small.items():
+        b = p.b.copy()
+        b[1] *= 512
+        large[name] = replace(p, b=b)
+    backend, text = plain(format), ids(20, 0)
+    numbers = [0, *(backend.attach(replace(GIVEN[0], products=one)) for one in (small, large))]
+    base, found, beside = (backend.activations(Batch.of([Run(text, adapter=n)]), None)[0, "o"] for n in numbers)
+    # What attention makes of all rows of v but the large one, in each head.
+    others = np.arange(base.shape[-1]) % CONFIG.head_dim != 1
+    assert (beside != found).any()
+    assert (beside == found)[..., others].all()
+    assert (base != found).any()
+
+
 @pytest.mark.parametrize(("up", "down"), [(2.0**120, 2.0**-120), (2.0**-120, 2.0**120), (1.0, 2.0**-130)])
 def test_no_power_of_two_overflows(up: float, down: float) -> None:
     """Numbers near the ends of float32's range once gave NaN, or others."""
