@@ -102,9 +102,10 @@ def test_a_run_is_that_of_a_plain_loop_with_torch_s_class(
 
     plain = model_of(folder, with_lora)
     expected = plain_losses(plain, examples, PLAIN[kind](trained(plain), ratio))
-    assert losses == pytest.approx(expected, rel=1e-4)
+    # Muon turns in bfloat16, 2^-9 a product and five products of products: another order of adding shows more there. On
+    # an Intel processor losses were 2.3e-4 apart.
+    assert losses == pytest.approx(expected, rel=2**-11 if kind == "muon" else 1e-4)
     assert losses[-1] < losses[0] - 0.03
-    # Muon turns in bfloat16, 2^-9 a product and five products of products: another order of adding shows more there.
     near = 0.05 if kind == "muon" else 0.02
     for name, parameter in trained(plain).items():
         moved = (parameter - trained(model_of(folder, with_lora))[name]).norm()
