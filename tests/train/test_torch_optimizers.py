@@ -17,6 +17,7 @@ import pronk
 from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadRequest
+from pronk.torch_engine import functions
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.causal_lm import CausalLM
 from pronk.torch_engine.model import Llama
@@ -90,9 +91,14 @@ PLAIN: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adafactor": ada
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_a_run_is_that_of_a_plain_loop_with_torch_s_class(
-    folder: Path, examples: list[Example], kind: str, with_lora: bool
+    folder: Path, examples: list[Example], kind: str, with_lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two micro-batches of two a step, clipped; losses of six steps, and what they leave."""
+    """Two micro-batches of two a step, clipped; losses of six steps, and what they leave.
+
+    Both loops multiply by torch's own products: oneDNN's add in another order for another number of rows, which Muon's
+    bfloat16 made 2.3e-4 of a loss on an Intel processor.
+    """
+    monkeypatch.setattr(functions, "_ONEDNN", False)
     ratio = 4.0 if with_lora else 1.0
     model = model_of(folder, with_lora)
     made = optimizers.make(model, kind, RATE, DECAY, ratio=ratio if with_lora else None)
@@ -102,10 +108,9 @@ def test_a_run_is_that_of_a_plain_loop_with_torch_s_class(
 
     plain = model_of(folder, with_lora)
     expected = plain_losses(plain, examples, PLAIN[kind](trained(plain), ratio))
-    # Muon turns in bfloat16, 2^-9 a product and five products of products: another order of adding shows more there. On
-    # an Intel processor losses were 2.3e-4 apart.
-    assert losses == pytest.approx(expected, rel=2**-11 if kind == "muon" else 1e-4)
+    assert losses == pytest.approx(expected, rel=1e-4)
     assert losses[-1] < losses[0] - 0.03
+    # Muon turns in bfloat16, 2^-9 a product and five products of products: another order of adding shows more there.
     near = 0.05 if kind == "muon" else 0.02
     for name, parameter in trained(plain).items():
         moved = (parameter - trained(model_of(folder, with_lora))[name]).norm()
