@@ -65,10 +65,15 @@ def started(folder: Path, *python: str) -> Iterator[tuple[subprocess.Popen[str],
             reading.join()  # before what it reads is closed
 
 
+# pronk on a system that has no uvloop, as Windows.
+NO_UVLOOP = "import sys; sys.modules['uvloop'] = None; from pronk.cli import main; main()"
+
+
 @POSIX
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_texts_end(folder: Path, number: int) -> None:
-    with started(folder, "-m", "pronk") as (process, url, _):
+@pytest.mark.parametrize("python", [("-m", "pronk"), ("-c", NO_UVLOOP)], ids=["as it is", "no uvloop"])
+def test_a_signal_lets_texts_end(folder: Path, number: int, python: tuple[str, str]) -> None:
+    with started(folder, *python) as (process, url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
         stream = client.chat.completions.create(
             model="tiny",
