@@ -37,6 +37,23 @@ int exponent_of(std::span<const float> numbers) {
     return exponent;
 }
 
+// Panels of 64 rows as panels of 16, without those that no rank is in. Both are the same lines, of a word or a half a row.
+Matrix narrow(const Matrix& wide, Arena& memory) {
+    constexpr int parts = kPanelRows / kRankRows;
+    Matrix a{wide.format, wide.rows, wide.cols, (wide.rows + kRankRows - 1) / kRankRows, wide.panel_bytes / parts};
+    a.data = memory.allocate(a.nbytes());
+    const bool grouped = traits(a.format).scales == Scales::group;
+    const size_t block = static_cast<size_t>(traits(a.format).bytes) * kRankRows, words = block - sizeof(uint16_t) * kRankRows;
+    for (int panel = 0; panel < a.panels; ++panel) {
+        uint8_t* to = a.data + panel * a.panel_bytes;
+        for (size_t at = 0, bytes; at < a.panel_bytes; at += bytes) {
+            bytes = (grouped && at % block == words ? sizeof(uint16_t) : sizeof(uint32_t)) * kRankRows;
+            std::memcpy(to + at, wide.panel(panel / parts) + at * parts + panel % parts * bytes, bytes);
+        }
+    }
+    return a;
+}
+
 bool is_zero(std::span<const float> numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](float x) { return x == 0; });
 }
@@ -171,14 +188,16 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         widest = std::max(widest, first.width);
     }
     std::vector<float> stacked;  // of one place at a time: all together would be what the adapter is in float32
+    std::vector<uint8_t> packed;
     for (size_t place = 0; place < firsts.size(); ++place) {
         First& first = firsts[place];
         if (first.scales.empty()) continue;
         const auto product = static_cast<size_t>(std::find(kFirstOf, kFirstOf + kProducts, place % kFirsts) - kFirstOf);
         const Matrix& beside = *layers[place / kFirsts].products()[product];
         const int ranks = static_cast<int>(first.scales.size());
-        first.a = matrix_of(finest_beside(beside.format), ranks, beside.cols);
-        first.a.data = memory.allocate(first.a.nbytes());
+        Matrix wide = matrix_of(finest_beside(beside.format), ranks, beside.cols);
+        packed.resize(wide.nbytes());
+        wide.data = packed.data();
         stacked.clear();
         for (const auto& [module, exponents] : below[place]) {
             const float* x = module->a;
@@ -187,8 +206,9 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
                     stacked.push_back(static_cast<float>(*x * std::ldexp(1.0, -exponent)));
         }
         const auto* rows = reinterpret_cast<const uint8_t*>(stacked.data());
-        pack_rows(first.a, rows, beside.cols * sizeof(float), Source::f32, 0, ranks, {});
-        pack_zero_rows(first.a, ranks, static_cast<int64_t>(first.a.panels) * kPanelRows);
+        pack_rows(wide, rows, beside.cols * sizeof(float), Source::f32, 0, ranks, {});
+        pack_zero_rows(wide, ranks, static_cast<int64_t>(wide.panels) * kPanelRows);
+        first.a = narrow(wide, memory);
     }
     std::vector<uint8_t*> data(seconds.size());
     for (size_t i = 0; i < ordered.size(); ++i) {

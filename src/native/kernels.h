@@ -137,6 +137,9 @@ struct Kernels {
     // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.
     void (*matmul)(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out);
 
+    // u [tokens][a.rows] = x times a matrix in panels of kRankRows; tokens of u are `stride` floats apart.
+    void (*first_factor)(const Matrix& a, const Rows& x, int tokens, float* u, size_t stride);
+
     // x / sqrt(mean(x^2) + eps) * weight, [K]; sums in one order.
     void (*rmsnorm)(const float* x, const float* weight, float eps, int size, float* out);
 

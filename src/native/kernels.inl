@@ -30,6 +30,7 @@ std::remove_pointer_t<decltype(Kernels::round_rows)> round_rows;
 namespace pronk::PRONK_TARGET {
 
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;  // kernels_matmul.cpp
+std::remove_pointer_t<decltype(Kernels::first_factor)> first_factor;
 
 namespace {
 

@@ -49,9 +49,9 @@ struct PlainTiles {
 
 // y [T][64] += outliers times their columns, by ascending k. Like the integers, floats are summed over w + 128; what
 // that adds is taken back, and the error is that of weights in float32: about 2^-16 of a step for each outlier.
-template <int kCount>
+template <int kCount, int kRows = kPanelRows>
 void add_outliers(const uint8_t* panel, const float* scale, int first, const Rows& x, int tokens, float* y) {
-    for (int t = 0; t < tokens; ++t, y += kPanelRows) {
+    for (int t = 0; t < tokens; ++t, y += kRows) {
         const float* outlier_x = x.outlier_x + x.outlier_begin[t];
         const int32_t* outlier_k = x.outlier_k + x.outlier_begin[t];
         const int count = x.outlier_count[t];
@@ -61,7 +61,7 @@ void add_outliers(const uint8_t* panel, const float* scale, int first, const Row
         for (int v = 0; v < kCount; ++v) acc[v] = taken_back;
         for (int i = 0; i < count; ++i) {
             const uint32_t k = outlier_k[i];  // unsigned, and its quotient is a shift
-            const uint8_t* words = panel + (size_t)(k / 4) * kLineBytes + first * 64;
+            const uint8_t* words = panel + (size_t)(k / 4) * (4 * kRows) + first * 64;
 #pragma GCC unroll 4
             for (int v = 0; v < kCount; ++v) acc[v] = S::fma_byte(words + v * 64, k % 4, outlier_x[i], acc[v]);
         }
@@ -75,127 +75,7 @@ void add_outliers(const uint8_t* panel, const float* scale, int first, const Row
 
 // -- adapters ---------------------------------------------------------------------------------------------------------
 
-// y [T][64], of which 32 are the half panel's, += b u.
-template <class Op, int T>
-void add_low_rank(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
-    constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
-    for (int v = 0; v < kVectors / 2; v += R) {
-        F acc[T][R];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) acc[t][r] = S::load(y + t * kPanelRows + (v + r) * 16);
-        const uint8_t* p = b + v * Op::vector;
-        for (int k = 0; k < rank; ++k, p += kVectors / 2 * Op::vector) {
-            F w[R];
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) w[r] = Op::weights(p + r * Op::vector);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const F x = S::set(u[t * stride + k]);
-#pragma GCC unroll 2
-                for (int r = 0; r < R; ++r) acc[t][r] = S::fma(w[r], x, acc[t][r]);
-            }
-        }
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (v + r) * 16, acc[t][r]);
-    }
-}
-
-// The same of bytes, and of u as RankCodes: whole numbers, whose sum is exact.
-template <int T>
-void add_low_rank_of_bytes(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
-    constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
-    const int words = (rank + 3) / 4;
-    for (int v = 0; v < kVectors / 2; v += R) {
-        I high[T][R], low[T][R];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) {
-                high[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, high) / 4));
-                low[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, low) / 4));
-            }
-        const uint8_t* p = b + kPanelRows + v * OpInt8::vector;
-        const float* x = u + sizeof(RankCodes) / 4;
-        for (int k = 0; k < words; ++k, p += kVectors / 2 * OpInt8::vector, ++x) {
-            S::Bytes w[R];
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) w[r] = S::load_bytes(p + r * OpInt8::vector);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const I x_high = S::set_int(word(x + t * stride)), x_low = S::set_int(word(x + t * stride + words));
-#pragma GCC unroll 2
-                for (int r = 0; r < R; ++r) high[t][r] = S::dot4(high[t][r], w[r], x_high), low[t][r] = S::dot4(low[t][r], w[r], x_low);
-            }
-        }
-        for (int r = 0; r < R; ++r) {
-            const F scale = S::load_f16(b + (v + r) * 32);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const F sum = S::fma(S::to_float(high[t][r]), S::set(256), S::to_float(low[t][r]));
-                float* to = y + t * kPanelRows + (v + r) * 16;
-                S::store(to, S::fma(S::mul(sum, S::set(u[t * stride])), scale, S::load(to)));
-            }
-        }
-    }
-}
-
-// In register tiles of as many tokens as there are, or else of two and of one: they are bound by reading b from cache.
-template <int kMost, class Tile>
-PRONK_INLINE void in_adapter_tiles(int tokens, const Tile& tile) {
-    for (int t = 0, count; t < tokens; t += count) {
-        count = tokens - t >= kMost ? kMost : tokens - t >= 2 ? 2 : 1;
-        if (count == kMost) tile(std::integral_constant<int, kMost>(), t);
-        else if (count == 2) tile(std::integral_constant<int, 2>(), t);
-        else tile(std::integral_constant<int, 1>(), t);
-    }
-}
-
-void add_second_factor(const LowRank& of, int odd, const uint8_t* b, int tokens, const float* u, size_t stride, float* y) {
-    const int rank = of.rank[odd];
-    if (of.type == SecondFactor::bytes)
-        return in_adapter_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
-            add_low_rank_of_bytes<T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
-        });
-    in_adapter_tiles<tile_tokens(1)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
-        const auto add = of.type == SecondFactor::f16 ? add_low_rank<OpF16, T> : add_low_rank<OpF32, T>;
-        add(b, rank, u + t * stride, stride, y + t * kPanelRows);
-    });
-}
-
-// What adapters add to tokens [begin, begin + tokens), whose products with `vectors` of a panel are in y [T][64].
-// One copy for all formats: little of a product's time is spent here.
-__attribute__((noinline)) void add_adapters(const Adapted& adapted, int begin, int tokens, int panel, int first, int vectors, float* y) {
-    for (int t = 0, stop; t < tokens; t = stop) {
-        const int adapter = adapted.adapters[begin + t];
-        for (stop = t + 1; stop < tokens && adapted.adapters[begin + stop] == adapter;) ++stop;
-        if (adapter < 0) continue;
-        const LowRank& of = adapted.of[adapter][adapted.product];
-        if (!of.b) continue;
-        for (int v = first; v < first + vectors; v += kVectors / 2) {
-            const int odd = v / (kVectors / 2);
-            if (of.rank[odd] == 0) continue;
-            const uint8_t* b = of.b + panel * (of.half_bytes(0) + of.half_bytes(1)) + odd * of.half_bytes(0);
-            const float* u = adapted.u + (begin + t) * adapted.stride + of.first[odd];
-            add_second_factor(of, odd, b, stop - t, u, adapted.stride, y + t * kPanelRows + v * 16);
-        }
-    }
-}
-
-// What the first of them will read of them, a few lines that come too late where they are asked for when they are needed.
-PRONK_INLINE void ask_for_adapters(const Adapted& adapted, int token, int panel, int first, int vectors) {
-    const int adapter = adapted.adapters[token];
-    if (adapter < 0) return;
-    const LowRank& of = adapted.of[adapter][adapted.product];
-    if (!of.b) return;
-    const size_t even = of.half_bytes(0), odd = of.half_bytes(1);
-    const uint8_t* b = of.b + panel * (even + odd);
-    const uint8_t *begin = b + (first ? even : 0), *end = b + even + (first + vectors > kVectors / 2 ? odd : 0);
-    for (const uint8_t* line = begin; line < end && line < begin + kPrefetch; line += 64) __builtin_prefetch(line);
-}
+#include "adapters.inl"
 
 // -- products ---------------------------------------------------------------------------------------------------------
 
@@ -341,6 +221,17 @@ struct OfEveryFormat<std::integer_sequence<int, kIndex...>> {
 void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
     using All = OfEveryFormat<std::make_integer_sequence<int, count_of(kFormats)>>;
     All::matmul[static_cast<int>(w.format)](w, x, tokens, begin, end, out);
+}
+
+void first_factor(const Matrix& a, const Rows& x, int tokens, float* u, size_t stride) {
+    switch (a.format) {  // what finest_beside() (adapter.cpp) chooses from
+        case Format::f32: return first_factor_as<Format::f32, OpF32>(a, x, tokens, u, stride);
+        case Format::bf16: return first_factor_as<Format::bf16, OpBF16>(a, x, tokens, u, stride);
+        case Format::int8: return first_factor_as<Format::int8, OpInt8>(a, x, tokens, u, stride);
+        case Format::int8_plain: return first_factor_as<Format::int8_plain, OpInt8>(a, x, tokens, u, stride);
+        case Format::llm_int8: return first_factor_as<Format::llm_int8, OpInt8>(a, x, tokens, u, stride);
+        default: return first_factor_as<Format::q8, OpInt8>(a, x, tokens, u, stride);
+    }
 }
 
 }  // namespace pronk::PRONK_TARGET

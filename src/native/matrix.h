@@ -23,6 +23,8 @@ struct Matrix {
     size_t nbytes() const { return panels * panel_bytes; }
 };
 
+constexpr int kRankRows = 16;  // of a panel of an adapter's first factor, which is laid out like one of 64: a rank is seldom more
+
 // Without memory.
 inline Matrix matrix_of(Format format, int rows, int cols) {
     return {format, rows, cols, (rows + kPanelRows - 1) / kPanelRows, kPanelRows * traits(format).row_bytes(cols)};

@@ -185,11 +185,9 @@ void Model::Step::first_factors(const Linear& linear, const Rows* rows, int begi
         if (adapter < 0) continue;
         const Adapter::First& first = model.adapters[adapter]->firsts[linear.first];
         if (first.scales.empty()) continue;
-        const int ranks = static_cast<int>(first.scales.size());
         float* out = u + t * scratch.ranks;
         const Rows& x = rows[static_cast<int>(traits(first.a.format).activations)];
-        kernel.matmul(first.a, x.at(t), stop - t, 0, (ranks + kPanelRows / 2 - 1) / (kPanelRows / 2),
-                      {out, scratch.ranks, Epilogue::store, ranks});
+        kernel.first_factor(first.a, x.at(t), stop - t, out, scratch.ranks);
         for (int i = t; i < stop; ++i, out += scratch.ranks) first.finish(out);
     }
 }
