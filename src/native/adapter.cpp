@@ -37,23 +37,6 @@ int exponent_of(std::span<const float> numbers) {
     return exponent;
 }
 
-// Panels of 64 rows as panels of 16, without those that no rank is in. Both are the same lines, of a word or a half a row.
-Matrix narrow(const Matrix& wide, Arena& memory) {
-    constexpr int parts = kPanelRows / kRankRows;
-    Matrix a{wide.format, wide.rows, wide.cols, (wide.rows + kRankRows - 1) / kRankRows, wide.panel_bytes / parts};
-    a.data = memory.allocate(a.nbytes());
-    const bool grouped = traits(a.format).scales == Scales::group;
-    const size_t block = static_cast<size_t>(traits(a.format).bytes) * kRankRows, words = block - sizeof(uint16_t) * kRankRows;
-    for (int panel = 0; panel < a.panels; ++panel) {
-        uint8_t* to = a.data + panel * a.panel_bytes;
-        for (size_t at = 0, bytes; at < a.panel_bytes; at += bytes) {
-            bytes = (grouped && at % block == words ? sizeof(uint16_t) : sizeof(uint32_t)) * kRankRows;
-            std::memcpy(to + at, wide.panel(panel / parts) + at * parts + panel % parts * bytes, bytes);
-        }
-    }
-    return a;
-}
-
 bool is_zero(std::span<const float> numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](float x) { return x == 0; });
 }
@@ -123,6 +106,22 @@ private:
 int32_t nearest(float x) { return std::bit_cast<int32_t>(x + 0x1.8p23f) - std::bit_cast<int32_t>(0x1.8p23f); }
 
 }  // namespace
+
+Matrix narrow(const Matrix& wide, Arena& memory) {
+    constexpr int parts = kPanelRows / kRankRows;
+    Matrix a{wide.format, wide.rows, wide.cols, (wide.rows + kRankRows - 1) / kRankRows, wide.panel_bytes / parts};
+    a.data = memory.allocate(a.nbytes());
+    const bool grouped = traits(a.format).scales == Scales::group;
+    const size_t block = static_cast<size_t>(traits(a.format).bytes) * kRankRows, words = block - sizeof(uint16_t) * kRankRows;
+    for (int panel = 0; panel < a.panels; ++panel) {
+        uint8_t* to = a.data + panel * a.panel_bytes;
+        for (size_t at = 0, bytes; at < a.panel_bytes; at += bytes) {
+            bytes = (grouped && at % block == words ? sizeof(uint16_t) : sizeof(uint32_t)) * kRankRows;
+            std::memcpy(to + at, wide.panel(panel / parts) + at * parts + panel % parts * bytes, bytes);
+        }
+    }
+    return a;
+}
 
 void Adapter::First::finish(float* u) const {
     for (size_t r = 0; r < scales.size(); ++r) u[r] *= scales[r];

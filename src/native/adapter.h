@@ -2,7 +2,8 @@
 // packed weights are those of the model without it, and any number of adapters share them.
 //
 // The first factors, A, of products that are fed the same rows lie below one another as one matrix, in the finest format
-// whose activations are those that the weights are multiplied with, so that nothing is converted twice. The second, B, are
+// whose activations are those that the weights are multiplied with, so that nothing is converted twice; in panels of 16
+// ranks, for in 64 most lines would be zeros, and what is foreseen by the stride would be read in vain. The second, B, are
 // added to a register tile's sums before their epilogue: in bytes beside activations in bytes, with a scale a row; float32
 // where activations are, or where their numbers differ too much; else float16. Each row of A is brought to a largest number
 // from 1/2 to 1 by a power of two, which its rank of B takes over; and B as a whole, which the scale takes back.
@@ -18,6 +19,9 @@ namespace pronk {
 constexpr int kProducts = 6, kFirsts = 4;  // of a layer: q, k, v, o, gate and up, down; and the rows they are fed
 constexpr int kFirstOf[kProducts] = {0, 0, 0, 1, 2, 3};
 constexpr int kGateUp = 4;
+
+// A matrix as Kernels::first_factor takes it: of the same lines, of a word or a half a row, only those that ranks are in.
+Matrix narrow(const Matrix& wide, Arena& memory);
 
 struct Layer;
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "adapter.h"
 #include "arena.h"
 #include "kernels.h"
 #include "rows.h"
@@ -116,6 +117,26 @@ void test_product(const Kernels& kernel, Format format, int tokens, int rows, in
     const int t = between(0, tokens - 1);
     kernel.matmul(w, a.rows.at(t), 1, 0, halves, {alone.data(), (size_t)rows, out.epilogue, rows});
     CHECK(std::memcmp(alone.data(), y.data() + t * stride, rows * sizeof(float)) == 0);
+}
+
+// In narrow panels an adapter's first factor has the bits that it has as any other matrix.
+void test_first_factor(const Kernels& kernel, Format format, int tokens, int ranks, int cols) {
+    Arena arena;
+    Matrix wide = matrix_of(format, ranks, cols);
+    wide.data = arena.allocate(wide.nbytes());
+    const Given weights = given_rows(format, ranks, cols);
+    CHECK(pack_rows(wide, weights.bytes.data(), weights.stride, weights.source, 0, ranks, {}));
+    pack_zero_rows(wide, ranks, (int64_t)wide.panels * kPanelRows);
+    const Matrix a = narrow(wide, arena);
+    CHECK(a.panels == (ranks + kRankRows - 1) / kRankRows);
+    const Activations x(kernel, traits(format).activations, normals((size_t)tokens * cols, 1), tokens, cols, some_rule());
+    const size_t stride = ranks + 3;
+    std::vector<float> expected(stride * tokens, 3.0f), u = expected;
+    kernel.matmul(wide, x.rows, tokens, 0, 2 * wide.panels, {expected.data(), stride, Epilogue::store, ranks});
+    kernel.first_factor(a, x.rows, tokens, u.data(), stride);
+    if (u == expected) return;
+    std::fprintf(stderr, "%s %s T=%d ranks=%d K=%d: first factors differ\n", kernel.name, traits(format).name, tokens, ranks, cols);
+    CHECK(false);
 }
 
 // Against a plain reading of the rule, with many ties, zeros of either sign, and rows with fewer numbers than are wanted.
@@ -268,6 +289,9 @@ int main() {
                 const int cols = format.pack ? between(1, 200) : format.columns * between(1, 256 / format.columns + 1);
                 test_product(*kernel, format.id, between(1, round % 5 ? 14 : 130), between(1, 200), cols);
             }
+        for (const Format format : {Format::f32, Format::bf16, Format::int8, Format::int8_plain, Format::llm_int8, Format::q8})
+            for (int round = 0; round < 25; ++round)
+                test_first_factor(*kernel, format, between(1, 14), between(1, round % 5 ? 40 : 150), between(1, 700));
         for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);
         test_extremes(*kernel);
