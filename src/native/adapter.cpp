@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kHalf = kPanelRows / 2;
 constexpr float kMostOfByte = 127, kMostOfCode = 127 * 256;
+constexpr int kMostRanks = 512;  // of a factor in bytes: 32 bits hold their sums
 
 // Of those with the same activations the one with the most bytes.
 Format finest_beside(Format weights) {
@@ -123,7 +124,7 @@ Matrix narrow(const Matrix& wide, Arena& memory) {
     return a;
 }
 
-void Adapter::First::finish(float* u) const {
+void Adapter::First::finish(float* u, bool words) const {
     for (size_t r = 0; r < scales.size(); ++r) u[r] *= scales[r];
     for (const Rounded& of : rounded) {
         const float* x = u + of.from;
@@ -134,11 +135,16 @@ void Adapter::First::finish(float* u) const {
         const int padded = (of.rank + 3) / 4 * 4;
         auto* high = reinterpret_cast<int8_t*>(u + of.to) + sizeof(RankCodes);
         auto* low = high + padded;
+        auto* even = reinterpret_cast<int16_t*>(high);
         std::memset(high, 0, 2 * padded);
         for (int r = 0; r < of.rank; ++r) {
             const int32_t code = nearest(x[r] * steps);
-            high[r] = static_cast<int8_t>((code + 128) >> 8), low[r] = static_cast<int8_t>(code);
-            codes.high -= 128 * high[r], codes.low -= 128 * low[r];
+            if (words) {
+                even[r % 2 * (padded / 2) + r / 2] = static_cast<int16_t>(code), codes.low -= 128 * code;
+            } else {
+                high[r] = static_cast<int8_t>((code + 128) >> 8), low[r] = static_cast<int8_t>(code);
+                codes.high -= 128 * high[r], codes.low -= 128 * low[r];
+            }
         }
         std::memcpy(u + of.to, &codes, sizeof(codes));
     }
@@ -171,7 +177,7 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         first.width = static_cast<int>(first.scales.size());
         below[place].emplace_back(module, std::move(of_a));
         const ActivationTraits& activations = traits(traits(layers[module->layer].products()[module->product]->format).activations);
-        if (activations.exact() || factor.is_wide()) wide[product] = true;
+        if (activations.exact() || factor.is_wide() || module->rank > kMostRanks) wide[product] = true;
         second.type = wide[product] ? SecondFactor::f32 : activations.scaled ? SecondFactor::bytes : SecondFactor::f16;
     }
     for (const Module* module : ordered) {

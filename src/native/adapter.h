@@ -37,7 +37,7 @@ struct Adapter {
         std::vector<Rounded> rounded;
         int width = 0;              // of u, and of the codes behind it
 
-        void finish(float* u) const;  // scales and rounds what `a` gave
+        void finish(float* u, bool words) const;  // scales and rounds what `a` gave; `words`: Kernels::rank_words
     };
 
     // A product's weights, or the gate's or the up rows of it.

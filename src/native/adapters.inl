@@ -153,6 +153,44 @@ void add_low_rank_of_bytes(const uint8_t* b, int rank, const float* u, size_t st
     }
 }
 
+// The same where bytes are multiplied as words: then u's 16 bits are multiplied at once. V is S; see wide.inl.
+template <class V, int T>
+void add_low_rank_of_words(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
+    constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
+    const int words = (rank + 3) / 4;
+    for (int v = 0; v < kVectors / 2; v += R) {
+        I sum[T][R];
+#pragma GCC unroll 6
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, low) / 4));
+        const uint8_t* p = b + kPanelRows + v * OpInt8::vector;
+        const float* x = u + sizeof(RankCodes) / 4;
+        for (int k = 0; k < words; ++k, p += kVectors / 2 * OpInt8::vector, ++x) {
+            I even[R], odd[R];
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) {
+                const S::Bytes bytes = S::load_bytes(p + r * OpInt8::vector);
+                even[r] = V::even_words(bytes), odd[r] = V::odd_words(bytes);
+            }
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                const I x_even = S::set_int(word(x + t * stride)), x_odd = S::set_int(word(x + t * stride + words));
+#pragma GCC unroll 2
+                for (int r = 0; r < R; ++r) sum[t][r] = V::dot_words(V::dot_words(sum[t][r], even[r], x_even), odd[r], x_odd);
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            const F scale = S::load_f16(b + (v + r) * 32);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                float* to = y + t * kPanelRows + (v + r) * 16;
+                S::store(to, S::fma(S::mul(S::to_float(sum[t][r]), S::set(u[t * stride])), scale, S::load(to)));
+            }
+        }
+    }
+}
+
 // In register tiles of as many tokens as there are, or else of two and of one: they are bound by reading b from cache.
 template <int kMost, class Tile>
 PRONK_INLINE void in_adapter_tiles(int tokens, const Tile& tile) {
@@ -168,7 +206,8 @@ void add_second_factor(const LowRank& of, int odd, const uint8_t* b, int tokens,
     const int rank = of.rank[odd];
     if (of.type == SecondFactor::bytes)
         return in_adapter_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
-            add_low_rank_of_bytes<T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
+            if constexpr (S::widens_bytes) add_low_rank_of_words<S, T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
+            else add_low_rank_of_bytes<T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
         });
     in_adapter_tiles<tile_tokens(1)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto add = of.type == SecondFactor::f16 ? add_low_rank<OpF16, T> : add_low_rank<OpF32, T>;

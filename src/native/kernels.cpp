@@ -92,7 +92,7 @@ void rope(float* x, int heads, int head_dim, const float* cos, const float* sin)
 }  // namespace
 
 const Kernels* kernels() {
-    static constexpr Kernels table{PRONK_NAME, kAttentionRows, matmul, first_factor, rmsnorm, convert, rope,
+    static constexpr Kernels table{PRONK_NAME, kAttentionRows, S::widens_bytes, matmul, first_factor, rmsnorm, convert, rope,
                                    PRONK_LIKE::store_kv, PRONK_LIKE::attention, PRONK_LIKE::argmax, PRONK_LIKE::divide, PRONK_LIKE::exponentials,
                                    PRONK_LIKE::find, PRONK_LIKE::round_rows};
     return &table;

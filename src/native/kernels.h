@@ -78,7 +78,8 @@ struct LowRank {
 };
 
 // What a second factor in bytes is multiplied with: numbers of u in 16 bits, as int8 of their high and of their low halves.
-// They lie among the floats of u: this, then [rank / 4][4] high ones, then as many low ones.
+// They lie among the floats of u: this, then [rank / 4][4] high ones, then as many low ones; or, where bytes are multiplied
+// as words, [rank / 4][2] of even ranks, then as many of odd ones, all 16 bits of each.
 struct RankCodes {
     float scale;
     int32_t high, low;  // what sums begin with, for b is stored as b + 128
@@ -133,6 +134,7 @@ constexpr int kWeightBlock = 512;
 struct Kernels {
     const char* name;
     int attention_rows;
+    bool rank_words;  // RankCodes are to be words
 
     // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.
     void (*matmul)(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out);

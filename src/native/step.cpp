@@ -188,7 +188,7 @@ void Model::Step::first_factors(const Linear& linear, const Rows* rows, int begi
         float* out = u + t * scratch.ranks;
         const Rows& x = rows[static_cast<int>(traits(first.a.format).activations)];
         kernel.first_factor(first.a, x.at(t), stop - t, out, scratch.ranks);
-        for (int i = t; i < stop; ++i, out += scratch.ranks) first.finish(out);
+        for (int i = t; i < stop; ++i, out += scratch.ranks) first.finish(out, kernel.rank_words);
     }
 }
 

@@ -142,6 +142,24 @@ def test_small_rows_of_a_second_factor_are_as_exact_as_large_ones(format: str) -
     assert (base != found).any()
 
 
+@pytest.mark.parametrize("isa", _native.isas())
+def test_sums_of_many_ranks_fit(isa: str) -> None:
+    """All ranks alike, the largest sums of bytes that there are: 32 bits hold those of 512, and not those of 600."""
+    one = {name: LowRank(p.a[:1], p.b[:, :1], p.scale) for name, p in GIVEN[0].products.items()}
+
+    def repeated(rank: int) -> Adapter:
+        products = {
+            name: LowRank(np.repeat(p.a, rank, axis=0), np.repeat(p.b, rank, axis=1), p.scale / rank)
+            for name, p in one.items()
+        }
+        return replace(GIVEN[0], products=products)
+
+    backend, text = plain("q8", isa), ids(20, 0)
+    expected, most, more = (free(backend, text, backend.attach(repeated(rank))) for rank in (1, 512, 600))
+    assert (most == expected).all()
+    assert np.std(more - expected) < 0.03 * np.std(expected - free(backend, text))  # which is not in bytes
+
+
 @pytest.mark.parametrize(("up", "down"), [(2.0**120, 2.0**-120), (2.0**-120, 2.0**120), (1.0, 2.0**-130)])
 def test_no_power_of_two_overflows(up: float, down: float) -> None:
     """Numbers near the ends of float32's range once gave NaN, or others."""
