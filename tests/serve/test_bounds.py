@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.request
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from served import Running
+from served import PATIENCE_S, Running, soon
 from test_requests import posted
 
 from pronk.serve import asking, blocks, bounds, items
 from pronk.serve.failures import ApiError
 from pronk.serve.requests import ChatRequest, read
+from pronk.session import Session
 
 pytestmark = pytest.mark.usefixtures("idle")
 MANY = bounds.MAX_VALUES
@@ -106,6 +108,8 @@ def test_a_number_out_of_range_is_none(server: Running) -> None:
         ("/v1/chat/completions", asking, "form_of", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/completions", asking, "form_of", {"prompt": "x", "response_format": {"type": "text"}}),
         ("/v1/completions", asking, "check_length", {"prompt": "x " * asking.FEW, "truncate": "left"}),
+        ("/v1/completions", Session, "submit", {"prompt": ["x"] * 8, "stop_token_ids": [1] * 4096}),
+        ("/v1/completions", Session, "submit", {"prompt": ["x"] * 16, "logit_bias": {str(n): 1 for n in range(200)}}),
         ("/v1/responses", items, "messages", {"input": "x"}),
         ("/v1/responses", items, "tools", {"input": "x"}),
         ("/v1/messages", blocks, "messages", {"messages": [{"role": "user", "content": "x"}]}),
@@ -117,9 +121,9 @@ def test_what_grows_with_a_request_does_not_run_in_the_event_loop(
 ) -> None:
     function, threads = getattr(module, name), list[str]()
 
-    def told(*given: Any) -> Any:
+    def told(*given: Any, **named: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return function(*given)
+        return function(*given, **named)
 
     monkeypatch.setattr(module, name, told)
     most = {"max_output_tokens" if path.endswith("responses") else "max_tokens": 1}
@@ -127,6 +131,35 @@ def test_what_grows_with_a_request_does_not_run_in_the_event_loop(
     loops = server._thread.name
     assert threads
     assert loops not in threads
+
+
+def test_a_short_text_is_not_encoded_in_the_event_loop_while_a_long_one_is(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop waited for the library's lock, half a second of a million letters, and all streams with it."""
+    served = server.models.models["tiny"].llm
+    assert served
+    lock = served.tokenizer._lock  # type: ignore[attr-defined]
+    threads, encode = list[str](), type(served.tokenizer)._encode
+
+    def told(tokenizer: Any, text: str, special: bool) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(tokenizer, text, special)
+
+    monkeypatch.setattr(type(served.tokenizer), "_encode", told)
+    body, answers = {"prompt": "x", "max_tokens": 2, "temperature": 0}, list[Any]()
+    asked = threading.Thread(target=lambda: answers.append(posted(server, "/v1/completions", body)))
+    with lock:  # as long as a text is encoded
+        asked.start()
+        assert soon(lambda: threads)
+        with urllib.request.urlopen(f"{server.url}/health", timeout=PATIENCE_S) as health:
+            assert health.status == 200
+        assert not answers
+    asked.join(PATIENCE_S)
+    assert answers[0][0] == 200
+    assert server._thread.name not in threads
+    assert posted(server, "/v1/completions", body)[0] == 200
+    assert threads[-1] == server._thread.name  # inverse: where it is free, no other thread is waited for
 
 
 def test_a_tool_of_100_000_unknown_fields_is_refused_at_once(server: Running) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 import urllib.request
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +147,32 @@ def test_a_silent_stream_says_that_it_lives(server: Running, monkeypatch: pytest
     assert found.endswith(b"data: [DONE]\n\n")
     stream = server.client().completions.create(model="tiny", prompt="x", max_tokens=2, stream=True)
     assert [chunk.choices[0].finish_reason for chunk in stream][-1]
+
+
+def test_silence_lasts_no_longer_than_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked at every 5 s, and so a silent stream said nothing for up to 20 s, where 15 are told."""
+    now, pings = [0.0], list[float]()
+    stream = http.EventStream.__new__(http.EventStream)
+    stream._since, stream._sending = 0.0, False
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if not pings:
+            stream._since = 4.0  # an event meanwhile
+
+    async def put(send: Any, body: bytes, more: bool = True) -> None:
+        assert body == PING
+        pings.append(now[0])
+        stream._since = now[0]
+        if len(pings) == 3:
+            raise EOFError
+
+    monkeypatch.setattr(http, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(http, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
+    monkeypatch.setattr(stream, "_put", put)
+    with pytest.raises(EOFError):
+        asyncio.run(stream._watch(put))
+    assert pings == [4 + http.PING_S * n for n in (1, 2, 3)]
 
 
 def test_who_takes_some_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -269,8 +270,11 @@ async def completion(
             found = [llm.fitted(prompt, params, request.truncate) for prompt in prompts]  # type: ignore[arg-type]
         return [ids for ids, _ in found], sum(cut for _, cut in found), _grammar(llm, form, param)
 
-    few = not formed and sum(_A_PROMPT + len(prompt) for prompt in prompts) < FEW
-    encoded, cut, grammar = prepared() if few else await asyncio.to_thread(prepared)
+    ready: tuple[list[list[int]], int, Grammar | None] | None = None
+    if not formed and sum(_A_PROMPT + len(prompt) for prompt in prompts) < FEW:
+        with llm.tokenizer.at_once() if llm.has_tokenizer else nullcontext(True) as at_once:
+            ready = prepared() if at_once else None  # of another's long text the tokenizer may be busy for seconds
+    encoded, cut, grammar = await asyncio.to_thread(prepared) if ready is None else ready
     wanted = Wanted(leased.session, encoded, params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, None, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 

@@ -171,7 +171,8 @@ class Engine:
 
     async def submitted(self, wanted: Wanted) -> Answer:
         """The same, of many tokens in a thread of its own. Of who leaves meanwhile nothing is under way, either."""
-        if sum(map(len, wanted.prompts)) + wanted.texts * _A_TEXT < FEW:
+        of_each = len(wanted.params.stop_token_ids) + len(wanted.params.logit_bias)  # which are looked at, too
+        if sum(len(prompt) + of_each for prompt in wanted.prompts) + wanted.texts * _A_TEXT < FEW:
             return self.submit(wanted)
         coming = asyncio.ensure_future(asyncio.to_thread(self.submit, wanted))
         try:

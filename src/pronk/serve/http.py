@@ -255,8 +255,12 @@ class EventStream:
     async def _watch(self, send: Send) -> None:
         """Beside the stream, for a timer at each event would cost more than the event."""
         while True:
-            await asyncio.sleep(PING_S / 3)
-            if not self._sending and time.monotonic() - self._since > PING_S:
+            silent = time.monotonic() - self._since
+            if self._sending:  # to who does not read
+                await asyncio.sleep(PING_S)
+            elif silent < PING_S:
+                await asyncio.sleep(PING_S - silent)
+            else:
                 await self._put(send, b": ping\n\n")
 
     async def _close(self) -> None:

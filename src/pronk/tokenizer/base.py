@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -100,6 +101,11 @@ class Tokenizer(ABC):
                 raise BadRequest(f"this {self.kind} tokenizer has no beginning-of-text token; encode with bos=False")
             ids.insert(0, self.bos_id)
         return ids
+
+    @contextmanager
+    def at_once(self) -> Iterator[bool]:
+        """Whether `encode` waits for no other thread meanwhile."""
+        yield True
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, without special tokens unless asked for. Raises BadRequest naming an id out of range."""

@@ -71,6 +71,15 @@ class HfTokenizer(Tokenizer):
     def vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
 
+    @contextmanager
+    def at_once(self) -> Iterator[bool]:
+        mine = self._lock.acquire(blocking=False)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._lock.release()
+
     def _encode(self, text: str, special: bool) -> list[int]:
         if self._short_runs and (length := patterns.costly_runs(text)):
             raise BadRequest(f"a run of {length} digits or spaces would take this tokenizer too long; break it up")
