@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kHalf = kPanelRows / 2;
 constexpr float kMostOfByte = 127, kMostOfCode = 127 * 256;
+constexpr float kLeastShare = 0x1p-4f;  // of a row's largest byte that each rank has somewhere
 constexpr int kMostRanks = 512;  // of a factor in bytes: 32 bits hold their sums
 
 // Of those with the same activations the one with the most bytes.
@@ -73,6 +74,18 @@ public:
                 all += x > 0, small += x > 0 && x < 0x1p-14f;
             }
         return small * 16 > all;
+    }
+
+    // Whether bytes with a scale a row would leave a rank nowhere more than a few steps: little of B may meet much of u.
+    bool is_uneven() const {
+        std::vector<float> shares(rank_);
+        for (int n = 0; n < rows_; ++n) {
+            float most = 0;
+            for (int r = 0; r < rank_; ++r) most = std::max(most, std::abs(at(n, r)));
+            for (int r = 0; r < rank_; ++r)
+                if (most > 0) shares[r] = std::max(shares[r], std::abs(at(n, r)) / most);
+        }
+        return std::any_of(shares.begin(), shares.end(), [](float share) { return share > 0 && share < kLeastShare; });
     }
 
     // Row n into its half panel.
@@ -154,7 +167,7 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
     : firsts(layers.size() * kFirsts), seconds(layers.size() * kProducts) {
     std::vector<std::vector<std::pair<const Module*, std::vector<int>>>> below(firsts.size());  // one another; of A's rows the exponents
     std::vector<Second> factors;  // of all modules, in their order
-    std::vector<bool> wide(seconds.size());
+    std::vector<bool> wide(seconds.size()), uneven(seconds.size());
     // Of gate and up rows the gate's ranks come first.
     std::vector<const Module*> ordered;
     for (const Module& module : modules) ordered.push_back(&module);
@@ -178,7 +191,8 @@ Adapter::Adapter(const std::vector<Layer>& layers, const std::vector<Module>& mo
         below[place].emplace_back(module, std::move(of_a));
         const ActivationTraits& activations = traits(traits(layers[module->layer].products()[module->product]->format).activations);
         if (activations.exact() || factor.is_wide() || module->rank > kMostRanks) wide[product] = true;
-        second.type = wide[product] ? SecondFactor::f32 : activations.scaled ? SecondFactor::bytes : SecondFactor::f16;
+        if (activations.scaled && factor.is_uneven()) uneven[product] = true;
+        second.type = wide[product] ? SecondFactor::f32 : !activations.scaled || uneven[product] ? SecondFactor::f16 : SecondFactor::bytes;
     }
     for (const Module* module : ordered) {
         const size_t place = static_cast<size_t>(module->layer) * kFirsts + kFirstOf[module->product];

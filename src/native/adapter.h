@@ -5,7 +5,7 @@
 // whose activations are those that the weights are multiplied with, so that nothing is converted twice; in panels of 16
 // ranks, for in 64 most lines would be zeros, and what is foreseen by the stride would be read in vain. The second, B, are
 // added to a register tile's sums before their epilogue: in bytes beside activations in bytes, with a scale a row; float32
-// where activations are, or where their numbers differ too much; else float16. Each row of A is brought to a largest number
+// where activations are, or where their numbers differ too much; else float16, as where bytes would lose a rank. Each row of A is brought to a largest number
 // from 1/2 to 1 by a power of two, which its rank of B takes over; and B as a whole, which the scale takes back.
 #pragma once
 

@@ -142,6 +142,23 @@ def test_small_rows_of_a_second_factor_are_as_exact_as_large_ones(format: str) -
     assert (base != found).any()
 
 
+@pytest.mark.parametrize("format", ["q4", "q8", "int8", "llm-int8"])
+def test_a_small_rank_is_not_lost_beside_large_ones(format: str) -> None:
+    """In bytes with a scale a row, less than 1/254 of the row's largest number was nothing, however large its u."""
+    of_v = {name: p for name, p in GIVEN[0].products.items() if "v_proj" in name}
+
+    def scaled(first: float, others: float) -> Adapter:
+        products = {n: replace(p, b=p.b * np.where(np.arange(len(p.a)) == 0, first, others)) for n, p in of_v.items()}
+        return replace(GIVEN[0], products={n: replace(p, b=p.b.astype(np.float32)) for n, p in products.items()})
+
+    backend = CpuBackend.from_checkpoint(checkpoint(format), quantize=format, kv_dtype="f32")
+    text = ids(20, 0)
+    given = [0, *(backend.attach(scaled(*sizes)) for sizes in [(0.003, 0), (0.003, 1), (-0.003, 1)])]
+    # What attention makes of the first layer's values is a sum of what ranks add to them.
+    base, alone, plus, minus = (backend.activations(Batch.of([Run(text, adapter=n)]), None)[0, "o"] for n in given)
+    assert np.std((plus - minus) / 2 - (alone - base)) < 0.02 * np.std(alone - base)
+
+
 @pytest.mark.parametrize("isa", _native.isas())
 def test_sums_of_many_ranks_fit(isa: str) -> None:
     """All ranks alike, the largest sums of bytes that there are: 32 bits hold those of 512, and not those of 600."""

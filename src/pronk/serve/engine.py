@@ -147,9 +147,9 @@ class Engine:
     def submit(self, wanted: Wanted) -> Answer:
         """In any thread. Raises what Session.submit does; then nothing is under way."""
         answer = Answer(wanted)
-        with self._lock:
-            try:
-                for number, prompt in enumerate(wanted.prompts):
+        try:
+            for number, prompt in enumerate(wanted.prompts):
+                with self._lock:  # of each anew: the engine and the loop wait for it
                     handle = wanted.session.submit(
                         prompt,
                         wanted.params,
@@ -160,12 +160,10 @@ class Engine:
                     )
                     answer.handles.append(handle)
                     self._answers[handle] = answer
-            except BaseException:
-                for handle in answer.handles:
-                    del self._answers[handle]
-                    wanted.session.cancel(handle)
-                raise
-            self._sessions[id(wanted.session)] = wanted.session
+                    self._sessions[id(wanted.session)] = wanted.session
+        except BaseException:
+            self.cancel(answer)
+            raise
         self._awake.set()
         return answer
 
