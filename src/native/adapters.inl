@@ -114,70 +114,56 @@ void add_low_rank(const uint8_t* b, int rank, const float* u, size_t stride, flo
     }
 }
 
-// The same of bytes, and of u as RankCodes: whole numbers, whose sum is exact.
-template <int T>
-void add_low_rank_of_bytes(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
-    constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
-    const int words = (rank + 3) / 4;
-    for (int v = 0; v < kVectors / 2; v += R) {
-        I high[T][R], low[T][R];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) {
-                high[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, high) / 4));
-                low[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, low) / 4));
-            }
-        const uint8_t* p = b + kPanelRows + v * OpInt8::vector;
-        const float* x = u + sizeof(RankCodes) / 4;
-        for (int k = 0; k < words; ++k, p += kVectors / 2 * OpInt8::vector, ++x) {
-            S::Bytes w[R];
-#pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) w[r] = S::load_bytes(p + r * OpInt8::vector);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const I x_high = S::set_int(word(x + t * stride)), x_low = S::set_int(word(x + t * stride + words));
-#pragma GCC unroll 2
-                for (int r = 0; r < R; ++r) high[t][r] = S::dot4(high[t][r], w[r], x_high), low[t][r] = S::dot4(low[t][r], w[r], x_low);
-            }
-        }
-        for (int r = 0; r < R; ++r) {
-            const F scale = S::load_f16(b + (v + r) * 32);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const F sum = S::fma(S::to_float(high[t][r]), S::set(256), S::to_float(low[t][r]));
-                float* to = y + t * kPanelRows + (v + r) * 16;
-                S::store(to, S::fma(S::mul(sum, S::set(u[t * stride])), scale, S::load(to)));
-            }
-        }
+// What bytes are multiplied with: RankCodes as they are, ...
+struct HighAndLow {
+    static constexpr int accumulators = 2;
+    struct Sum { I high, low; };
+    using W = S::Bytes;
+    PRONK_INLINE Sum begin(const float* u) {
+        return {S::set_int(word(u + offsetof(RankCodes, high) / 4)), S::set_int(word(u + offsetof(RankCodes, low) / 4))};
     }
-}
+    PRONK_INLINE W weights(const uint8_t* p) { return S::load_bytes(p); }
+    PRONK_INLINE Sum add(Sum sum, W w, I high, I low) { return {S::dot4(sum.high, w, high), S::dot4(sum.low, w, low)}; }
+    PRONK_INLINE F total(Sum sum) { return S::fma(S::to_float(sum.high), S::set(256), S::to_float(sum.low)); }
+};
 
-// The same where bytes are multiplied as words: then u's 16 bits are multiplied at once. V is S; see wide.inl.
-template <class V, int T>
-void add_low_rank_of_words(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
-    constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
+// ... or as words. V is S; see wide.inl.
+template <class V>
+struct EvenAndOdd {
+    static constexpr int accumulators = 1;
+    using Sum = I;
+    struct W { I even, odd; };
+    PRONK_INLINE Sum begin(const float* u) { return S::set_int(word(u + offsetof(RankCodes, low) / 4)); }
+    PRONK_INLINE W weights(const uint8_t* p) {
+        const S::Bytes bytes = S::load_bytes(p);
+        return {V::even_words(bytes), V::odd_words(bytes)};
+    }
+    PRONK_INLINE Sum add(Sum sum, W w, I even, I odd) { return V::dot_words(V::dot_words(sum, w.even, even), w.odd, odd); }
+    PRONK_INLINE F total(Sum sum) { return S::to_float(sum); }
+};
+
+// The same of bytes, in whole numbers, whose sum is exact.
+template <class Op, int T>
+void add_low_rank_of_bytes(const uint8_t* b, int rank, const float* u, size_t stride, float* y) {
+    constexpr int most = tile_vectors(T, Op::accumulators), R = most < kVectors / 2 ? most : kVectors / 2;
     const int words = (rank + 3) / 4;
     for (int v = 0; v < kVectors / 2; v += R) {
-        I sum[T][R];
+        typename Op::Sum sum[T][R];
 #pragma GCC unroll 6
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) sum[t][r] = S::set_int(word(u + t * stride + offsetof(RankCodes, low) / 4));
+            for (int r = 0; r < R; ++r) sum[t][r] = Op::begin(u + t * stride);
         const uint8_t* p = b + kPanelRows + v * OpInt8::vector;
         const float* x = u + sizeof(RankCodes) / 4;
         for (int k = 0; k < words; ++k, p += kVectors / 2 * OpInt8::vector, ++x) {
-            I even[R], odd[R];
+            typename Op::W w[R];
 #pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) {
-                const S::Bytes bytes = S::load_bytes(p + r * OpInt8::vector);
-                even[r] = V::even_words(bytes), odd[r] = V::odd_words(bytes);
-            }
+            for (int r = 0; r < R; ++r) w[r] = Op::weights(p + r * OpInt8::vector);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const I x_even = S::set_int(word(x + t * stride)), x_odd = S::set_int(word(x + t * stride + words));
+                const I first = S::set_int(word(x + t * stride)), second = S::set_int(word(x + t * stride + words));
 #pragma GCC unroll 2
-                for (int r = 0; r < R; ++r) sum[t][r] = V::dot_words(V::dot_words(sum[t][r], even[r], x_even), odd[r], x_odd);
+                for (int r = 0; r < R; ++r) sum[t][r] = Op::add(sum[t][r], w[r], first, second);
             }
         }
         for (int r = 0; r < R; ++r) {
@@ -185,7 +171,7 @@ void add_low_rank_of_words(const uint8_t* b, int rank, const float* u, size_t st
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
                 float* to = y + t * kPanelRows + (v + r) * 16;
-                S::store(to, S::fma(S::mul(S::to_float(sum[t][r]), S::set(u[t * stride])), scale, S::load(to)));
+                S::store(to, S::fma(S::mul(Op::total(sum[t][r]), S::set(u[t * stride])), scale, S::load(to)));
             }
         }
     }
@@ -206,8 +192,10 @@ void add_second_factor(const LowRank& of, int odd, const uint8_t* b, int tokens,
     const int rank = of.rank[odd];
     if (of.type == SecondFactor::bytes)
         return in_adapter_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
-            if constexpr (S::widens_bytes) add_low_rank_of_words<S, T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
-            else add_low_rank_of_bytes<T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
+            if constexpr (S::widens_bytes)
+                add_low_rank_of_bytes<EvenAndOdd<S>, T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
+            else
+                add_low_rank_of_bytes<HighAndLow, T>(b, rank, u + t * stride, stride, y + t * kPanelRows);
         });
     in_adapter_tiles<tile_tokens(1)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto add = of.type == SecondFactor::f16 ? add_low_rank<OpF16, T> : add_low_rank<OpF32, T>;
