@@ -21,7 +21,7 @@ from click.testing import Result
 from fake_llm import FakeLLM
 
 from pronk import __version__
-from pronk.cli import VERBS, generate, group, options, progress
+from pronk.cli import VERBS, generate, group, options, progress, typed
 from pronk.cli.failures import Misuse
 
 Run = Callable[..., Result]
@@ -498,3 +498,27 @@ cli.main()
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("made with data=['a.jsonl', 'b.jsonl'], and now", "made with --data ['a.jsonl', 'b.jsonl'], and now"),
+        ("made with data=['a.jsonl', 'b..., and now", "made with --data ['a.jsonl', 'b..., and now"),
+        ("made with data='a.jsonl', and now", "made with --data a.jsonl, and now"),
+    ],
+)
+def test_a_list_in_a_message_keeps_its_quotes(said: str, shown: str) -> None:
+    """`--resume` with other files said: made with --data ['a.jsonl, 'b.jsonl']."""
+    with click.Context(_command("finetune")) as ctx:
+        typed.remember(ctx, {})
+        assert typed.in_words(ctx, said)[0] == shown
+
+
+def test_an_adapter_to_serve_names_its_folder(run: Run) -> None:
+    """`--adapter poet=` looked in the folder that one was in."""
+    result = run("serve", "--adapter", "poet=")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (
+        2,
+        "pronk: --adapter 'poet=' names no folder; write it as NAME=FOLDER",
+    )

@@ -151,6 +151,13 @@ def test_a_reward_model_s_adapter_that_comes_later_is_no_model(folder: Path, ada
     running.stop()
 
 
+@pytest.mark.parametrize("name", ["a", "a-q8"])
+def test_an_adapter_does_not_take_a_model_s_name(folder: Path, adapter: Path, name: str) -> None:
+    """It was listed a second time, and the model answered in its place."""
+    with pytest.raises(BadRequest, match=f"an adapter and a model are both called {name}; give the adapter another"):
+        Models({"a": str(folder)}, {name: adapter}, {"threads": 1}, also=("q8",), max_sequences=SEQUENCES)
+
+
 def test_a_model_in_another_format_beside_itself(folder: Path) -> None:
     models = Models({"a": str(folder)}, {}, {"threads": 1}, also=("q8", "q8"), max_sequences=SEQUENCES)
     running = Running(models)

@@ -158,6 +158,8 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for one in given:
         name, _, folder = one.rpartition("=")
+        if not folder:  # which would be the folder that one is in
+            raise click.UsageError(f"--adapter {one!r} names no folder; write it as NAME=FOLDER")
         path = expanded(folder)
         name = name or path.resolve().name
         if name in found:

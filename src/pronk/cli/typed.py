@@ -10,6 +10,7 @@ import click
 from pronk.errors import ContextOverflow
 
 _KEY = f"{__name__}.spelled"
+_VALUE = r"'[^']*'|\([^)]*\)|\[[^\]]*?(?:\]|\.\.\.)|[^\s,;:]+"  # of lists the long ones are cut
 
 
 def remember(ctx: click.Context, names: Mapping[str, str]) -> None:
@@ -46,7 +47,7 @@ def in_words(ctx: click.Context, message: str) -> tuple[str, click.Context | Non
 
     names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
     begin = r"(?<![\w./-])(?:objective\.)?"  # as checkpoints call what is an objective's own
-    pattern = rf"{begin}(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>'[^']*'|\([^)]*\)|[^\s,;:]+))?"
+    pattern = rf"{begin}(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>{_VALUE}))?"
     return re.sub(pattern, option, message), begins
 
 

@@ -87,6 +87,9 @@ class Models:
                 other = Model(f"{name}-{dtype}", source, {**loading, "quantize": dtype})
                 if self.models.setdefault(other.name, other) is not other:
                     raise BadRequest(f"two models would be called {other.name}; load one of them under a link")
+        for name in adapters:
+            if name in self.models:  # which would answer in its place
+                raise BadRequest(f"an adapter and a model are both called {name}; give the adapter another NAME=FOLDER")
         self._adapters, self._folder = dict(adapters), adapters_folder
         self._chat_template = chat_template
         self._max_sequences, self._drops = max_sequences, threading.Lock()
