@@ -357,7 +357,7 @@ def test_a_model_in_the_place_of_a_prompt_is_noticed(
     assert not loaded
 
 
-@pytest.mark.parametrize("given", [["--system", "Be brief.", "Hi"], ["--chat", "--prompt-ids", "1,2"]])
+@pytest.mark.parametrize("given", [["--system", "Be brief.", "Hi"], ["--chat", "--prompt-ids", "1,2"], ["--chat"]])
 def test_what_chat_is_not_for_is_wrong_usage(run: Run, given: list[str]) -> None:
     result = run("generate", *given)
     assert (result.exit_code, "--chat" in result.stderr) == (2, True)

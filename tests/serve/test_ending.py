@@ -182,7 +182,7 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
         (("-m", str(folder), "--max-memory", "12 GBs"), 2, "12GB"),
         (("-m", str(folder), "--port", "0", "--max-memory", "0.1kB"), 1, "--max-memory"),
         (("-m", str(tmp_path / "nowhere"), "--port", "0", "--chat-template", "llama9"), 1, "llama9"),
-        (("-m", str(tmp_path / "nowhere"), "--port", "0", "--adapter", "a=x"), 1, "x: no such folder"),
+        (("-m", str(tmp_path / "nowhere"), "--port", "0", "--adapter", "a=./x"), 1, "./x: no such folder"),
         (("-m", str(folder), "--api-key-file", str(tmp_path / "empty")), 1, "holds no key"),
         (("-m", str(folder), "--adapter", "a=x", "--adapter", "a=y"), 2, "two adapters"),
     ]:

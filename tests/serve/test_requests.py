@@ -122,6 +122,21 @@ def test_wrong_values(server: Running, wrong: dict[str, Any], param: str | None)
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_tokens": "5"}, "max_tokens must be a whole number, not a text"),
+        ({"top_k": 1.5}, "top_k must be a whole number, not a fraction"),
+        ({"stop": 5}, "stop must be a text or a list, not a whole number"),
+        ({"messages": [1]}, "messages[0] must be an object, not a whole number"),
+        ({"stream": "yes"}, "stream must be true or false, not a text"),
+    ],
+)
+def test_a_wrong_type_is_told_in_plain_words(server: Running, wrong: dict[str, Any], said: str) -> None:
+    """It was msgspec's own: Expected `int | null`, got `str` - at `max_tokens`."""
+    assert posted(server, "/v1/chat/completions", {"messages": MESSAGES, **wrong})[1]["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
     ("path", "wrong", "param"),
     [
         ("/v1/completions", {"prompt": [10**6]}, "prompt"),

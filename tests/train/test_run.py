@@ -489,6 +489,12 @@ def test_a_run_can_be_prolonged(model: Path, data: Path, tmp_path: Path) -> None
     same = make(replace(short, max_steps=8), tmp_path / "run")
     same.resume()
     assert same.prolonged_from is None
+    # Resumed without it, a run of 9 steps went on for three epochs, of 81.
+    with pytest.raises(BadRequest, match="the run was of max_steps=8; resume with it, or with more to prolong"):
+        make(replace(short, max_steps=None), tmp_path / "run").resume()
+    more = make(replace(short, max_steps=None, epochs=short.epochs + 9), tmp_path / "run")
+    more.resume()
+    assert more.prolonged_from == 8
 
 
 def test_every_checkpoint_holds_an_adapter(model: Path, data: Path, tmp_path: Path) -> None:

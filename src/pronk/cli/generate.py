@@ -123,6 +123,8 @@ def command(
     if chat and prompt_ids is not None:
         raise click.UsageError("--chat is for texts; --prompt-ids are taken as they are")
     texts = _prompts(prompts, prompt_options, file, each_line, prompt_ids)
+    if chat and "" in texts:
+        raise click.UsageError("--chat answers a prompt, and there is none; give it in quotes, or -f FILE")
     if as_json and (len(texts) > 1 or jsonl):
         raise click.UsageError("--json is one object, for one prompt; --jsonl is one a line, for several")
     structure, adapter = options.structure_of(rest), rest["adapter"]

@@ -165,6 +165,10 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
         if name in found:
             raise click.UsageError(f"two adapters are called {name}; give another NAME=FOLDER")
         found[name] = path
+    for one in given:
+        folder = one.rpartition("=")[2]
+        if not expanded(folder).exists():  # as it was typed: a path is told without its "./", and looks like a NAME
+            raise PronkError(f"{folder}: no such folder; --adapter takes [NAME=]FOLDER, the folder of an adapter")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -167,6 +168,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+_TYPES = {  # of JSON, as msgspec calls them
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
+    "object": "an object",
+}  # fmt: skip
 _ASK_EMPTY = {"web_search_options"}  # {} asks for a search, as OpenAI has it
 
 
@@ -194,9 +199,19 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         at = problem.rpartition("$")[2].strip("`.") if "$" in problem else None
         if "missing required field" in problem:
             at = problem.rpartition("field ")[2].strip("`")
-        raise ApiError(400, problem.replace("$.", ""), (at or "").partition("[")[0] or None) from None
+        raise ApiError(400, _in_words(problem), (at or "").partition("[")[0] or None) from None
     # Not msgspec.structs.fields, which evaluates all annotations anew: that took 1 ms of each request.
     return request, sorted(given.keys() - {*kind.__struct_fields__} - _IGNORED - refused.keys())
+
+
+def _in_words(problem: str) -> str:
+    """msgspec's word of a wrong type in those of the other refusals; all else as it is."""
+    found = re.fullmatch(r"Expected `([^`]+)`, got `(\w+)` - at `\$\.([^`]+)`", problem)
+    if not found:
+        return problem.replace("$.", "")
+    wanted = [_TYPES.get(name, name) for name in found[1].split(" | ") if name != "null"]
+    given = "a fraction" if found[2] == "float" else _TYPES.get(found[2], found[2])
+    return f"{found[3]} must be {' or '.join(wanted)}, not {given}"
 
 
 def sampling(request: Drawing, **more: Any) -> Sampling:

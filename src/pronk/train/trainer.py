@@ -133,6 +133,9 @@ class Trainer:
 
     def _lasted(self, length: Mapping[str, Any]) -> None:
         before, now = replace(self.settings, **length).steps(self.loop.batches), self.loop.schedule.steps
+        if length["max_steps"] and not self.settings.max_steps and length["epochs"] == self.settings.epochs:
+            # Nobody asked for more: the usual number of epochs would go on for hours.
+            raise BadRequest(f"the run was of max_steps={before}; resume with it, or with more to prolong the run")
         if now < before:
             raise BadRequest(f"the run was of {before} steps, and now it is {now}: it can be prolonged, not cut short")
         self.prolonged_from = before if now > before else None
