@@ -10,6 +10,7 @@ namespace {
 
 template <Format kFormat, class Op>
 struct PlainTiles {
+    using Multiplies = Op;
     template <int T, int R>
     static void tile(const Matrix& w, const uint8_t* panel, int first, const Rows& x, float* out) {
         constexpr const FormatTraits& format = traits(kFormat);
@@ -209,11 +210,19 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
     }
 }
 
+// Of codes of fewer bits there is none: see finest_beside() in adapter.cpp.
+template <Format kFormat>
+constexpr decltype(Kernels::first_factor) first_factor_of() {
+    if constexpr (traits(kFormat).bits == 8) return first_factor_as<kFormat, typename TilesOf<kFormat>::type::Multiplies>;
+    else return nullptr;
+}
+
 template <class Indices>
 struct OfEveryFormat;
 template <int... kIndex>
 struct OfEveryFormat<std::integer_sequence<int, kIndex...>> {
     static constexpr decltype(Kernels::matmul) matmul[] = {matmul_as<static_cast<Format>(kIndex)>...};
+    static constexpr decltype(Kernels::first_factor) first_factor[] = {first_factor_of<static_cast<Format>(kIndex)>()...};
 };
 
 }  // namespace
@@ -224,14 +233,8 @@ void matmul(const Matrix& w, const Rows& x, int tokens, int begin, int end, cons
 }
 
 void first_factor(const Matrix& a, const Rows& x, int tokens, float* u, size_t stride) {
-    switch (a.format) {  // what finest_beside() (adapter.cpp) chooses from
-        case Format::f32: return first_factor_as<Format::f32, OpF32>(a, x, tokens, u, stride);
-        case Format::bf16: return first_factor_as<Format::bf16, OpBF16>(a, x, tokens, u, stride);
-        case Format::int8: return first_factor_as<Format::int8, OpInt8>(a, x, tokens, u, stride);
-        case Format::int8_plain: return first_factor_as<Format::int8_plain, OpInt8>(a, x, tokens, u, stride);
-        case Format::llm_int8: return first_factor_as<Format::llm_int8, OpInt8>(a, x, tokens, u, stride);
-        default: return first_factor_as<Format::q8, OpInt8>(a, x, tokens, u, stride);
-    }
+    using All = OfEveryFormat<std::make_integer_sequence<int, count_of(kFormats)>>;
+    All::first_factor[static_cast<int>(a.format)](a, x, tokens, u, stride);
 }
 
 }  // namespace pronk::PRONK_TARGET
