@@ -200,8 +200,13 @@ def arrivals(client: Client, vocab_size: int, capacity: float, count: int) -> li
 
 
 def beside_a_long_prompt(client: Client, vocab_size: int, rounds: int, length: int = 8000) -> dict[str, Any]:
-    """Streams of four that decode, and 16-token prompts that come, while a long prompt is read."""
-    shorts, gaps, quiet, longest = list[float](), list[float](), list[float](), list[float]()
+    """Streams of four that decode, and 16-token prompts that come, while a long prompt is read.
+
+    Each pass brings the four a token: between the sending of a short prompt and its first token these are counted.
+    Seconds over the median pass say more where passes differ: they have the slowest ones in it.
+    """
+    shorts, gaps, quiet, longest = list[Taken](), list[float](), list[float](), list[float]()
+    counts = list[float]()
 
     def asked(count: int, new: int, seed: object) -> Asked:
         return Asked(prompts(Case(1, count, waves=1), vocab_size, seed)[0], new)
@@ -212,27 +217,33 @@ def beside_a_long_prompt(client: Client, vocab_size: int, rounds: int, length: i
         long = asyncio.create_task(client.ask(asked(length, 4, f"l {number}")))
         begun = time.perf_counter()
         await asyncio.sleep(0.2)
-        n = 0
+        n, its = 0, list[Taken]()
         while not long.done():
             taken = await client.ask(asked(16, 2, f"q {number} {n}"))
             if not long.done():
-                shorts.append(taken.first_s)
+                its.append(taken)
             n += 1
         longest.append((await long).first_s)
-        for taken in await asyncio.gather(*streams):
+        decoded = await asyncio.gather(*streams)
+        for taken in decoded:
             for at, gap in zip(taken.pieces[1:], taken.gaps_s, strict=True):
                 (gaps if begun < at < begun + longest[-1] else quiet).append(gap)
+        late = load.percentiles(gaps)["p50"] / 4  # tokens of one pass do not come at one time
+        last = max(decoded, key=lambda taken: taken.ended).pieces
+        counts.extend(sum(short.sent < at <= short.pieces[0] + late for at in last) for short in its)
+        shorts.extend(its)
 
     for number in range(rounds):
         asyncio.run(once(number))
-    passes = load.percentiles(gaps)
+    passes, firsts = load.percentiles(gaps), [short.first_s for short in shorts]
     return {
         "length": length,
         "long_first_s": harness.spread(longest),
-        "short_first_s": load.percentiles(shorts) | {"count": len(shorts)},
+        "short_first_s": load.percentiles(firsts) | {"count": len(shorts)},
+        "short_first_passes": load.percentiles(counts),
         "gap_beside_s": passes,
         "gap_else_s": load.percentiles(quiet),
-        "short_first_in_passes": {p: value / passes["p50"] for p, value in load.percentiles(shorts).items()},
+        "short_first_in_passes": {p: value / passes["p50"] for p, value in load.percentiles(firsts).items()},
     }
 
 
