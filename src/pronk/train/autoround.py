@@ -47,7 +47,10 @@ def autorounded(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Checkpoint:
-    """In the place of calibrated.calibrated, which see. `steps`: of each layer, which in none is rounded plainly. Raises BadRequest for steps below 0, for types whose codes stand for no even grid, and for a text too short."""
+    """In the place of calibrated.calibrated, which see. `steps`: of each layer, which in none is rounded plainly.
+
+    Raises BadRequest for steps below 0, for types whose codes stand for no even grid, and for a text too short.
+    """
     if steps < 0:
         raise BadRequest(f"steps must be 0 or more, not {steps}")
     if curved := sorted({kind for kind in kinds.values() if kind in RULES and RULES[kind].curved}):
