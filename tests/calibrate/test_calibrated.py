@@ -16,7 +16,7 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 import pronk
 from pronk import checkpoint
 from pronk.calibrate import NAMES
-from pronk.calibrate.calibrated import CTX, MOST, _Walk, calibrated, rounded, types, windows
+from pronk.calibrate.calibrated import CTX, MOST, Walk, calibrated, rounded, types, windows
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, Unsupported
 
@@ -33,14 +33,14 @@ def test_without_rounding_the_walk_is_the_model(name: str, monkeypatch: pytest.M
     weights = random_weights(config)
     seen: dict[str, NDArray[Any]] = {}
 
-    def unrounded(self: _Walk, name: str, weights: NDArray[Any], upper: Any) -> NDArray[Any]:
+    def unrounded(self: Walk, name: str, weights: NDArray[Any], upper: Any) -> NDArray[Any]:
         seen[name] = weights
         return weights
 
-    monkeypatch.setattr(_Walk, "_rounded", unrounded)
+    monkeypatch.setattr(Walk, "_rounded", unrounded)
     ids = text(140, config.vocab_size)
     texts = windows(ids, config.max_position_embeddings)
-    walk = _Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), texts, lambda *_: None)
+    walk = Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), texts, lambda *_: None)
     walk.made()
     fed = walk._norm("model.norm.weight")
     found = fed @ weights[HEADS[config.tie_word_embeddings]].T
@@ -147,4 +147,4 @@ def test_a_model_that_overflows_on_the_text_is_named() -> None:
     weights["model.layers.0.post_attention_layernorm.weight"] *= np.float32(1e30)
     ids = text(140, config.vocab_size)
     with np.errstate(all="ignore"), pytest.raises(BadFile, match=r"layers.0.mlp.gate_proj.*infinite, or no number"):
-        _Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), windows(ids, 128), lambda *_: None).made()
+        Walk(in_memory(config, weights), dict.fromkeys(weights, "F16"), windows(ids, 128), lambda *_: None).made()

@@ -5,6 +5,9 @@ from __future__ import annotations
 # GGUF's block types as they are asked for, the fewest bits first.
 NAMES = {name.lower(): name for name in ("Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K")}
 
+ROUNDINGS = ("gptq", "autoround")  # calibrate/gptq.py, and train/autoround.py, which takes torch
+STEPS = 200  # of autoround, a layer
+
 
 def own_text() -> str:
     """The text that comes with pronk to calibrate on: prose in several languages, tables and code, written for this."""

@@ -2,7 +2,8 @@
 
 Calibrating goes through the model a layer at a time, and through a layer in the order in which it is computed. Each
 matrix is rounded in view of what it is fed (gptq.py), and that is what the matrices before it, rounded as well, make of
-the text. So errors do not only meet errors: what comes later makes up for what came before.
+the text. So errors do not only meet errors: what comes later makes up for what came before. train/autoround.py goes the
+same way, and rounds the matrices of a layer together.
 
 Which type a matrix gets: the one that was asked for, if its rows fill that type's blocks; else that which fits blocks
 of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
@@ -66,7 +67,7 @@ def rounded(checkpoint: Checkpoint, kinds: dict[str, str]) -> Checkpoint:
 
     def lazy(tensor: LazyTensor, kind: str) -> LazyTensor:
         def blocks() -> NDArray[np.uint8]:
-            return _blocks(weights_of(checkpoint, tensor.name), None, kind, tensor.name)
+            return packing.blocks(codes(weights_of(checkpoint, tensor.name), None, kind, tensor.name))
 
         return _in_blocks(tensor, kind, blocks)
 
@@ -81,7 +82,7 @@ def calibrated(
     are fed. Raises BadRequest for a text that is too short."""
     texts = windows(ids, checkpoint.config.max_position_embeddings)
     with a_thread_a_call():
-        return _Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
+        return Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
 
 
 def read_of(checkpoint: Checkpoint, ids: Sequence[int]) -> int:
@@ -99,7 +100,7 @@ def windows(ids: Sequence[int], longest: int, most: int = MOST) -> list[Sequence
     return [ids[number * there // read * ctx :][:ctx] for number in range(read)]
 
 
-class _Walk:
+class Walk:
     """Through the layers, with the residual stream of the texts, one after another [T, C]."""
 
     def __init__(
@@ -117,14 +118,15 @@ class _Walk:
 
     def made(self) -> Checkpoint:
         for layer in range(self.config.num_hidden_layers):
-            self._layer(f"model.layers.{layer}.")
+            self.layer(f"model.layers.{layer}.")
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
         fed = self._norm("model.norm.weight")
         upper = self._spread(head, fed, _TIED if head == EMBEDDING else _DAMPING)
         self._rounded(head, weights_of(self.checkpoint, head), upper)
         return _with(self.checkpoint, self.kinds, self.tensors)
 
-    def _layer(self, prefix: str) -> None:
+    def layer(self, prefix: str) -> None:
+        """Round its matrices, and take the stream through it."""
         fed = self._norm(prefix + "input_layernorm.weight")
         q, k, v = self._products(fed, *(f"{prefix}self_attn.{name}_proj" for name in "qkv"))
         (out,) = self._products(self.attention(q, k, v), prefix + "self_attn.o_proj")
@@ -139,10 +141,13 @@ class _Walk:
 
     def _spread(self, name: str, fed: Floats, damping: float) -> Floats:
         hessian = gram(fed)
-        if not np.isfinite(hessian).all():
-            problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
-            raise BadFile(self.checkpoint.path, problem, field=f"tensor {name!r}")
+        self.check(f"tensor {name!r}", bool(np.isfinite(hessian).all()))
         return gptq.spread(hessian, damping)
+
+    def check(self, field: str, finite: bool) -> None:
+        if not finite:
+            problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
+            raise BadFile(self.checkpoint.path, problem, field=field)
 
     def _products(self, fed: Floats, *modules: str) -> list[Floats]:
         """What matrices give that are fed the same [T, K], once they are rounded."""
@@ -159,16 +164,21 @@ class _Walk:
 
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
         """What a matrix is from now on."""
-        kind, tensor = self.kinds[name], self.checkpoint.tensors[name]
-        if kind in RULES:
-            blocks = _blocks(weights, upper, kind, name)
-            self.tensors[name] = _in_blocks(tensor, kind, lambda: blocks)
-            made = gguf_blocks.decode(kind, blocks)
+        made = codes(weights, upper, self.kinds[name], name) if self.kinds[name] in RULES else None
+        return self.keep(name, weights, made)
+
+    def keep(self, name: str, weights: Floats, made: gptq.Rounded | None) -> Floats:
+        """What a matrix is from now on: in blocks, or in f16."""
+        tensor = self.checkpoint.tensors[name]
+        if made:
+            blocks = packing.blocks(made)
+            self.tensors[name] = _in_blocks(tensor, made.kind, lambda: blocks)
+            found = gguf_blocks.decode(made.kind, blocks)
         else:
-            made = _half(weights, name).astype(np.float32)
+            found = _half(weights, name).astype(np.float32)
         self.done += tensor.nbytes
         self.progress("calibrating", self.done, self.total)
-        return made
+        return found
 
 
 def weights_of(checkpoint: Checkpoint, name: str) -> Floats:
@@ -179,9 +189,10 @@ def weights_of(checkpoint: Checkpoint, name: str) -> Floats:
     return weights
 
 
-def _blocks(weights: Floats, upper: Floats | None, kind: str, name: str) -> NDArray[np.uint8]:
+def codes(weights: Floats, upper: Floats | None, kind: str, name: str) -> gptq.Rounded:
+    """What gptq.rounded gives; its errors name the tensor."""
     try:
-        return packing.blocks(gptq.rounded(weights, upper, kind))
+        return gptq.rounded(weights, upper, kind)
     except BadRequest as error:
         raise Unsupported(f"tensor {name!r}: {error}; use bf16 or f32") from None
 

@@ -47,6 +47,22 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
         return Limit(str(value), float(found[1]), found[2])
 
 
+def steps(rounding: str | None, given: int | None, sized: bool) -> int | None:
+    """AutoRound's; None where it is not what was asked for. Raises PronkError where there is no torch for it."""
+    if rounding != "autoround":
+        if given is not None:
+            raise click.UsageError("--steps is for --rounding autoround")
+        return None
+    if sized:
+        raise click.UsageError(
+            "--rounding autoround is for --to: --max-size chooses by what GPTQ or plain rounding costs"
+        )
+    from pronk.torch_engine import import_torch
+
+    import_torch()
+    return given or calibration.STEPS
+
+
 def text(file: str | None, measured_on: str) -> tuple[str, str]:
     """A text to calibrate on, and what it is called."""
     text = calibration.own_text() if file is None else options.read_file(file, whole=True)
@@ -68,17 +84,23 @@ def encoded(src: str, checkpoint: Checkpoint, text: str) -> list[int]:
 
 
 def made(
-    checkpoint: Checkpoint, kinds: dict[str, str], text_name: str, ids: list[int] | None
+    checkpoint: Checkpoint, kinds: dict[str, str], text_name: str, ids: list[int] | None, steps: int | None = None
 ) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
-    """In these types; with a text to calibrate on beside it what plain rounding makes, and what the text was."""
+    """In these types; with a text to calibrate on beside it what plain rounding makes, and how it was calibrated.
+    `steps`: AutoRound's; None: GPTQ."""
     from pronk.calibrate.calibrated import calibrated, read_of, rounded
 
     plain = rounded(checkpoint, kinds)
     if ids is None:
         return plain, None, None
     what = {"text": text_name, "tokens": len(ids), "read": read_of(checkpoint, ids)}
+    what |= {"rounding": calibration.ROUNDINGS[steps is not None], "steps": steps}
     with progress.shown("calibrating") as advance:
-        return calibrated(checkpoint, kinds, ids, advance), plain, what
+        if steps is None:
+            return calibrated(checkpoint, kinds, ids, advance), plain, what
+        from pronk.train.autoround import autorounded
+
+        return autorounded(checkpoint, kinds, ids, advance, steps), plain, what
 
 
 def within(

@@ -43,6 +43,7 @@ Examples:
   pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
   pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate               on the text that comes with pronk
   pronk quantize smollm2:135m small.gguf --to q3_k --calibration-text my.txt  on yours
+  pronk quantize smollm2:135m second.gguf --to q4_0 --rounding autoround      a second opinion; it takes torch
   pronk quantize smollm2:135m small.gguf --max-size 80MB --calibrate          as good as that size allows
 
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
@@ -51,7 +52,9 @@ on that ending. --max-kld measures what 8 and 4 bits cost in each part of the mo
 and gives each part as few bits as the budget allows.
 
 q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and scales are chosen by what each
-matrix is fed on a text, and its errors made up for along its rows (GPTQ). The embedding and lm_head are in
+matrix is fed on a text, and its errors made up for along its rows (GPTQ). --rounding autoround learns in
+steps instead which way each weight is rounded, and each group's range, by what comes out of a layer
+(AutoRound): it needs torch and takes far longer. The embedding and lm_head, which it leaves to GPTQ, are in
 Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
 less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
 --max-size measures on the same text what errors cost in each matrix, and chooses among these types,
@@ -108,6 +111,17 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
     metavar="FILE",
     help="Calibrate, on the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )
+@click.option(
+    "--rounding",
+    type=click.Choice(calibration.ROUNDINGS),
+    help="Calibrate in this way.  [default, with --calibrate: gptq]",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"autoround: learn the rounding of each layer in N steps.  [default: {calibration.STEPS}]",
+)
 @saving.accept_loss_option
 @options.text_option
 @options.tokenizer_option
@@ -124,6 +138,8 @@ def command(
     base: str | None,
     calibrate: bool,
     calibration_text: str | None,
+    rounding: str | None,
+    steps: int | None,
     accept_loss: bool,
     file: str | None,
     tokenizer: str | None,
@@ -142,9 +158,10 @@ def command(
     if sum(option is not None for option in (to, max_kld, max_size)) != 1:
         raise click.UsageError("give one of --to, --max-kld and --max-size")
     in_blocks = to in calibration.NAMES or max_size is not None
-    calibrate = calibrate or calibration_text is not None
+    calibrate = calibrate or calibration_text is not None or rounding is not None
     if calibrate and not in_blocks:
         raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)} and for --max-size")
+    steps = blocks.steps(rounding, steps, max_size is not None)
     if int8_threshold is not None and not (to in FORMATS and FORMATS[to].outliers):
         raise click.UsageError("--int8-threshold is for --to llm-int8 only")
     container = _container(dst, to)
@@ -174,7 +191,7 @@ def command(
         if max_size:
             choice = blocks.within(max_size, src, checkpoint, vocabulary, name, fed or [], calibrate)
         kinds = choice["kinds"] if choice else types(checkpoint, to or "")
-        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, fed if calibrate else None)
+        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, fed if calibrate else None, steps)
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
             with replacing(expanded(dst)) as partial:
@@ -288,8 +305,10 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     if plain := receipt["plain"]:
         used = receipt["calibration"]
         part = f"{used['read']} of {used['tokens']}" if used["read"] < used["tokens"] else f"{used['tokens']}"
+        how = "" if used["steps"] is None else f" by {used['rounding']}, {used['steps']} steps a layer,"
+        read = f"on {used['text']} ({part} tokens)"
         lines.append(
-            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated on {used['text']} ({part} tokens), "
+            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated{how} {read}, "
             f"measured on {receipt['text']}"
         )
     lines[-1] += saving.of_what_was_learned(receipt)
