@@ -165,7 +165,9 @@ class Walk:
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
         """What a matrix is from now on."""
         made = codes(weights, upper, self.kinds[name], name) if self.kinds[name] in RULES else None
-        return self.keep(name, weights, made)
+        found = self.keep(name, weights, made)
+        self.progress("calibrating", self.done, self.total)
+        return found
 
     def keep(self, name: str, weights: Floats, made: gptq.Rounded | None) -> Floats:
         """What a matrix is from now on: in blocks, or in f16."""
@@ -177,7 +179,6 @@ class Walk:
         else:
             found = _half(weights, name).astype(np.float32)
         self.done += tensor.nbytes
-        self.progress("calibrating", self.done, self.total)
         return found
 
 

@@ -89,6 +89,7 @@ class _Walk(Walk):
         self._learn(prefix, tensors, learned, target)
         for name, rounding in learned.items():
             tensors[name] = torch.from_numpy(self.keep(prefix + name, weights[name], rounding.rounded()))
+        self.progress("calibrating", self.done, self.total)
         self.stream, self.exact = self.net.all(tensors, torch.from_numpy(self.stream)).numpy(), target
 
     def _learn(self, prefix: str, tensors: dict[str, Tensor], learned: dict[str, Rounding], target: Tensor) -> None:
