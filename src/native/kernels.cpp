@@ -74,7 +74,10 @@ void convert(const float* x, int size, const Rows& rows, int t) {
             for (int g = 0; g < rows.groups; ++g) {
                 const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
                 const size_t index = (size_t)t * rows.groups + g;
-                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index, rows.sums + 2 * index);
+                int32_t* halves = rows.half_sums + 2 * index;
+                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index, halves);
+                rows.words[index] = S::plus(halves[0], halves[1]);
+                rows.scaled_sum[index] = rows.scale[index] * (float)rows.sum[index];
             }
     }
 }

@@ -27,7 +27,9 @@ struct Rows {
     size_t stride = 0;
     float* scale = nullptr;  // [T][groups], where the format has scales
     int32_t* sum = nullptr;  // [T][groups], of the integers
-    int32_t* sums = nullptr;  // [T][2 groups], where each 32 have a scale: of 16, as an instruction set has them (Simd::sums)
+    // Where each 32 have a scale. Sums of 16 and of 32, as an instruction set has them (Simd::sums), and scale times sum.
+    int32_t *half_sums = nullptr, *words = nullptr;  // [T][2 groups], [T][groups]
+    float* scaled_sum = nullptr;                     // [T][groups]
     int groups = 0;          // K/32 where each 32 have a scale, or else 1
     int padded = 0;          // K in whole groups of 32
     float* turned = nullptr;  // [padded], of one thread: the row that was converted last, before it was rounded
@@ -46,7 +48,7 @@ struct Rows {
         Rows r = *this;
         r.data += t * stride;
         if (scale) r.scale += static_cast<size_t>(t) * groups, r.sum += static_cast<size_t>(t) * groups;
-        if (sums) r.sums += static_cast<size_t>(t) * 2 * groups;
+        if (words) r.half_sums += static_cast<size_t>(t) * 2 * groups, r.words += static_cast<size_t>(t) * groups, r.scaled_sum += static_cast<size_t>(t) * groups;
         if (outlier_x) r.outlier_begin += t, r.outlier_count += t, r.outlier_sum += t;
         return r;
     }

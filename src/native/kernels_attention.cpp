@@ -43,17 +43,53 @@ struct KVOp<KVType::int8> : OpF32 {
 
 // -- attending --------------------------------------------------------------------------------------------------------
 
-// Whether an Op multiplies two numbers a step, in bfloat16.
+// Whether an Op multiplies two numbers a step, in bfloat16; and whether T rows meet them as floats: of each 64 numbers the first
+// of all pairs lie together then, and the second ones.
 template <class Op>
 constexpr bool kPairs = Op::step == 2;
+template <class Op, int T>
+constexpr bool kWidened = kPairs<Op> && S::widens_pairs && T > 1;
+template <class Op, int T>
+constexpr int kPacked = kWidened<Op, T> ? 1 : Op::step;  // numbers in four bytes of an operand
 
 // Query rows or probabilities as an Op multiplies them; `count` is even for pairs.
-template <class Op>
+template <class Op, int T, class V = S>
 void to_operand(const float* x, int count, float* out) {
-    if constexpr (kPairs<Op>) {
+    if constexpr (kWidened<Op, T>) {
+        alignas(64) uint16_t pairs[32];
+        for (int i = 0; i < count; i += 32) {
+            for (int half = 0; half < 32; half += 16) V::store_bf16(pairs + half, i + half < count ? load_part(x + i + half, count - i - half) : V::zero());
+            float* to = out + i / kPanelRows * kPanelRows + i % kPanelRows / 2;
+            V::widen_pairs(pairs, to, to + kPanelRows / 2);
+        }
+    } else if constexpr (kPairs<Op>) {
         for (int i = 0; i < count; i += 16) S::store_bf16((uint16_t*)out + i, load_part(x + i, count - i));
     } else if (x != out) {
         std::memcpy(out, x, count * sizeof(float));
+    }
+}
+
+// One number of each pair of weights, as a float.
+template <class V, bool kSecond>
+struct OpOfPairs : OpF32 {
+    static constexpr bool streamed = !kSecond;
+    PRONK_INLINE F weights(const uint8_t* p) {
+        if constexpr (kSecond) return V::second_floats(V::load_pairs(p));
+        else return V::first_floats(V::load_pairs(p));
+    }
+};
+
+// acc += `steps` steps of a panel, from the first of R vectors on, times operands.
+template <class Op, int R, int T>
+PRONK_INLINE void accumulate_operands(const uint8_t* w, const float* x, size_t stride, int steps, F (&acc)[T][R]) {
+    if constexpr (kWidened<Op, T>) {
+        for (; steps > 0; steps -= kPanelRows / 2, x += kPanelRows / 2)
+            for (int step = 0; step < (steps < kPanelRows / 2 ? steps : kPanelRows / 2); ++step, w += kVectors * Op::vector, ++x) {
+                accumulate<OpOfPairs<S, false>, R, T>(w, (const uint8_t*)x, stride * sizeof(float), 1, acc);
+                accumulate<OpOfPairs<S, true>, R, T>(w, (const uint8_t*)(x + kPanelRows / 2), stride * sizeof(float), 1, acc);
+            }
+    } else {
+        accumulate<Op, R, T>(w, (const uint8_t*)x, stride * sizeof(float), steps, acc);
     }
 }
 
@@ -85,7 +121,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             const int count = d - i < kPanelRows ? d - i : kPanelRows;
             for (int j = 0; j < count; ++j) scaled[j] = task.q[t][i + j] * task.scale;
             if (kPairs<Op> && count % 2) scaled[count] = 0;
-            to_operand<Op>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / Op::step);
+            to_operand<Op, T>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / kPacked<Op, T>);
         }
     }
 
@@ -112,7 +148,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
                     for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
-                accumulate<Op, R, T>(panel + v * Op::vector, (const uint8_t*)q, dp * sizeof(float), q_steps, acc);
+                accumulate_operands<Op, R, T>(panel + v * Op::vector, q, dp, q_steps, acc);
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
@@ -148,7 +184,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                         S::store(row + b * kKVBlock + i, S::mul(S::load(row + b * kKVBlock + i), S::load(scale + i)));
                 }
             }
-            to_operand<Op>(row, blocks * kKVBlock, kPairs<Op> ? operand + t * kSpan : row);
+            to_operand<Op, T>(row, blocks * kKVBlock, kPairs<Op> ? operand + t * kSpan : row);
         }
 
         const float* weights = kPairs<Op> ? operand : scores;
@@ -167,8 +203,8 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 for (int b = 0; b < blocks; ++b) {
                     const uint8_t* panel = task.kv + table[b] * task.block_stride + layout.keys_bytes + group * group_bytes;
                     const int seen = keys - b * kKVBlock < kKVBlock ? keys - b * kKVBlock : kKVBlock;
-                    accumulate<Op, R, T>(panel + v * Op::vector, (const uint8_t*)(weights + b * kKVBlock / Op::step),
-                                         kSpan * sizeof(float), (seen + Op::step - 1) / Op::step, acc);
+                    accumulate_operands<Op, R, T>(panel + v * Op::vector, weights + b * kKVBlock / kPacked<Op, T>, kSpan,
+                                                  (seen + Op::step - 1) / Op::step, acc);
                 }
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t)

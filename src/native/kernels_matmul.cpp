@@ -44,6 +44,7 @@ struct PlainTiles {
 // -- formats in planes, and what is widened -----------------------------------------------------------------------------
 
 #include "wide.inl"
+#include "groups.inl"
 #include "planes.inl"
 
 // -- LLM.int8() --------------------------------------------------------------------------------------------------------

@@ -142,80 +142,6 @@ struct InCache {
     __attribute__((always_inline)) F minimum(int h, int r, F) const { return S::load(of.minima[group][h] + row + r * 16); }
 };
 
-// acc += one group of weights times group g of x.
-template <int kParts, bool kMinima, bool kWide, int T, int R, class Weights>
-PRONK_INLINE void add_group(const Weights& weights, int middle, const Rows& x, int g, F (&acc)[T][R]) {
-    constexpr int steps = kSteps / kParts;
-    const uint8_t* xs = x.data + g * kGroup;
-    const auto part = [&]<int kPart>(std::integral_constant<int, kPart>) __attribute__((always_inline)) {
-        I sum[T][R];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t) {
-            const int at = t * x.groups + g;
-            const auto start = [&] {
-                if constexpr (kParts == 1 && (kWide || S::sums_in_words)) return S::set_int(-middle * x.sum[at]);
-                else if constexpr (kParts == 2) return S::begin(x.sums[2 * at + kPart], -middle);
-                else return S::add_short(S::begin(x.sums[2 * at], -middle), S::begin(x.sums[2 * at + 1], -middle));
-            }();
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) sum[t][r] = start;
-        }
-        constexpr int period = Weights::period < steps ? Weights::period : steps, periods = steps / period;
-        const auto step = [&]<int kStep>(std::integral_constant<int, kStep>, size_t at) __attribute__((always_inline)) {
-            S::Bytes w[R];
-            for (int r = 0; r < R; ++r) weights.template ask<kStep>(r, at);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) w[r] = weights.template codes<kStep>(r, at);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                const I broadcast = S::set_int(word(xs + t * x.stride + 4 * (kStep + at * period)));
-#pragma GCC unroll 4
-                for (int r = 0; r < R; ++r) {
-                    if constexpr (kWide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
-                    else sum[t][r] = S::dot_short(sum[t][r], w[r], broadcast);
-                }
-            }
-        };
-        const auto some = [&](size_t at) __attribute__((always_inline)) {
-            [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
-                if constexpr (periods == 1) (step(std::integral_constant<int, kPart * steps + kStep>(), 0), ...);
-                else (step(std::integral_constant<int, kStep>(), kPart * periods + at), ...);
-            }(std::make_integer_sequence<int, period>());
-        };
-        if constexpr (T <= 2) {
-            // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of them with
-            // long strides are not foreseen. What few tokens read comes from memory.
-#pragma GCC unroll 1
-            for (size_t at = 0; at < periods; ++at) some(at);
-        } else {
-#pragma GCC unroll 8
-            for (size_t at = 0; at < periods; ++at) some(at);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-            const F scale = weights.scale(kPart, r);
-#pragma GCC unroll 6
-            for (int t = 0; t < T; ++t) {
-                F whole;
-                if constexpr (kWide) whole = S::to_float(sum[t][r]);
-                else whole = S::to_float(S::widened(sum[t][r]));
-                acc[t][r] = S::fma(whole, S::mul(scale, S::set(x.scale[t * x.groups + g])), acc[t][r]);
-            }
-            if constexpr (kMinima) {
-                const F minimum = weights.minimum(kPart, r, scale);
-#pragma GCC unroll 6
-                for (int t = 0; t < T; ++t) {
-                    const int at = t * x.groups + g;
-                    const int sum_of_x = kParts == 2 ? S::total(x.sums[2 * at + kPart]) : x.sum[at];
-                    acc[t][r] = S::fma(minimum, S::set(x.scale[at] * (float)sum_of_x), acc[t][r]);
-                }
-            }
-        }
-    };
-    part(std::integral_constant<int, 0>());
-    if constexpr (kParts == 2) part(std::integral_constant<int, 1>());
-}
-
 // One token, y [64]. Group by group through all rows, so that memory is read front to back.
 template <Format kFormat, int R>
 void one_token(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, float* y) {
@@ -228,7 +154,7 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
             F acc[1][R];
             weights.row = v * 16;
             for (int r = 0; r < R; ++r) acc[0][r] = S::load(y + (v + r) * 16);
-            add_group<Of::parts, Of::minima, Of::wide>(weights, Of::middle, x, g, acc);
+            add_group_of<Of>(weights, x, g, acc);
             for (int r = 0; r < R; ++r) S::store(y + (v + r) * 16, acc[0][r]);
         }
         if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
@@ -256,37 +182,11 @@ void one_token_of_bytes(const uint8_t* panel, int groups, int first, const Rows&
     }
 }
 
-// Groups [from, to) of T tokens are added to y [T][64].
-template <int kParts, bool kMinima, bool kWide, int T, int R, class WeightsOf, class Ahead>
-void add_groups(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int middle, const Rows& x, float* y) {
-    F acc[T][R];
-#pragma GCC unroll 6
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = S::load(y + t * kPanelRows + (first + r) * 16);
-    for (int g = from; g < to; ++g) {
-        ahead(g);
-        add_group<kParts, kMinima, kWide>(weights_of(g, first * 16), middle, x, g, acc);
-    }
-#pragma GCC unroll 6
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
-}
+// Whether there are registers for many sums, and whether tiles of any size unpack for themselves: where there are, and one
+// instruction multiplies bytes. They are large without.
+constexpr bool kRoomy = S::registers / S::registers_per_vector >= 32, kUnpacksInTiles = kRoomy && S::sums_in_words;
 
-template <int kParts, bool kMinima, bool kWide, class WeightsOf, class Ahead>
-void add_groups_of_all(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int vectors, int middle, const Rows& x, int tokens, float* y) {
-    in_tiles<tile_tokens(2)>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
-        constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
-        for (int v = first; v < first + vectors; v += R) {
-            const auto once = [&](int g) { if (t == 0 && v == first) ahead(g); };
-            add_groups<kParts, kMinima, kWide, T, R>(weights_of, once, from, to, v, middle, x.at(t), y + t * kPanelRows);
-        }
-    });
-}
-
-// Whether tiles unpack for themselves: where they have the registers, and one instruction multiplies bytes. They are large without.
-constexpr bool kUnpacksInTiles = S::registers / S::registers_per_vector >= 32 && S::sums_in_words;
+constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
 
 template <Format kFormat, int T, int R>
 __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y) {
@@ -298,7 +198,7 @@ __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int
         for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
     InPanel<kFormat, (T <= 2)> weights{panel, 0, size_t(first) * 16};
     for (int g = 0; g < groups; ++g) {
-        add_group<Of::parts, Of::minima, Of::wide>(weights, Of::middle, x, g, acc);
+        add_group_of<Of>(weights, x, g, acc);
         if constexpr (T <= 2) weights.ask_for_scales();  // after codes, for processors foresee what is read in order
         if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
     }
@@ -340,22 +240,39 @@ void planes_through_cache(const uint8_t* panel, int groups, int first, int vecto
     }
     for (int t = 0; t < tokens; ++t)
         for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
+    const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
+    // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
+    constexpr bool in_registers = kRoomy || Of::parts == 2;
     [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {
         const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
-        const auto all = [&](const auto& codes, const auto& scale, const auto& weights, const auto& ahead) {
-            if constexpr (Of::wide && S::widens_bytes) add_words<S, Of::as_is>(codes, scale, from, to, first, vectors, Of::middle, x, tokens, y);
-            else add_groups_of_all<Of::parts, Of::minima, Of::wide>(weights, ahead, from, to, first, vectors, Of::middle, x, tokens, y);
+        const auto ahead = [&](int g) { Of::prefetch(in_panel(g, 0).block, g % Of::groups); };
+        const auto add = [&](const auto& weights, const auto& ask, auto most) {
+            if constexpr (in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
+            else add_groups<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
         };
-        if constexpr (Of::as_is) {
-            const auto block = [=](int g) { return panel + g * Of::layout.block; };
-            all(block, [=](int g, int row) { return Of::scale(block(g), 0, 0, row); },
-                [=](int g, size_t row) { return InPanel<kFormat>{block(g), 0, row}; }, [=](int g) { Of::prefetch(block(g), 0); });
+        constexpr std::integral_constant<int, tile_tokens(in_registers ? 2 : 1)> most;
+        if constexpr (Of::wide && S::widens_bytes) {
+            if constexpr (Of::as_is) {
+                const auto block = [=](int g) { return panel + g * Of::layout.block; };
+                add_words<S, true>(block, [=](int g, int row) { return Of::scale(block(g), 0, 0, row); }, from, to, first, vectors, Of::middle, x, tokens, y);
+            } else {
+                Of::unpack(panel, from, to, first, vectors, unpacked);
+                add_words<S, false>([&](int g) { return unpacked.codes[g - from][0]; },
+                                    [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); }, from, to, first, vectors,
+                                    Of::middle, x, tokens, y);
+            }
+        } else if constexpr (Of::as_is) {
+            add(in_panel, ahead, most);
         } else {
+            if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
+                if (tokens <= kFewTokens) {
+                    add(in_panel, ahead, std::integral_constant<int, 4>());
+                    continue;
+                }
+            }
             Of::unpack(panel, from, to, first, vectors, unpacked);
-            all([&](int g) { return unpacked.codes[g - from][0]; },
-                [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); },
-                [&](int g, size_t row) { return InCache{unpacked, g - from, row}; }, [](int) {});
+            add([&](int g, size_t row) { return InCache{unpacked, g - from, row}; }, [](int) {}, most);
         }
     }
 }

@@ -25,7 +25,8 @@ Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule
     r.padded = (cols + kGroup - 1) / kGroup * kGroup;
     r.stride = aligned(static_cast<size_t>(r.padded) * traits(format).bytes);
     r.groups = traits(format).grouped ? r.padded / kGroup : 1;
-    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.sums = traits(format).grouped ? half_sums.data : nullptr, r.turned = turned.data;
+    r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.turned = turned.data;
+    if (traits(format).grouped) r.half_sums = half_sums.data, r.words = words.data, r.scaled_sum = scaled_sums.data;
     r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
     r.outlier_begin = begins.data, r.outlier_count = counts.data;
     r.found_x = found.data, r.found_k = found_places.data, r.outliers_used = &used;
@@ -39,7 +40,10 @@ void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
     if (!traits(format).scaled) return;
     scales.reserve(static_cast<size_t>(r.groups) * tokens);
     sums.reserve(static_cast<size_t>(r.groups) * tokens);
-    if (traits(format).grouped) half_sums.reserve(static_cast<size_t>(2 * r.groups) * tokens);
+    if (traits(format).grouped) {
+        const size_t count = static_cast<size_t>(r.groups) * tokens;
+        half_sums.reserve(2 * count), words.reserve(count), scaled_sums.reserve(count);
+    }
     if (traits(format).turned) turned.reserve(r.padded);
     if (!traits(format).outliers) return;
     const int64_t most = static_cast<int64_t>(cols) * tokens;

@@ -32,8 +32,8 @@ struct Buffer {
 // Some rows in one activation format.
 struct RowsBuffer {
     Buffer<uint8_t> bytes;
-    Buffer<float> scales, turned, outliers, outlier_sums, found;
-    Buffer<int32_t> sums, half_sums, places, found_places, begins, counts;
+    Buffer<float> scales, scaled_sums, turned, outliers, outlier_sums, found;
+    Buffer<int32_t> sums, half_sums, words, places, found_places, begins, counts;
     std::atomic<int32_t> used{0};
 
     // Without any outliers in them.

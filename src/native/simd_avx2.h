@@ -189,6 +189,8 @@ struct Simd {
         return _mm_cvtsi128_si32(_mm_packs_epi32(pairs, pairs));
     }
     PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE int32_t plus(int32_t x, int32_t y) { return (uint16_t)(x + y) | (int32_t)((uint32_t)((x >> 16) + (y >> 16)) << 16); }
+    PRONK_INLINE int32_t times(int32_t sums, int factor) { return (uint16_t)(sums * factor) | (int32_t)((uint32_t)((sums >> 16) * factor) << 16); }
     PRONK_INLINE I begin(int32_t sums, int factor) {
         const __m256i s = _mm256_mullo_epi16(_mm256_set1_epi32(sums), _mm256_set1_epi16((int16_t)factor));
         return {s, s};

@@ -116,6 +116,8 @@ struct Simd {
         return (first & 0xffff) | last << 16;
     }
     PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE int32_t plus(int32_t x, int32_t y) { return (uint16_t)(x + y) | (int32_t)((uint32_t)((x >> 16) + (y >> 16)) << 16); }
+    PRONK_INLINE int32_t times(int32_t sums, int factor) { return (uint16_t)(sums * factor) | (int32_t)((uint32_t)((sums >> 16) * factor) << 16); }
     PRONK_INLINE I begin(int32_t sums, int factor) {
         return _mm512_mullo_epi16(_mm512_set1_epi32(sums), _mm512_set1_epi16((int16_t)factor));
     }

@@ -174,6 +174,8 @@ struct Simd {
         return (vgetq_lane_s32(pairs, 0) & 0xffff) | (int32_t)((uint32_t)vgetq_lane_s32(pairs, 1) << 16);
     }
     PRONK_INLINE int32_t total(int32_t sums) { return (int16_t)sums + (sums >> 16); }
+    PRONK_INLINE int32_t plus(int32_t x, int32_t y) { return (uint16_t)(x + y) | (int32_t)((uint32_t)((x >> 16) + (y >> 16)) << 16); }
+    PRONK_INLINE int32_t times(int32_t sums, int factor) { return (uint16_t)(sums * factor) | (int32_t)((uint32_t)((sums >> 16) * factor) << 16); }
     PRONK_INLINE I begin(int32_t sums, int factor) {
         const int16x8_t s = vmulq_n_s16(vreinterpretq_s16_s32(vdupq_n_s32(sums)), (int16_t)factor);
         return each_int([&](int) { return vreinterpretq_s32_s16(s); });
