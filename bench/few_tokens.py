@@ -7,6 +7,9 @@ are made of its BF16 file; those of llama.cpp's names are files of its quantizer
 process of its own, and all take turns: in each round each measures each number of tokens, several passes of which the
 median counts. Of each round there is a ratio to its pass of one token. Results are kept under the instruction set's
 name, format by format.
+
+Beside each stands the share of a limit: no pass is faster than its weights can be read, at the ceiling measured in this
+run, nor than its tokens can be multiplied, at the best rate of any pass of this run (one of 96 tokens included).
 """
 
 from __future__ import annotations
@@ -18,23 +21,32 @@ import os
 import statistics
 from typing import Any
 
+import bandwidth
 import harness
 import models
 import numpy as np
 from sides.pipe import Side
 
 COUNTS = (1, 2, 4, 8, 16, 32)
+MANY = 96  # for the best rate
 CONTEXT, PASSES = 512, 5
 FILES = ("Q4_0", "Q4_K_M", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K")
 
 
-def load(stack: contextlib.ExitStack, model: str, name: str, threads: int, context: list[int]) -> Side:
+def load(stack: contextlib.ExitStack, model: str, name: str, threads: int, context: list[int]) -> tuple[Side, float]:
+    """And the megabytes of its weights."""
     side = stack.enter_context(Side("pronk_side"))
     path = models.gguf(model, name if name in FILES else models.ORIGIN[model])
-    side.load(path=str(path), engine="cpu", quantize="auto" if name in FILES else name, threads=threads)
-    side.remember(ids=context, more=max(COUNTS))
+    loaded = side.load(path=str(path), engine="cpu", quantize="auto" if name in FILES else name, threads=threads)
+    side.remember(ids=context, more=MANY)
     harness.say(f"{name} is loaded")
-    return side
+    return side, loaded["weights_mb"]
+
+
+def shares(ms: dict[int, float], read_ms: float) -> dict[str, float]:
+    """Of what is possible: of a pass's limit that time which it took."""
+    a_token = min(took / n for n, took in ms.items())
+    return {str(n): max(read_ms, n * a_token) / ms[n] for n in COUNTS}
 
 
 def main() -> None:
@@ -53,22 +65,27 @@ def main() -> None:
     model, rounds = (models.SMOLLM2, 1) if options.quick else (options.model, options.rounds)
     folder = models.FOLDER if options.quick else harness.RESULTS
     harness.warn_if_busy()
-    numbers = np.random.default_rng(0).integers(300, 30000, CONTEXT + max(COUNTS)).tolist()
+    numbers = np.random.default_rng(0).integers(300, 30000, CONTEXT + MANY).tolist()
     context, ids = numbers[:CONTEXT], numbers[CONTEXT:]
-    taken: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in options.formats}
+    taken: dict[str, dict[int, list[float]]] = {name: {n: [] for n in (*COUNTS, MANY)} for name in options.formats}
+    ceiling = bandwidth.ceilings(options.threads, options.quick)
     with contextlib.ExitStack() as stack:
-        sides = {name: load(stack, model, name, options.threads, context) for name in options.formats}
+        loaded = {name: load(stack, model, name, options.threads, context) for name in options.formats}
+        sides = {name: side for name, (side, _) in loaded.items()}
         for number in range(-1, rounds):  # the first warms up
             for name in list(sides) if number % 2 == 0 else reversed(sides):
-                for n in COUNTS:
-                    passes = [1e3 * sides[name].pass_after(ids=ids[:n]) for _ in range(PASSES)]
+                for n in (*COUNTS, MANY):
+                    passes = [1e3 * sides[name].pass_after(ids=ids[:n]) for _ in range(1 if n == MANY else PASSES)]
                     if number >= 0:
                         taken[name][n].append(statistics.median(passes))
             harness.say(f"round {number + 1} of {rounds}")
+    gb_s = max(ceiling["read"]["gb_s"], bandwidth.reading(ceiling, options.quick))
     measured = {
         name: {
             "one_ms": harness.spread(ms[1]),
             "ratios": {str(n): harness.ratios(ms[n], ms[1]) for n in COUNTS[1:]},
+            "read_gb_s": gb_s,
+            "of_limit": shares({n: statistics.median(passes) for n, passes in ms.items()}, loaded[name][1] / gb_s),
         }
         for name, ms in taken.items()
     }
@@ -85,10 +102,15 @@ def main() -> None:
     settings = {"model": model, "context": CONTEXT, "passes": PASSES}
     path = harness.save("few_tokens", {"settings": settings, "measured": results}, folder)
     rows = [
-        [name, f"{one['one_ms']['median']:.1f} ms", *(f"{one['ratios'][str(n)]['median']:.2f}" for n in COUNTS[1:])]
+        [
+            name,
+            f"{one['one_ms']['median']:.1f} ms ({one['of_limit']['1']:.0%})",
+            *(f"{one['ratios'][str(n)]['median']:.2f} ({one['of_limit'][str(n)]:.0%})" for n in COUNTS[1:]),
+        ]
         for name, one in results[isa].items()
+        if "of_limit" in one
     ]
-    print(harness.table((isa, "one token", *map(str, COUNTS[1:])), rows))
+    print(harness.table((f"{isa}: time of one (of the limit)", "one token", *map(str, COUNTS[1:])), rows))
     harness.say(f"written to {path}")
 
 
