@@ -55,6 +55,6 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
         f"to {grid.request.tokens} tokens"
     )
     with comparing.shown(journal, [what], "compare-training", out) as advance:
-        found = training.measure(grid, journal, progress=advance)
+        found = journal.run(advance)
         tables = training_report.render(folder)
     comparing.tell(out, (training_report.PAGE, training_report.PLOT, training.NAME), found if as_json else tables)

@@ -15,6 +15,7 @@ from pronk.engine.declaration import Plan
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
 from pronk.errors import BadRequest
 from pronk.measure import texts
+from pronk.measure.operations import Loading
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins
@@ -75,9 +76,13 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(given: Any) -> Any:
     """The same, with infinity, for which JSON has no number, as a word."""
-    return {key: str(value) if value == math.inf else value for key, value in options.items()}
+    if isinstance(given, Mapping):
+        return {key: as_json(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [as_json(value) for value in given]
+    return str(given) if given == math.inf else given
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,9 @@ class Comparison:
         """What the reference predicts, kept on disk while variants are held against it."""
         return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size
 
+    def loading(self, variant: Variant) -> Loading:
+        return Loading(self.model, self.engine, variant.options)
+
     def settings(self) -> dict[str, Any]:
         """As report.json has them: those that something is measured by."""
         compared = {
@@ -195,7 +203,7 @@ class Comparison:
 
     def piece(self, tokens: int, number: int) -> list[int]:
         """A prompt of so many tokens. Stepping by a prime spreads the pieces over the text."""
-        begin, text = self.begin[:tokens], self.ids[len(self.begin) :]
+        begin, first = self.begin[:tokens], len(self.begin)
         own = tokens - len(begin)
-        at = 7919 * number % (len(text) - own + 1)
-        return [*begin, *text[at : at + own]]
+        at = first + 7919 * number % (len(self.ids) - first - own + 1)
+        return [*begin, *self.ids[at : at + own]]

@@ -6,9 +6,7 @@ processes; the reference itself is let go before there is another model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -80,50 +78,38 @@ class Yardstick:
         return apart(self._reference, nudged(reference, self._texts), self._texts, self._ctx, progress)
 
 
-def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None) -> None:
+def record(
+    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
+) -> dict[str, Any]:
     """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
-    reader = Reader.of(llm, texts)
     with path.open("wb") as file:
-        for logits in _read(reader, texts, progress):
+        for logits in _read(Reader.of(llm, texts), texts, progress):
             logits.tofile(file)
-    about = {"shares_scales": reader.shares_scales, "windows": _digest(texts)}
-    _index(path).write_text(json.dumps(about), encoding="utf-8")
+    return {"bytes": path.stat().st_size}
 
 
 def divergence_from(
-    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
+    llm: LLM,
+    path: Path,
+    ids: Sequence[int],
+    *,
+    ctx: int,
+    count: int,
+    shares_scales: bool,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. Raises BadRequest
-    where the recording is of others.
-    """
+    """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. `shares_scales`: that
+    model's. Raises BadRequest where not all of it is there."""
     texts, vocab_size = windows(ids, ctx, count=count, bos=begins_with(llm)), llm.config.vocab_size
-    about, rows = json.loads(_index(path).read_text(encoding="utf-8")), sum(len(window.targets) for window in texts)
-    if about["windows"] != _digest(texts) or path.stat().st_size != 4 * rows * vocab_size:
+    rows = sum(len(window.targets) for window in texts)
+    if path.stat().st_size != 4 * rows * vocab_size:
         raise BadRequest(f"{path} holds no logits of these {rows} predictions")
-    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), about["shares_scales"])
+    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), shares_scales)
     return apart(recording, Reader.of(llm, texts), texts, ctx, progress)
-
-
-def forget(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _index(path).unlink(missing_ok=True)
-
-
-def is_recorded(path: Path) -> bool:
-    """Whether all of a recording is there: what it is of is written when it is over."""
-    return path.is_file() and _index(path).is_file()
 
 
 def _read(reader: Reader, texts: Sequence[Window], progress: Progress | None) -> Iterator[Logits]:
     for window in watched(texts, progress):
         for logits, _ in reader.read(window):
             yield logits
-
-
-def _index(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def _digest(texts: Sequence[Window]) -> str:
-    return sha256(repr([(list(window.ids), window.first) for window in texts]).encode()).hexdigest()

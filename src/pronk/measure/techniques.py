@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from pronk import engines
-from pronk.checkpoint.tensors import Progress
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
 from pronk.measure.comparison import Comparison, kv_blocks
-from pronk.measure.divergence import noise_floor
+from pronk.measure.divergence import divergence, noise_floor
 from pronk.measure.journal import Step
+from pronk.measure.operations import Loading, load, loaded, timed
 from pronk.measure.technique_points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
-from pronk.measure.worker import Worker
+from pronk.measure.worker import Held, asks
 
 
 @dataclass(frozen=True)
@@ -90,32 +89,37 @@ def titles(comparison: Comparison) -> list[str]:
 
 def steps(comparison: Comparison) -> list[Step]:
     """One a point, each in a process of its own."""
-    return [
-        Step(point.step, f"{point.technique}, {point.setting}, {point.way}", point.cost, point.way, point.step,
-             partial(_measured, comparison, point))
-        for point in points(comparison)
-    ]  # fmt: skip
+    text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
+    found = []
+    for point in points(comparison):
+        reference = point.reference if comparison.judged_together else None
+        measure = asks(
+            _measured,
+            how=Loading(comparison.model, point.engine, point.options, point.prefix_cache),
+            reference=reference and Loading(comparison.model, *reference),
+            text=text, windows=(comparison.windows, comparison.noise_windows),
+            texts=point.texts, new=point.new, seconds=point.seconds, before=point.before, called=point.how,
+        )  # fmt: skip
+        what = f"{point.technique}, {point.setting}, {point.way}"
+        found.append(Step(point.step, what, point.cost, point.way, point.step, measure))
+    return found
 
 
-def _measured(comparison: Comparison, point: Point, worker: Worker, _: Progress) -> dict[str, Any]:
-    load: dict[str, Any] = {"model": comparison.model, "engine": point.engine, "options": dict(point.options)}
-    info = worker.call("load", **load, prefix_cache=point.prefix_cache)
-    found = worker.call(
-        "timed", texts=point.texts, new=point.new, seconds=point.seconds, before=point.before, how=dict(point.how)
-    )
-    found["weights_bytes"] = info["weights_bytes"]
-    if None not in (info["baseline"], info["loaded_rss"]):
-        found["loading_took"] = info["loaded_rss"] - info["baseline"]
-    if point.reference and comparison.judged_together:
-        engine, options = point.reference
-        itself = (engine, options) == (point.engine, point.options)
-        if not itself:
-            worker.call("load", model=comparison.model, engine=engine, options=dict(options), name="reference")
-        text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
-        reference = "own" if itself else "reference"
-        found["divergence"] = worker.call("divergence", reference=reference, count=comparison.windows, **text)
-        found["noise_floor"] = worker.call("apply", function=noise_floor, count=comparison.noise_windows, **text)
-    return {**found, "threads": info["threads"], "isa": info["isa"]}
+def _measured(
+    held: Held, how: Loading, reference: Loading | None, text: dict[str, Any], windows: tuple[int, int], **runs: Any
+) -> dict[str, Any]:
+    """In a worker, whose own memory is the point's until a reference is loaded beside it."""
+    llm, about = loaded(held, how)
+    found = timed(llm, **runs)
+    found["weights_bytes"] = about["weights_bytes"]
+    if None not in (about["baseline"], about["loaded_rss"]):
+        found["loading_took"] = about["loaded_rss"] - about["baseline"]
+    if reference:
+        same = (reference.engine, reference.options) == (how.engine, how.options)
+        beside = llm if same else load(reference)
+        found["divergence"] = divergence(beside, llm, **text, count=windows[0])
+        found["noise_floor"] = noise_floor(llm, **text, count=windows[1])
+    return {**found, "threads": about["threads"], "isa": about["isa"]}
 
 
 def missing(comparison: Comparison) -> list[str]:

@@ -21,7 +21,7 @@ from pronk.measure.journal import Journal, Step
 from pronk.measure.machine import provenance
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
-from pronk.measure.training_operations import TrainingOperations
+from pronk.measure.training_operations import plan, trained
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 
 NAME = "training.json"
@@ -47,12 +47,7 @@ def begin(
             ("with other settings or data", grid.asked(), saved["settings"]),
             ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
         ])  # fmt: skip
-    return grid, journals.kept(path, saved, origin, steps(grid), partial(composed, grid))
-
-
-def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    return journal.run(steps(grid), TrainingOperations, progress)
+    return grid, Journal(path, steps(grid), partial(composed, grid), origin, saved)
 
 
 def steps(grid: Grid) -> list[Step]:
@@ -72,35 +67,33 @@ def _step(setting: Setting, number: int) -> str:
 
 def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Progress) -> dict[str, Any]:
     """Of one process. Where memory ran out: "out_of_memory", and whether that was foreseen."""
+    from pronk.checkpoint.adapter import LoraConfig
+    from pronk.train.settings import Settings
+
     request = grid.request
-    chosen = {
-        "precision": setting.precision, "recompute": int(setting.recompute), "accumulate": setting.accumulate,
-        "batch_size": setting.batch_size, "quantize": "f32" if setting.lora else None, "lr": _RATES[setting.lora],
-        "warmup": 0.0, "schedule": "constant", "max_steps": 100,
-    }  # fmt: skip
-    longest = sorted(grid.examples, key=lambda example: len(example[0]), reverse=True)[: setting.micro_batches]
-    lora = {"rank": request.rank} if setting.lora else None
-    calls: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("plan", {"model": request.model, "settings": chosen, "lora": lora, "examples": longest,
-                  "device": request.device}),
-        ("load", {"threads": request.threads}),
-        ("steps", {"count": WARM_UP + TIMED}),
-        ("account", {}),
+    settings = Settings(
+        str(request.model), "", precision=setting.precision, recompute=int(setting.recompute),
+        accumulate=setting.accumulate, batch_size=setting.batch_size, quantize="f32" if setting.lora else None,
+        lora=LoraConfig(rank=request.rank or 0) if setting.lora else None, lr=_RATES[setting.lora], warmup=0.0,
+        schedule="constant", max_steps=100,
     )  # fmt: skip
+    longest = sorted(grid.examples, key=len, reverse=True)[: setting.micro_batches]
+    training: dict[str, Any] = {"settings": settings, "examples": longest, "device": request.device}
     found: dict[str, Any] = {}
     try:
-        for operation, arguments in calls if account else calls[:-1]:
-            found[operation] = worker.call(operation, **arguments)
-            if found[operation].get("fits") is False:
-                said = f"{found[operation]['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
-                return {**found, "out_of_memory": said}
+        found["plan"] = worker.call(plan, **training)
+        if found["plan"].get("fits") is False:
+            said = f"{found['plan']['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
+            return {**found, "out_of_memory": said}
+        steps = WARM_UP + TIMED
+        measured = worker.call(trained, **training, threads=request.threads, count=steps, account=account)
+        return {**found, **measured}
     except OutOfMemory as error:
         return {**found, "out_of_memory": error.said}
     except WorkerDied as died:
         if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
             raise
         return {**found, "out_of_memory": str(died)}
-    return found
 
 
 # -- what it comes to --
@@ -115,7 +108,7 @@ def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> 
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
         "provenance": about.get("provenance"),
         "settings": grid.asked(),
-        "lengths": [len(ids) - 1 for ids, _ in grid.examples],  # as they are read
+        "lengths": [len(one) - 1 for one in grid.examples],  # as they are read
         "timed_steps": TIMED,
         "points": [point for point in points.values() if point],
         "techniques": [

@@ -5,85 +5,75 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pronk import system
-from pronk.checkpoint.tensors import Progress
+from pronk import checkpoint, system
+from pronk.checkpoint.hub import resolve as hub
+from pronk.measure.worker import Held
+
+if TYPE_CHECKING:
+    from pronk.train.data.examples import Example
+    from pronk.train.loop import Loop
+    from pronk.train.settings import Settings
 
 
-class TrainingOperations:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+def plan(held: Held, settings: Settings, examples: Sequence[Example], device: str | None) -> dict[str, Any]:
+    """train.memory's."""
+    from pronk.torch_engine.backend import pick_device
+    from pronk.train import memory
 
-    def plan(
-        self,
-        model: str,
-        settings: dict[str, Any],
-        lora: dict[str, Any] | None,
-        examples: Sequence[tuple[list[int], list[bool]]],
-        device: str | None,
-    ) -> dict[str, Any]:
-        """train.memory's. `settings`: fields of train.settings.Settings; `examples`: token ids, what is learned."""
-        import numpy as np
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    found = memory.plan(opened, settings, examples, pick_device(device))
+    return {**found.to_dict(), "name": settings.model}  # as it was asked for: a path says where somebody's files lie
 
-        from pronk import checkpoint
-        from pronk.checkpoint.adapter import LoraConfig
-        from pronk.checkpoint.hub import resolve as hub
-        from pronk.torch_engine.backend import pick_device
-        from pronk.train.data.examples import Example
-        from pronk.train.data.sources import Data
-        from pronk.train.memory import plan
-        from pronk.train.settings import Settings
 
-        every = [Example(np.array(ids, np.int32), np.array(learned, np.bool_)) for ids, learned in examples]
-        self._data = Data(every)
-        self._settings = Settings(model, "", lora=LoraConfig(**lora) if lora else None, **settings)
-        self._checkpoint = checkpoint.open(hub.resolve(model, progress=False))
-        self._device = pick_device(device)
-        found = plan(self._checkpoint, self._settings, every, self._device)
-        return {**found.to_dict(), "name": model}  # as it was asked for: a path says where somebody's files lie
+def trained(
+    held: Held,
+    settings: Settings,
+    examples: Sequence[Example],
+    device: str | None,
+    threads: int | None,
+    count: int,
+    account: bool,
+) -> dict[str, Any]:
+    """What was loaded; of each of so many steps seconds, tokens read and loss; and the peak of memory since the process
+    began. With `account` the steps are then looked at from inside. Nothing of it is ever written."""
+    from pronk.torch_engine import device_memory
+    from pronk.train.data.sources import Data
+    from pronk.train.trainer import Trainer
 
-    def load(self, threads: int | None) -> dict[str, Any]:
-        """Nothing of it is ever written."""
-        from pronk.train.trainer import Trainer
-
-        how: dict[str, Any] = {"device": str(self._device), "threads": threads, "progress": self._progress}
-        self._run = Trainer(self._checkpoint, self._data, self._settings, Path(), **how)
-        torch = sys.modules["torch"]
-        return {
-            "trained_share": self._run.trained_share,
-            "device": str(self._run.loop.device),
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    run = Trainer(opened, Data(examples), settings, Path(), device=device, threads=threads)
+    torch = sys.modules["torch"]
+    taken = [run.loop.step() for _ in range(count)]
+    on_gpu = device_memory.of(run.loop.device)
+    return {
+        "load": {
+            "trained_share": run.trained_share,
+            "device": str(run.loop.device),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-        }
-
-    def steps(self, count: int) -> dict[str, Any]:
-        """Of each step: seconds, tokens read, loss; and the peak of memory since the process began."""
-        from pronk.torch_engine import device_memory
-
-        taken = []
-        for number in range(count):
-            taken.append(self._run.loop.step())
-            self._progress("", number + 1, count)
-        on_gpu = device_memory.of(self._run.loop.device)
-        return {
+        },
+        "steps": {
             "seconds": [step.seconds for step in taken],
             "tokens": [step.tokens for step in taken],
             "loss": [step.loss for step in taken],
             "peak_bytes": on_gpu.peak() if on_gpu else system.peak_memory(),
-        }
+        },
+        **({"account": _account(run.loop, opened.config.vocab_size)} if account else {}),
+    }
 
-    def account(self) -> dict[str, Any]:
-        """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
-        from pronk.train.ledger import KINDS, Ledger, operations
 
-        loop, vocabulary = self._run.loop, self._checkpoint.config.vocab_size
-        with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
-            loop.step()
-        flops, step = operations(loop.step)  # apart, for counting holds on to what the ledger would see go
-        return {
-            "bytes": {kind: ledger.most[kind] for kind in KINDS},
-            "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
-            "flops": flops,
-            "tokens": step.tokens,
-        }
+def _account(loop: Loop, vocabulary: int) -> dict[str, Any]:
+    """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
+    from pronk.train.ledger import KINDS, Ledger, operations
+
+    with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
+        loop.step()
+    flops, step = operations(loop.step)  # apart, for counting holds on to what the ledger would see go
+    return {
+        "bytes": {kind: ledger.most[kind] for kind in KINDS},
+        "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
+        "flops": flops,
+        "tokens": step.tokens,
+    }
