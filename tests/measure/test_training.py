@@ -20,7 +20,7 @@ from pronk.measure import journal as journals
 from pronk.measure import training, training_report
 from pronk.measure.report.pages import escaped
 from pronk.measure.training import begin
-from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
+from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Setting, settled
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
 from pronk.train.data.examples import Example
@@ -63,7 +63,7 @@ def run(
 ) -> dict[str, Any]:
     monkeypatch.setattr(training, "_measured", lambda grid, setting, account, *_: answer(setting, account))
     monkeypatch.setattr(journals, "Worker", FakeWorker)
-    _, journal = begin(Request(**{"model": model, "tokens": 16, "rounds": 2, **asked}), folder, resume=resume)
+    _, journal = begin({"model": model, "tokens": 16, "rounds": 2, **asked}, folder, resume=resume)
     return journal.run()
 
 
@@ -114,7 +114,7 @@ def test_rates_are_those_of_finetune() -> None:
 
 def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:
     """Examples of a text begin all over it; of each all but the first token is learned."""
-    grid = settled(Request(model=model, tokens=16, rounds=2))
+    grid = settled({"model": model, "tokens": 16, "rounds": 2})
     names = [setting.name for setting in grid.settings]
     expected = [*(f"{name} 1" for name in names), *(f"{name} 2" for name in reversed(names))]
     assert [step.name for step in training.steps(grid)] == [step.process for step in training.steps(grid)] == expected
@@ -133,7 +133,7 @@ def test_examples_that_the_context_cannot_hold_are_refused(model: str) -> None:
     with pytest.raises(
         BadRequest, match=r"has a context of \d+ tokens; take examples of fewer than these \(--tokens\)"
     ):
-        settled(Request(model=model, tokens=100_000))
+        settled({"model": model, "tokens": 100_000})
 
 
 def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     data = tmp_path / "data.jsonl"
     texts = [json.dumps({"text": "It rained" + " again" * number}) + "\n" for number in range(12)]
     data.write_text("".join(texts[:7]))
-    asked = Request(model=model, data=str(data), tokens=40, rounds=1)
+    asked = {"model": model, "data": str(data), "tokens": 40, "rounds": 1}
     with pytest.raises(BadRequest, match="holds 7 examples, and 8 are needed"):
         settled(asked)
     data.write_text("".join(texts))
@@ -152,7 +152,7 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert f"Examples of {lengths[0]} to 40 tokens of {escaped(str(data))}" in page_of(tmp_path)
     data.write_text("".join(reversed(texts)))
     with pytest.raises(BadRequest, match="was begun with other settings or data"):
-        begin(Request(), tmp_path, resume=True)
+        begin({}, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_damaged_one_is_not_gone_on_with(
     file = tmp_path / training.NAME
     file.write_text(json.dumps({**json.loads(file.read_text()), part: value}))
     with pytest.raises(BadFile, match=f"{says}.*begin anew"):
-        begin(Request(), tmp_path, resume=True)
+        begin({}, tmp_path, resume=True)
 
 
 class FakeWorker:
@@ -208,7 +208,7 @@ def test_where_memory_runs_out_nothing_more_is_asked(
     model: str, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], asked: list[str], says: str | None
 ) -> None:
     monkeypatch.setattr(FakeWorker, "answers", answers)
-    grid = settled(Request(model=model, tokens=16))
+    grid = settled({"model": model, "tokens": 16})
     longest = Example(np.arange(30, dtype=np.int32), np.arange(30) > 0)
     grid.examples[3] = longest
     found = training._measured(grid, PLAIN, True, FakeWorker(), None)  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_where_memory_runs_out_nothing_more_is_asked(
 
 
 def test_a_worker_that_crashed_is_no_result(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = settled(Request(model=model, tokens=16))
+    grid = settled({"model": model, "tokens": 16})
     monkeypatch.setattr(FakeWorker, "answers", {"trained": WorkerDied("killed by signal 11 (SIGSEGV)")})
     with pytest.raises(WorkerDied):
         training._measured(grid, PLAIN, False, FakeWorker(), None)  # type: ignore[arg-type]
@@ -284,13 +284,13 @@ def test_what_was_finished_is_kept_and_gone_on_with(
     assert len(rest) == 24
     assert whole["finished"]
     with pytest.raises(BadRequest, match="--tokens is 17 now, but the report was begun with 16"):
-        begin(Request(tokens=17), tmp_path, resume=True)
+        begin({"tokens": 17}, tmp_path, resume=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [Setting(True, "bf16", True, 8), PLAIN])
 def test_a_setting_is_measured_in_a_process_of_its_own(model: str, tmp_path: Path, setting: Setting) -> None:
-    grid, _ = begin(Request(model=model, tokens=16, threads=1), tmp_path)
+    grid, _ = begin({"model": model, "tokens": 16, "threads": 1}, tmp_path)
     worker = Worker(setting.name)
     found = training._measured(grid, setting, True, worker, lambda *_: None)
     worker.close()

@@ -42,14 +42,12 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
     accumulation.
     """
     from pronk.measure import training, training_report
-    from pronk.measure.training_grid import Request
     from pronk.torch_engine import import_torch
 
     folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     import_torch()
-    grid, journal = training.begin(
-        Request(**asked), folder, resume=resume, overwrite=overwrite, command=console.command()
-    )
+    said = {name: value for name, value in asked.items() if value is not None}
+    grid, journal = training.begin(said, folder, resume=resume, overwrite=overwrite, command=console.command())
     what = (
         f"{grid.request.model}: {len(grid.settings)} settings, {grid.request.rounds} rounds in turns, examples of up "
         f"to {grid.request.tokens} tokens"

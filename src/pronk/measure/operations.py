@@ -114,7 +114,6 @@ def timed(
         outputs.append([hashlib.sha256(repr(one.tokens).encode()).hexdigest()[:16] for one in made])
     return {
         "seconds": taken,
-        "ttft_s": [one.ttft_s for one in stats],
         "decode_tok_s": [one.decode_tok_s for one in stats],
         "outputs": outputs,
         "drafted": sum(one.drafted_tokens for one in stats),

@@ -31,16 +31,17 @@ _START = 12.0  # what starting, loading and one step under a ledger cost, in mic
 
 
 def begin(
-    request: Request, folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
+    said: Mapping[str, Any], folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
 ) -> tuple[Grid, Journal]:
-    """Settle what will be measured, and open its journal. Raises PronkErrors for all that can be known now."""
+    """Settle what will be measured, of which this much is said, and open its journal. Raises PronkErrors for all that
+    can be known now."""
     path = folder / NAME
     saved = journals.opened(path, TRAINING, resume=resume, overwrite=overwrite)
     if saved:
         begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
-        check_said(asdict(request), begun)
-        request = Request(**begun)
-    grid = settled(request)
+        check_said(said, begun)
+        said = begun
+    grid = settled(said)
     origin = provenance(grid.checkpoint, None, command)
     if saved:
         journals.check_same(path, origin, saved, [
@@ -52,7 +53,7 @@ def begin(
 
 def steps(grid: Grid) -> list[Step]:
     """Each setting in each round, in a process of its own; in the first round it is looked at from inside as well."""
-    found, rounds = [], grid.request.rounds or 1
+    found, rounds = [], grid.request.rounds
     for number in range(rounds):
         for setting in grid.settings if number % 2 == 0 else reversed(grid.settings):
             name, what = _step(setting, number), f"{setting.name}, round {number + 1} of {rounds}"
@@ -72,9 +73,9 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
 
     request = grid.request
     settings = Settings(
-        str(request.model), "", precision=setting.precision, recompute=int(setting.recompute),
+        request.model, "", precision=setting.precision, recompute=int(setting.recompute),
         accumulate=setting.accumulate, batch_size=setting.batch_size, quantize="f32" if setting.lora else None,
-        lora=LoraConfig(rank=request.rank or 0) if setting.lora else None, lr=_RATES[setting.lora], warmup=0.0,
+        lora=LoraConfig(rank=request.rank) if setting.lora else None, lr=_RATES[setting.lora], warmup=0.0,
         schedule="constant", max_steps=100,
     )  # fmt: skip
     longest = sorted(grid.examples, key=len, reverse=True)[: setting.micro_batches]
@@ -119,7 +120,7 @@ def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> 
 
 
 def _point(grid: Grid, setting: Setting, steps: Mapping[str, Any]) -> dict[str, Any] | None:
-    rounds = range(grid.request.rounds or 1)
+    rounds = range(grid.request.rounds)
     taken = [steps[name] for number in rounds if (name := _step(setting, number)) in steps]
     if not taken:
         return None

@@ -6,6 +6,7 @@ The grid: all weights or LoRA, float32 or bfloat16, activations kept or recomput
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -58,23 +59,18 @@ TECHNIQUES = (
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. None: not said; the default holds, or what was begun with."""
-
-    model: str | None = None
+    model: str = hub.DEFAULT_MODEL
     data: str | None = None  # a file of records
-    tokens: int | None = None  # of an example
-    rounds: int | None = None
-    rank: int | None = None
+    tokens: int = 256  # of an example
+    rounds: int = 3
+    rank: int = 16
     threads: int | None = None
     device: str | None = None
 
 
-DEFAULTS = Request(model=hub.DEFAULT_MODEL, tokens=256, rounds=3, rank=16)
-
-
 @dataclass(frozen=True)
 class Grid:
-    request: Request  # settled
+    request: Request
     checkpoint: Checkpoint
     examples: list[Example]
 
@@ -89,19 +85,18 @@ class Grid:
         return {**asdict(self.request), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def settled(request: Request) -> Grid:
-    """With defaults where nothing was said. Raises PronkErrors."""
-    given = {name: value for name, value in asdict(request).items() if value is not None}
-    asked = Request(**{**asdict(DEFAULTS), **given})
-    opened = checkpoint.open(hub.resolve(str(asked.model)))
+def settled(said: Mapping[str, Any]) -> Grid:
+    """`said`: what was asked for of a Request; for all else the defaults hold. Raises PronkErrors."""
+    asked = Request(**said)
+    opened = checkpoint.open(hub.resolve(asked.model))
     check_predicts(opened.config)
     codec = tokenizer_of(opened)
     if codec is None:
         raise NoTokenizer(f"{opened.path} carries no tokenizer, and without one nothing can be read to train on")
     most = opened.config.max_position_embeddings
-    if request.tokens and request.tokens >= most:
+    if "tokens" in said and asked.tokens >= most:
         raise BadRequest(f"{opened.path} has a context of {most} tokens; take examples of fewer than these (--tokens)")
-    length = min(asked.tokens or 0, most - 1) + 1  # the last is not read
+    length = min(asked.tokens, most - 1) + 1  # the last is not read
     examples = _of_text(codec, length) if asked.data is None else _of_records(codec, asked.data, length, most)
     return Grid(replace(asked, tokens=length - 1), opened, examples)
 
