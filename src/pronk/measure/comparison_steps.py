@@ -46,10 +46,8 @@ def steps(comparison: Comparison, kept: Path) -> list[Step]:
 
 def _latency(comparison: Comparison) -> list[Step]:
     """Where not all fit into memory together, each measurement has a process of its own."""
-    new, cost = (
-        comparison.decode_tokens,
-        sum(comparison.prefill) / 10 + len(comparison.prefill) * comparison.decode_tokens,
-    )
+    new, lengths = comparison.decode_tokens, comparison.prefill
+    cost = sum(lengths) / 10 + len(lengths) * new
     warm_up = comparison.prompts(comparison.rounds), min(_WARM_UP, new)
     found = []
     for number in range(comparison.rounds):
