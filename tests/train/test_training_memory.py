@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.measure.training_operations import plan, trained
+from pronk.measure.training import plan, trained
 from pronk.measure.worker import Worker
 from pronk.train import memory
 from pronk.train.data.batches import Batches

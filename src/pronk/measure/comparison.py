@@ -13,8 +13,8 @@ from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.declaration import Plan
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
-from pronk.errors import BadRequest
 from pronk.measure import texts
+from pronk.measure.journal import check_said
 from pronk.measure.operations import Loading
 
 NOISE_WINDOWS = 4
@@ -57,23 +57,6 @@ class Request:
         now, then = ({**vars(asked), **asked.loading, "loading": None, "techniques": None} for asked in (self, saved))
         check_said(now, then)
         return replace(saved, techniques=self.techniques or saved.techniques)
-
-
-def check_said(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
-    """Raises BadRequest where an option is not None now and was another one when a report was begun."""
-    for name, value in now.items():
-        if value is not None and value != then.get(name):
-            option = "the model" if name == "model" else "--" + name.replace("_", "-")
-            before = "none" if name == "tasks" and then[name] is None else _shown(then.get(name))
-            raise BadRequest(
-                f"{option} is {_shown(value)} now, but the report was begun with {before}; leave it out to go on"
-            )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "the default"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def as_json(given: Any) -> Any:

@@ -178,3 +178,20 @@ def check_same(
     for what, ours, theirs in [*facts, *always]:
         if ours != theirs:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")
+
+
+def check_said(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Raises BadRequest where an option is not None now and was another one when a report was begun."""
+    for name, value in now.items():
+        if value is not None and value != then.get(name):
+            option = "the model" if name == "model" else "--" + name.replace("_", "-")
+            before = "none" if name == "tasks" and then[name] is None else _shown(then.get(name))
+            raise BadRequest(
+                f"{option} is {_shown(value)} now, but the report was begun with {before}; leave it out to go on"
+            )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "the default"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

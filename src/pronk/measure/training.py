@@ -7,22 +7,28 @@ outside of what is timed. Where memory does not suffice, that is what was found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pronk import checkpoint, system
+from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
-from pronk.measure.comparison import check_said
 from pronk.measure.journal import Journal, Step
 from pronk.measure.machine import provenance
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
-from pronk.measure.training_operations import plan, trained
-from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
+from pronk.measure.worker import Held, OutOfMemory, Worker, WorkerDied
+
+if TYPE_CHECKING:
+    from pronk.train.data.examples import Example
+    from pronk.train.loop import Loop
+    from pronk.train.settings import Settings
 
 NAME = "training.json"
 SAME = 0.02  # by how much a figure may differ and still be called the same
@@ -39,7 +45,7 @@ def begin(
     saved = journals.opened(path, TRAINING, resume=resume, overwrite=overwrite)
     if saved:
         begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
-        check_said(said, begun)
+        journals.check_said(said, begun)
         said = begun
     grid = settled(said)
     origin = provenance(grid.checkpoint, None, command)
@@ -95,6 +101,71 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
         if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
             raise
         return {**found, "out_of_memory": str(died)}
+
+
+# -- in a worker --
+
+
+def plan(held: Held, settings: Settings, examples: Sequence[Example], device: str | None) -> dict[str, Any]:
+    """train.memory's."""
+    from pronk.torch_engine.backend import pick_device
+    from pronk.train import memory
+
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    found = memory.plan(opened, settings, examples, pick_device(device))
+    return {**found.to_dict(), "name": settings.model}  # as it was asked for: a path says where somebody's files lie
+
+
+def trained(
+    held: Held,
+    settings: Settings,
+    examples: Sequence[Example],
+    device: str | None,
+    threads: int | None,
+    count: int,
+    account: bool,
+) -> dict[str, Any]:
+    """What was loaded; of each of so many steps seconds, tokens read and loss; and the peak of memory since the process
+    began. With `account` the steps are then looked at from inside. Nothing of it is ever written."""
+    from pronk.torch_engine import device_memory
+    from pronk.train.data.sources import Data
+    from pronk.train.trainer import Trainer
+
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    run = Trainer(opened, Data(examples), settings, Path(), device=device, threads=threads)
+    torch = sys.modules["torch"]
+    taken = [run.loop.step() for _ in range(count)]
+    on_gpu = device_memory.of(run.loop.device)
+    return {
+        "load": {
+            "trained_share": run.trained_share,
+            "device": str(run.loop.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+        "steps": {
+            "seconds": [step.seconds for step in taken],
+            "tokens": [step.tokens for step in taken],
+            "loss": [step.loss for step in taken],
+            "peak_bytes": on_gpu.peak() if on_gpu else system.peak_memory(),
+        },
+        **({"account": _account(run.loop, opened.config.vocab_size)} if account else {}),
+    }
+
+
+def _account(loop: Loop, vocabulary: int) -> dict[str, Any]:
+    """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
+    from pronk.train.ledger import KINDS, Ledger, operations
+
+    with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
+        loop.step()
+    flops, step = operations(loop.step)  # apart, for counting holds on to what the ledger would see go
+    return {
+        "bytes": {kind: ledger.most[kind] for kind in KINDS},
+        "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
+        "flops": flops,
+        "tokens": step.tokens,
+    }
 
 
 # -- what it comes to --
