@@ -243,17 +243,19 @@ def test_a_recording_gives_the_same_logits_again_and_again_and_of_no_other_windo
         next(recording.read(replace(texts[1], ids=texts[0].ids)))
 
 
-def test_a_recording_in_a_file_is_whole_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_in_a_file_is_of_its_windows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kept.logits"
     backends = (CpuBackend.from_checkpoint(CHECKPOINT, threads=1, quantize=q) for q in ("f32", "q4"))
     one, other = (LLM("tiny", CHECKPOINT, None, backend) for backend in backends)
     monkeypatch.setattr(windows_module, "LOGITS_BYTES", 9 * 4 * CONFIG.vocab_size)  # nine rows a piece
     recordings.record(one, path, IDS, ctx=128, count=3)
-    how = {"ctx": 128, "shares_scales": False}
     expected = divergence(one, other, IDS, ctx=128, count=3)
-    assert recordings.divergence_from(other, path, IDS, count=3, **how) == expected
-    with pytest.raises(BadRequest, match="holds no logits of these"):
-        recordings.divergence_from(other, path, IDS, count=2, **how)
+    assert recordings.divergence_from(other, path, IDS, ctx=128, count=3) == expected
+    whole = path.read_bytes()
+    for ids, count, held in ((IDS[::-1], 3, whole), (IDS, 2, whole), (IDS, 3, whole[:-1])):
+        path.write_bytes(held)
+        with pytest.raises(BadRequest, match="holds no logits of these"):
+            recordings.divergence_from(other, path, ids, ctx=128, count=count)
 
 
 def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

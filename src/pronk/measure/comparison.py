@@ -13,7 +13,7 @@ from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.declaration import Plan
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
-from pronk.measure import texts
+from pronk.measure import recording, texts
 from pronk.measure.journal import check_said
 from pronk.measure.operations import Loading
 
@@ -133,7 +133,7 @@ class Comparison:
     @property
     def kept_bytes(self) -> int:
         """What the reference predicts, kept on disk while variants are held against it."""
-        return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size
+        return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size + recording.END
 
     def loading(self, variant: Variant) -> Loading:
         return Loading(self.model, self.engine, variant.options)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pronk.formats import FORMATS
 from pronk.measure import latency, operations, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
@@ -66,10 +65,8 @@ def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Ste
     text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window, "count": comparison.windows}
     few, read = comparison.noise_windows, comparison.windows * comparison.window / 10
     record = asks(operations.applied, how=comparison.loading(reference), apply=recording.record, path=kept, **text)
-    shares_scales = reference.name in FORMATS and FORMATS[reference.name].shares_scales
-    recorded = {**text, "path": kept, "shares_scales": shares_scales}
     judges: dict[str, _Judge] = {
-        "divergence": ("divergence of", read, recording.divergence_from, recorded),
+        "divergence": ("divergence of", read, recording.divergence_from, {**text, "path": kept}),
         "perplexity": ("perplexity of", read, perplexity, text),
         "noise": ("noise floor of", 2 * read * few / comparison.windows, noise_floor, {**text, "count": few}),
     }

@@ -7,6 +7,7 @@ processes; the reference itself is let go before there is another model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from pronk.measure.divergence import apart, check_vocabularies, nudged
 from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, pieces, watched, windows
 
 KEPT = 1 << 29  # bytes of logits in memory, at most
+_DIGEST = 32
+END = _DIGEST + 1  # bytes behind the logits of a recording in a file
 
 
 class Recording:
@@ -81,31 +84,30 @@ class Yardstick:
 def record(
     llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`."""
+    """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`; and behind it of which
+    windows, and whether tokens share scales."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
+    reader = Reader.of(llm, texts)
     with path.open("wb") as file:
-        for logits in _read(Reader.of(llm, texts), texts, progress):
+        for logits in _read(reader, texts, progress):
             logits.tofile(file)
+        file.write(_digest(texts) + bytes([reader.shares_scales]))
     return {"bytes": path.stat().st_size}
 
 
 def divergence_from(
-    llm: LLM,
-    path: Path,
-    ids: Sequence[int],
-    *,
-    ctx: int,
-    count: int,
-    shares_scales: bool,
-    progress: Progress | None = None,
+    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. `shares_scales`: that
-    model's. Raises BadRequest where not all of it is there."""
+    """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. Raises BadRequest
+    where the recording is of others, or not all of it is there."""
     texts, vocab_size = windows(ids, ctx, count=count, bos=begins_with(llm)), llm.config.vocab_size
     rows = sum(len(window.targets) for window in texts)
-    if path.stat().st_size != 4 * rows * vocab_size:
+    with path.open("rb") as file:
+        file.seek(4 * rows * vocab_size)
+        digest, shares_scales = file.read(_DIGEST), file.read()
+    if digest != _digest(texts) or len(shares_scales) != 1:
         raise BadRequest(f"{path} holds no logits of these {rows} predictions")
-    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), shares_scales)
+    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), bool(shares_scales[0]))
     return apart(recording, Reader.of(llm, texts), texts, ctx, progress)
 
 
@@ -113,3 +115,7 @@ def _read(reader: Reader, texts: Sequence[Window], progress: Progress | None) ->
     for window in watched(texts, progress):
         for logits, _ in reader.read(window):
             yield logits
+
+
+def _digest(texts: Sequence[Window]) -> bytes:
+    return sha256(repr([(list(window.ids), window.first) for window in texts]).encode()).digest()
