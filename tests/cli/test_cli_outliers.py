@@ -114,7 +114,7 @@ def test_a_sweep_is_drawn(run: Run, model: str, text: str, tmp_path: Path) -> No
         (("--sweep", "--quantize", "bf16"), "--quantize has no part in --sweep"),
         (("--rounds", "2"), "--rounds is for --sweep"),
         (("--input", "down"), "--input is for --plot"),
-        (("--plot", "map.pdf"), "'map.pdf' must end in .svg, which is what plots are"),
+        (("--plot", "map.pdf"), "name a file that ends in .svg, not map.pdf"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], message: str, run: Run, model: str) -> None:
@@ -126,7 +126,7 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, run: Run, model: 
 def test_what_cannot_be_done_is_said_before_anything_is_measured(run: Run, tmp_path: Path) -> None:
     result = run("outliers", "no-such-model", "--plot", str(tmp_path / "nowhere" / "map.svg"))
     assert result.exit_code == 1
-    assert f"there is no directory {tmp_path / 'nowhere'}" in result.stderr
+    assert f"{tmp_path / 'nowhere'}: there is no such folder to write map.svg to" in result.stderr
 
 
 def test_where_memory_is_short_the_way_out_is_one_that_there_is(

@@ -189,15 +189,15 @@ def test_a_worker_that_dies_ends_it_in_a_line(
     calls = 0
 
     class Doomed(Worker):
-        def call(self, operation: str, **how: Any) -> Any:
+        def call(self, function: Any, **how: Any) -> Any:
             nonlocal calls
-            calls += operation == "latency"
+            calls += _asked(function, how) == "one_round"
             if calls == 2:
                 self.process.kill()
-            return super().call(operation, **how)
+            return super().call(function, **how)
 
     monkeypatch.setattr(journal, "Worker", Doomed)
-    with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended in 'latency': killed by signal 9"):
+    with pytest.raises(WorkerDied, match=r"^q8: the process that measured it ended: killed by signal 9"):
         run(replace(request_, rounds=1), tmp_path)
     assert list(json.loads((tmp_path / journal.NAME).read_text())["steps"]) == ["latency bf16 1"]
     monkeypatch.setattr(journal, "Worker", Worker)
@@ -219,11 +219,11 @@ def test_variants_that_do_not_fit_side_by_side_are_measured_one_by_one(
     most = 0
 
     class Counted(Worker):
-        def call(self, operation: str, **how: Any) -> Any:
+        def call(self, function: Any, **how: Any) -> Any:
             nonlocal most
             alive.append(self)
             most = max(most, len({id(one) for one in alive if one.process.is_alive()}))
-            return super().call(operation, **how)
+            return super().call(function, **how)
 
     monkeypatch.setattr(journal, "Worker", Counted)
     report = run(replace(request_, rounds=2), tmp_path)
@@ -242,14 +242,14 @@ def test_what_the_reference_predicts_is_read_once_and_kept_until_the_end(
     asked: list[str] = []
 
     class Doomed(Worker):
-        def call(self, operation: str, **how: Any) -> Any:
-            asked.append(_function(operation, how))
+        def call(self, function: Any, **how: Any) -> Any:
+            asked.append(_asked(function, how))
             if asked.count("divergence_from") == 2:
                 self.process.kill()
-            return super().call(operation, **how)
+            return super().call(function, **how)
 
     monkeypatch.setattr(journal, "Worker", Doomed)
-    with pytest.raises(WorkerDied, match="ended in 'apply'"):
+    with pytest.raises(WorkerDied, match="measured it ended"):
         run(replace(request_, rounds=1), tmp_path)
     settled, kept = settle(request_), tmp_path / ".reference.logits"
     assert kept.stat().st_size == settled.kept_bytes
@@ -264,15 +264,15 @@ def test_a_reference_that_is_gone_is_read_again(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Doomed(Worker):
-        def call(self, operation: str, **how: Any) -> Any:
-            if _function(operation, how) == "divergence_from":
+        def call(self, function: Any, **how: Any) -> Any:
+            if _asked(function, how) == "divergence_from":
                 self.process.kill()
-            return super().call(operation, **how)
+            return super().call(function, **how)
 
     monkeypatch.setattr(journal, "Worker", Doomed)
     with pytest.raises(WorkerDied):
         run(replace(request_, rounds=1), tmp_path)
-    (tmp_path / ".reference.json").unlink()
+    (tmp_path / ".reference.logits").unlink()
     asked: list[str] = []
     monkeypatch.setattr(journal, "Worker", _counted(asked))
     assert run(Request(), tmp_path, resume=True)["finished"]
@@ -281,15 +281,16 @@ def test_a_reference_that_is_gone_is_read_again(
 
 def _counted(asked: list[str]) -> type[Worker]:
     class Counted(Worker):
-        def call(self, operation: str, **how: Any) -> Any:
-            asked.append(_function(operation, how))
-            return super().call(operation, **how)
+        def call(self, function: Any, **how: Any) -> Any:
+            asked.append(_asked(function, how))
+            return super().call(function, **how)
 
     return Counted
 
 
-def _function(operation: str, how: dict[str, Any]) -> str:
-    return how["function"].__name__ if operation == "apply" else operation
+def _asked(function: Any, how: dict[str, Any]) -> str:
+    name: str = how.get("apply", function).__name__
+    return name
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_measured(
@@ -483,10 +484,14 @@ def test_no_number_is_null_in_json() -> None:
     assert strict_json.finite({"a": [float("nan"), (1.5, float("inf"))]}) == {"a": [None, [1.5, None]]}
 
 
+def empty(path: Path) -> journal.Journal:
+    return journal.Journal(path, [], lambda begun, steps: {}, {"command": ""})
+
+
 def test_a_step_that_could_not_be_written_is_not_said_to_be_kept(tmp_path: Path) -> None:
     """A disk full from the first step on once made pronk compare tell people to go on with a file there was not."""
     (tmp_path / "file").touch()
-    book = journal.Journal(tmp_path / "file" / "report.json", {}, lambda steps: {})
+    book = empty(tmp_path / "file" / "report.json")
     with pytest.raises(PronkError, match="cannot be written"):
         book.record("one", 1)
     assert book.steps == {}
@@ -497,14 +502,14 @@ def test_of_two_that_write_to_one_folder_the_second_is_told(tmp_path: Path, begu
     """Both once ended as if all were well, and the report was that of whoever wrote last."""
     if begun:  # both go on with it
         (tmp_path / journal.NAME).write_text("{}")
-    first, second = (journal.Journal(tmp_path / journal.NAME, {}, lambda steps: {}) for _ in range(2))
+    first, second = (empty(tmp_path / journal.NAME) for _ in range(2))
     first.record("one", 1)
     first.record("two", 2)
     with pytest.raises(PronkError, match="another process writes here, too"):
         second.record("other", 3)
     assert second.steps == {}
     first.record("three", 3)
-    assert first.write() == strict_json.read(tmp_path / journal.NAME)
+    assert first.write()["steps"] == strict_json.read(tmp_path / journal.NAME)["steps"]
     assert list(strict_json.read(tmp_path / journal.NAME)["steps"]) == ["one", "two", "three"]
     (tmp_path / journal.NAME).unlink()
     first.record("four", 4)

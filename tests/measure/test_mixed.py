@@ -249,14 +249,13 @@ def test_a_recording_in_a_file_is_of_its_windows_alone(tmp_path: Path, monkeypat
     one, other = (LLM("tiny", CHECKPOINT, None, backend) for backend in backends)
     monkeypatch.setattr(windows_module, "LOGITS_BYTES", 9 * 4 * CONFIG.vocab_size)  # nine rows a piece
     recordings.record(one, path, IDS, ctx=128, count=3)
-    assert recordings.divergence_from(other, path, IDS, ctx=128, count=3) == divergence(
-        one, other, IDS, ctx=128, count=3
-    )
-    for ids, count in ((IDS[::-1], 3), (IDS, 2)):
+    expected = divergence(one, other, IDS, ctx=128, count=3)
+    assert recordings.divergence_from(other, path, IDS, ctx=128, count=3) == expected
+    whole = path.read_bytes()
+    for ids, count, held in ((IDS[::-1], 3, whole), (IDS, 2, whole), (IDS, 3, whole[:-1])):
+        path.write_bytes(held)
         with pytest.raises(BadRequest, match="holds no logits of these"):
             recordings.divergence_from(other, path, ids, ctx=128, count=count)
-    recordings.forget(path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_yardstick_measures_the_same_whether_or_not_it_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

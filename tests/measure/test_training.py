@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tiny_folder import save_tiny_chat_model
@@ -18,11 +19,11 @@ from pronk.errors import BadFile, BadRequest
 from pronk.measure import journal as journals
 from pronk.measure import training, training_report
 from pronk.measure.report.pages import escaped
-from pronk.measure.training import begin, measure
-from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Request, Setting, settled
-from pronk.measure.training_operations import TrainingOperations
+from pronk.measure.training import begin
+from pronk.measure.training_grid import BATCH, PLAIN, TECHNIQUES, Setting, settled
 from pronk.measure.windows import evaluation_text
 from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
+from pronk.train.data.examples import Example
 from pronk.train.memory import LIBRARIES
 from pronk.train.runs import options
 
@@ -62,8 +63,8 @@ def run(
 ) -> dict[str, Any]:
     monkeypatch.setattr(training, "_measured", lambda grid, setting, account, *_: answer(setting, account))
     monkeypatch.setattr(journals, "Worker", FakeWorker)
-    grid, journal = begin(Request(**{"model": model, "tokens": 16, "rounds": 2, **asked}), folder, resume=resume)
-    return measure(grid, journal)
+    _, journal = begin({"model": model, "tokens": 16, "rounds": 2, **asked}, folder, resume=resume)
+    return journal.run()
 
 
 def page_of(folder: Path) -> str:
@@ -113,18 +114,18 @@ def test_rates_are_those_of_finetune() -> None:
 
 def test_nobody_always_goes_first_and_all_read_the_same(model: str) -> None:
     """Examples of a text begin all over it; of each all but the first token is learned."""
-    grid = settled(Request(model=model, tokens=16, rounds=2))
+    grid = settled({"model": model, "tokens": 16, "rounds": 2})
     names = [setting.name for setting in grid.settings]
     expected = [*(f"{name} 1" for name in names), *(f"{name} 2" for name in reversed(names))]
     assert [step.name for step in training.steps(grid)] == [step.process for step in training.steps(grid)] == expected
     codec = loading.tokenizer_of(checkpoint.open(model))
     assert codec
     ids = codec.encode(evaluation_text())
-    begins = [at for at in range(len(ids) - 16) if any(ids[at : at + 17] == read for read, _ in grid.examples)]
+    begins = [at for at in range(len(ids) - 16) if any(ids[at : at + 17] == one.ids.tolist() for one in grid.examples)]
     assert len(begins) == 8
     assert max(b - a for a, b in pairwise(begins)) < 2 * min(b - a for a, b in pairwise(begins))
     assert begins[-1] > len(ids) / 2
-    assert {tuple(learned) for _, learned in grid.examples} == {(False, *[True] * 16)}
+    assert {tuple(one.loss_mask.tolist()) for one in grid.examples} == {(False, *[True] * 16)}
 
 
 def test_examples_that_the_context_cannot_hold_are_refused(model: str) -> None:
@@ -132,7 +133,7 @@ def test_examples_that_the_context_cannot_hold_are_refused(model: str) -> None:
     with pytest.raises(
         BadRequest, match=r"has a context of \d+ tokens; take examples of fewer than these \(--tokens\)"
     ):
-        settled(Request(model=model, tokens=100_000))
+        settled({"model": model, "tokens": 100_000})
 
 
 def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,18 +141,18 @@ def test_data_of_one_s_own(model: str, tmp_path: Path, monkeypatch: pytest.Monke
     data = tmp_path / "data.jsonl"
     texts = [json.dumps({"text": "It rained" + " again" * number}) + "\n" for number in range(12)]
     data.write_text("".join(texts[:7]))
-    asked = Request(model=model, data=str(data), tokens=40, rounds=1)
+    asked = {"model": model, "data": str(data), "tokens": 40, "rounds": 1}
     with pytest.raises(BadRequest, match="holds 7 examples, and 8 are needed"):
         settled(asked)
     data.write_text("".join(texts))
-    lengths = [len(ids) - 1 for ids, _ in settled(asked).examples]
+    lengths = [len(one) - 1 for one in settled(asked).examples]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1] == 40  # cut
     run(model, tmp_path, monkeypatch, data=str(data), tokens=40, rounds=1)
     assert f"Examples of {lengths[0]} to 40 tokens of {escaped(str(data))}" in page_of(tmp_path)
     data.write_text("".join(reversed(texts)))
     with pytest.raises(BadRequest, match="was begun with other settings or data"):
-        begin(Request(), tmp_path, resume=True)
+        begin({}, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_damaged_one_is_not_gone_on_with(
     file = tmp_path / training.NAME
     file.write_text(json.dumps({**json.loads(file.read_text()), part: value}))
     with pytest.raises(BadFile, match=f"{says}.*begin anew"):
-        begin(Request(), tmp_path, resume=True)
+        begin({}, tmp_path, resume=True)
 
 
 class FakeWorker:
@@ -186,9 +187,9 @@ class FakeWorker:
 
     kill = close
 
-    def call(self, operation: str, **arguments: Any) -> Any:
-        self.asked.append((operation, arguments))
-        answer = self.answers.get(operation, {})
+    def call(self, function: Any, **arguments: Any) -> Any:
+        self.asked.append((function.__name__, arguments))
+        answer = self.answers.get(function.__name__, {})
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -197,33 +198,37 @@ class FakeWorker:
 @pytest.mark.parametrize(
     ("answers", "asked", "says"),
     [
-        ({}, ["plan", "load", "steps", "account"], None),
+        ({}, ["plan", "trained"], None),
         ({"plan": {"fits": False, "total": 5e9}}, ["plan"], "5.0 GB are needed: foreseen, and not tried"),
-        ({"load": OutOfMemory("load", "none left")}, ["plan", "load"], "none left"),
-        ({"steps": WorkerDied("killed by signal 9 (SIGKILL)")}, ["plan", "load", "steps"], "killed by signal 9"),
+        ({"plan": OutOfMemory("full", "none left")}, ["plan"], "none left"),
+        ({"trained": WorkerDied("killed by signal 9 (SIGKILL)")}, ["plan", "trained"], "killed by signal 9"),
     ],
 )
 def test_where_memory_runs_out_nothing_more_is_asked(
     model: str, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], asked: list[str], says: str | None
 ) -> None:
     monkeypatch.setattr(FakeWorker, "answers", answers)
-    grid = settled(Request(model=model, tokens=16))
-    grid.examples[3][0].append(5)
+    grid = settled({"model": model, "tokens": 16})
+    longest = Example(np.arange(30, dtype=np.int32), np.arange(30) > 0)
+    grid.examples[3] = longest
     found = training._measured(grid, PLAIN, True, FakeWorker(), None)  # type: ignore[arg-type]
     assert [operation for operation, _ in FakeWorker.asked] == asked
-    assert FakeWorker.asked[0][1]["examples"] == [grid.examples[3]]  # the longest, which takes the most
+    assert FakeWorker.asked[0][1]["examples"] == [longest]  # the longest, which takes the most
     assert found.get("out_of_memory", "").startswith(says or "")
     assert ("out_of_memory" in found) == bool(says)
 
 
 def test_a_worker_that_crashed_is_no_result(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = settled(Request(model=model, tokens=16))
-    monkeypatch.setattr(FakeWorker, "answers", {"load": WorkerDied("killed by signal 11 (SIGSEGV)")})
+    grid = settled({"model": model, "tokens": 16})
+    monkeypatch.setattr(FakeWorker, "answers", {"trained": WorkerDied("killed by signal 11 (SIGSEGV)")})
     with pytest.raises(WorkerDied):
         training._measured(grid, PLAIN, False, FakeWorker(), None)  # type: ignore[arg-type]
     monkeypatch.setattr(FakeWorker, "answers", {})
     training._measured(grid, PLAIN, False, FakeWorker(), None)  # type: ignore[arg-type]
-    assert [operation for operation, _ in FakeWorker.asked] == ["plan", "load", "steps"]
+    assert [(name, arguments.get("account")) for name, arguments in FakeWorker.asked] == [
+        ("plan", None),
+        ("trained", False),
+    ]
 
 
 def test_rendered_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,14 +284,14 @@ def test_what_was_finished_is_kept_and_gone_on_with(
     assert len(rest) == 24
     assert whole["finished"]
     with pytest.raises(BadRequest, match="--tokens is 17 now, but the report was begun with 16"):
-        begin(Request(tokens=17), tmp_path, resume=True)
+        begin({"tokens": 17}, tmp_path, resume=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [Setting(True, "bf16", True, 8), PLAIN])
 def test_a_setting_is_measured_in_a_process_of_its_own(model: str, tmp_path: Path, setting: Setting) -> None:
-    grid, _ = begin(Request(model=model, tokens=16, threads=1), tmp_path)
-    worker = Worker(setting.name, TrainingOperations)
+    grid, _ = begin({"model": model, "tokens": 16, "threads": 1}, tmp_path)
+    worker = Worker(setting.name)
     found = training._measured(grid, setting, True, worker, lambda *_: None)
     worker.close()
     # Of so small a model the libraries are most, of which processors with fewer instruction sets load less.

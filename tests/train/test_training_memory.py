@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.measure.training_operations import TrainingOperations
+from pronk.measure.training import plan, trained
 from pronk.measure.worker import Worker
 from pronk.train import memory
 from pronk.train.data.batches import Batches
@@ -172,13 +172,13 @@ def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: s
     model = tmp_path / "model"
     save_huggingface(model, config, random_weights(config))
     ids = np.random.default_rng(1).integers(3, 16_000, 513).tolist()
-    given = {"lora": None, "lr": 1e-5, "max_steps": 9, **MEASURED[name]["settings"]}
-    given.pop("lora")
-    with closing(Worker(name, TrainingOperations)) as worker:
-        foretold = worker.call(
-            "plan", model=str(model), settings=given, lora=MEASURED[name]["lora"],
-            examples=[(ids, [False] + [True] * 512)], device="cpu",
-        )  # fmt: skip
-        worker.call("load", threads=1)
-        measured = worker.call("steps", count=2)
-    assert foretold["total"] == pytest.approx(measured["peak_bytes"], rel=0.15)
+    lora = MEASURED[name]["lora"]
+    chosen = Settings(
+        str(model), "", lora=LoraConfig(**lora) if lora else None, lr=1e-5, max_steps=9, **MEASURED[name]["settings"]
+    )
+    example = Example(np.array(ids, np.int32), np.arange(513) > 0)
+    training = {"settings": chosen, "examples": [example], "device": "cpu"}
+    with closing(Worker(name)) as worker:
+        foretold = worker.call(plan, **training)
+        measured = worker.call(trained, **training, threads=1, count=2, account=False)
+    assert foretold["total"] == pytest.approx(measured["steps"]["peak_bytes"], rel=0.15)

@@ -42,19 +42,17 @@ def command(out: str, resume: bool, overwrite: bool, as_json: bool, **asked: Any
     accumulation.
     """
     from pronk.measure import training, training_report
-    from pronk.measure.training_grid import Request
     from pronk.torch_engine import import_torch
 
     folder = comparing.folder(out, resume=resume, overwrite=overwrite)
     import_torch()
-    grid, journal = training.begin(
-        Request(**asked), folder, resume=resume, overwrite=overwrite, command=console.command()
-    )
+    said = {name: value for name, value in asked.items() if value is not None}
+    grid, journal = training.begin(said, folder, resume=resume, overwrite=overwrite, command=console.command())
     what = (
         f"{grid.request.model}: {len(grid.settings)} settings, {grid.request.rounds} rounds in turns, examples of up "
         f"to {grid.request.tokens} tokens"
     )
     with comparing.shown(journal, [what], "compare-training", out) as advance:
-        found = training.measure(grid, journal, progress=advance)
+        found = journal.run(advance)
         tables = training_report.render(folder)
     comparing.tell(out, (training_report.PAGE, training_report.PLOT, training.NAME), found if as_json else tables)

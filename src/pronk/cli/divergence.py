@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ def command(
     file: str | None,
     ctx: int,
     windows: int,
-    per_window: str | None,
+    per_window: Path | None,
     reference: str,
     parse_special: bool,
     as_json: bool,
@@ -58,7 +59,6 @@ def command(
     from pronk.measure.divergence import with_floors
     from pronk.measure.machine import described, provenance
 
-    measuring.check_table(per_window)
     text, name = measuring.read_text(file)
     first = _reference_loading(reference, loading)
     if b is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +57,13 @@ through the last norm and the head, would have said in that token's place."""
 @options.loading_options
 @options.together(
     options.json_option,
-    click.option("--plot", type=options.NAME, metavar="FILE.svg", help="Also draw it to this file."),
+    click.option(
+        "--plot",
+        type=options.NAME,
+        callback=measuring.written(".svg"),
+        metavar="FILE.svg",
+        help="Also draw it to this file.",
+    ),
     heading=options.OUTPUT,
 )
 def command(
@@ -72,7 +79,7 @@ def command(
     head: int | None,
     model: str,
     as_json: bool,
-    plot: str | None,
+    plot: Path | None,
     **loading: Any,
 ) -> None:
     """Look inside: how likely each token of a text was, and why.
@@ -80,7 +87,6 @@ def command(
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """
     _check(text, file, answer, max_new_tokens, token, lens, layer, head)
-    measuring.check_file(plot, ".svg", "--plot draws SVG")
     if file is None and (text == "-" or (text is None and not sys.stdin.isatty())):
         file = "-"
     given = options.read_file(file) if file is not None else text or ""
@@ -112,10 +118,7 @@ def command(
     elif not as_json:
         shown = _table(seen)
     if plot:
-        from pronk.measure.report import write
-        from pronk.system import expanded
-
-        write(expanded(plot), (drawn or seen.svg)())
+        measuring.write(plot, (drawn or seen.svg)())
     if as_json:
         console.write_json(told)
     else:

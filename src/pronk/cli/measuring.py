@@ -6,12 +6,13 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import click
 
 from pronk.cli import options
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, PronkError
 
 ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
 
@@ -27,9 +28,28 @@ def text_options(windows: int) -> Callable[[options.F], options.F]:
     )  # fmt: skip
 
 
+def written(suffix: str) -> Callable[[click.Context, click.Parameter, str | None], Path | None]:
+    """The callback of an option that names a file to write: nobody is to measure for minutes and learn then that it
+    cannot be."""
+
+    def check(ctx: click.Context, param: click.Parameter, file: str | None) -> Path | None:
+        from pronk.system import expanded
+
+        if file is None:
+            return None
+        if not file.lower().endswith(suffix):
+            raise click.BadParameter(f"name a file that ends in {suffix}, not {file}")
+        if not (path := expanded(file)).parent.is_dir():
+            raise BadRequest(f"{path.parent}: there is no such folder to write {path.name} to")
+        return path
+
+    return check
+
+
 per_window_option = click.option(
-    "--per-window", type=options.NAME, metavar="FILE.csv", help="Also write the figures of each window to this table."
-)
+    "--per-window", type=options.NAME, callback=written(".csv"), metavar="FILE.csv",
+    help="Also write the figures of each window to this table.",
+)  # fmt: skip
 
 
 special_option = click.option(
@@ -46,32 +66,24 @@ def read_text(file: str | None) -> tuple[str, str]:
     return options.read_file(file, whole=True), "standard input" if file == "-" else file
 
 
-def check_file(file: str | None, suffix: str, what: str) -> None:
-    """Raises BadRequest where an option, which says `what` it does, cannot write to `file`: nobody is to measure for
-    minutes and learn that then."""
-    from pronk.system import expanded
+def write(path: Path, content: str) -> None:
+    """Raises PronkError where it cannot be written."""
+    from pronk.measure import report
 
-    if file is not None and not file.endswith(suffix):
-        raise BadRequest(f"{what}: name a file that ends in {suffix}, not {file}")
-    if file is not None and not (folder := expanded(file).parent).is_dir():
-        raise BadRequest(f"{folder}: there is no such folder to write {expanded(file).name} to")
-
-
-def check_table(file: str | None) -> None:
-    check_file(file, ".csv", "--per-window writes a table")
+    try:
+        report.write(path, content)
+    except OSError as error:
+        raise PronkError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def write_windows(file: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+def write_windows(file: Path, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """A line a window: whose figures they are, which window it is, and what `per_window` of a result has of it."""
-    from pronk.measure.report import write
-    from pronk.system import expanded
-
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
     table.writerow(("of", "window", *tables[0][1]))
     for name, columns in tables:
         table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
-    write(expanded(file), lines.getvalue())
+    write(file, lines.getvalue())
 
 
 def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -> None:

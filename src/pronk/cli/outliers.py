@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,6 @@ import click
 
 from pronk.cli import console, measuring, options, progress
 from pronk.cli.failures import short_of_memory
-from pronk.errors import PronkError
 from pronk.formats import FLOATS
 from pronk.measure.formatting import digits, error, percent
 
@@ -31,20 +28,6 @@ def _threshold(text: str) -> float:
     if not (number := float(text)) >= 0:
         raise click.BadParameter(f"{text!r}: a threshold is a number from 0 on, or inf")
     return number
-
-
-def _picture(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """Found wrong before anything is measured."""
-    if value is None:
-        return None
-    path = Path(value)
-    if path.suffix.lower() != ".svg":
-        raise click.BadParameter(f"{value!r} must end in .svg, which is what plots are")
-    if not path.parent.is_dir():
-        raise PronkError(f"{path}: there is no directory {path.parent}")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise PronkError(f"{path} cannot be written")
-    return path
 
 
 @options.verb(
@@ -70,7 +53,7 @@ least 25% of the layers and at 6% of all positions."""
                  f"A list goes behind =, as in --sweep=0,4,6.  [without a list: {_THRESHOLDS}]"),
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
                  help="--sweep: time each threshold N times, and report the median.  [default: 3]"),
-    click.option("--plot", type=options.NAME, callback=_picture, metavar="FILE",
+    click.option("--plot", type=options.NAME, callback=measuring.written(".svg"), metavar="FILE",
                  help="Draw a heat map (layers by columns), or the sweep, to this .svg file."),
     click.option("--input", "fed", type=click.Choice(["hidden", *INPUTS]),
                  help="--plot: draw this input of each layer; hidden: the hidden state before qkv and gate_up.  "
@@ -99,7 +82,7 @@ def command(
 ) -> None:
     """Find activation outliers, or sweep LLM.int8's threshold."""
     from pronk import engines
-    from pronk.measure import report
+    from pronk.measure import comparison
 
     if sweep is not None:
         for option, value in (("--threshold", threshold), ("--quantize", quantize), ("--input", fed)):
@@ -123,14 +106,11 @@ def command(
     result = {**found, "text": name}
     table = (_survey_as_text if sweep is None else _sweep_as_text)(result)
     if as_json:
-        console.write_json(_with_infinity({**result, "provenance": options.origin(model, loading, text)}))
+        console.write_json(comparison.as_json({**result, "provenance": options.origin(model, loading, text)}))
     else:
         console.write(table + "\n")
     if plot:  # last: what was measured is not to be lost with a disk that is full
-        try:
-            report.write(plot, drawing.file(f"Outliers of {model}", table))
-        except OSError as error:
-            raise PronkError(f"{plot}: cannot be written: {error.strerror or error}") from None
+        measuring.write(plot, drawing.file(f"Outliers of {model}", table))
 
 
 def _survey(
@@ -166,15 +146,6 @@ def _sweep(
     with progress.shown(unit=lambda done, total: f"{done} of {total} steps") as advance:
         found = sweep(load, text, thresholds, **cut, rounds=rounds, progress=advance)
     return {"engine": loading["engine"], **found}, plots_outliers.sweep(found["points"], found["knee"])
-
-
-def _with_infinity(value: Any) -> Any:
-    """An infinite threshold as "inf", for JSON has no number for it."""
-    if isinstance(value, dict):
-        return {key: _with_infinity(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_infinity(item) for item in value]
-    return "inf" if value == math.inf else value
 
 
 def _survey_as_text(found: Mapping[str, Any]) -> str:

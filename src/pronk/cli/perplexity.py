@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,7 +41,7 @@ def command(
     ctx: int,
     windows: int,
     stride: int | None,
-    per_window: str | None,
+    per_window: Path | None,
     parse_special: bool,
     as_json: bool,
     **loading: Any,
@@ -52,7 +53,6 @@ def command(
     from pronk.measure.machine import described, provenance
     from pronk.measure.perplexity import beside, perplexity
 
-    measuring.check_table(per_window)
     text, name = measuring.read_text(file)
     results: list[dict[str, Any]] = []
     first: tuple[str, list[int]] | None = None

@@ -11,12 +11,11 @@ from typing import Any
 from pronk.checkpoint.tensors import Progress
 from pronk.errors import BadFile, PronkError
 from pronk.measure import journal as journals
-from pronk.measure import recording, techniques
+from pronk.measure import techniques
 from pronk.measure.comparison import Comparison, Request
 from pronk.measure.comparison_steps import REFERENCE, composed, step_name, steps
 from pronk.measure.journal import Journal
 from pronk.measure.machine import load, provenance
-from pronk.measure.operations import Operations
 from pronk.measure.settle import settle
 from pronk.system import processors
 
@@ -37,7 +36,8 @@ def begin(
     if saved:
         _check_same(comparison, origin, saved, path)
     _check_disk(comparison, folder)
-    return comparison, journals.kept(path, saved, origin, steps(comparison), partial(composed, comparison))
+    every = steps(comparison, folder / _KEPT)
+    return comparison, Journal(path, every, partial(composed, comparison), origin, saved)
 
 
 def compare(comparison: Comparison, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -47,11 +47,12 @@ def compare(comparison: Comparison, journal: Journal, *, progress: Progress | No
     """
     kept = journal.path.with_name(_KEPT)
     judged = all(step_name("divergence", variant) in journal.steps for variant in comparison.variants)
-    if not judged and not (REFERENCE in journal.steps and recording.is_recorded(kept)):
+    whole = kept.is_file() and kept.stat().st_size == comparison.kept_bytes
+    if not judged and not (REFERENCE in journal.steps and whole):
         journal.steps.pop(REFERENCE, None)
-        recording.forget(kept)  # of another comparison, perhaps
-    report = journal.run(steps(comparison, kept), Operations, progress)
-    recording.forget(kept)
+        kept.unlink(missing_ok=True)  # of another comparison, perhaps
+    report = journal.run(progress)
+    kept.unlink(missing_ok=True)
     return report
 
 

@@ -13,8 +13,9 @@ from pronk.checkpoint.grid import Grid
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.declaration import Plan
 from pronk.engine.prefix_cache import BLOCK_SIZE, FIRST_BLOCKS
-from pronk.errors import BadRequest
-from pronk.measure import texts
+from pronk.measure import recording, texts
+from pronk.measure.journal import check_said
+from pronk.measure.operations import Loading
 
 NOISE_WINDOWS = 4
 ROTATION = 0  # the seed of twins
@@ -58,26 +59,13 @@ class Request:
         return replace(saved, techniques=self.techniques or saved.techniques)
 
 
-def check_said(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
-    """Raises BadRequest where an option is not None now and was another one when a report was begun."""
-    for name, value in now.items():
-        if value is not None and value != then.get(name):
-            option = "the model" if name == "model" else "--" + name.replace("_", "-")
-            before = "none" if name == "tasks" and then[name] is None else _shown(then.get(name))
-            raise BadRequest(
-                f"{option} is {_shown(value)} now, but the report was begun with {before}; leave it out to go on"
-            )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "the default"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(given: Any) -> Any:
     """The same, with infinity, for which JSON has no number, as a word."""
-    return {key: str(value) if value == math.inf else value for key, value in options.items()}
+    if isinstance(given, Mapping):
+        return {key: as_json(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [as_json(value) for value in given]
+    return str(given) if given == math.inf else given
 
 
 @dataclass(frozen=True)
@@ -145,7 +133,10 @@ class Comparison:
     @property
     def kept_bytes(self) -> int:
         """What the reference predicts, kept on disk while variants are held against it."""
-        return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size
+        return 4 * self.windows * ((self.window - 1) // 2) * self.checkpoint.config.vocab_size + recording.END
+
+    def loading(self, variant: Variant) -> Loading:
+        return Loading(self.model, self.engine, variant.options)
 
     def settings(self) -> dict[str, Any]:
         """As report.json has them: those that something is measured by."""
@@ -195,7 +186,7 @@ class Comparison:
 
     def piece(self, tokens: int, number: int) -> list[int]:
         """A prompt of so many tokens. Stepping by a prime spreads the pieces over the text."""
-        begin, text = self.begin[:tokens], self.ids[len(self.begin) :]
+        begin, first = self.begin[:tokens], len(self.begin)
         own = tokens - len(begin)
-        at = 7919 * number % (len(text) - own + 1)
-        return [*begin, *text[at : at + own]]
+        at = first + 7919 * number % (len(self.ids) - first - own + 1)
+        return [*begin, *self.ids[at : at + own]]

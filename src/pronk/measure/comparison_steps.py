@@ -9,17 +9,15 @@ reference predicts is kept in a file meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pronk.checkpoint.tensors import Progress
-from pronk.measure import latency, recording, tasks, techniques, texts
+from pronk.measure import latency, operations, recording, tasks, techniques, texts
 from pronk.measure.comparison import ROTATION, Comparison, Variant, as_json
 from pronk.measure.divergence import noise_floor
 from pronk.measure.journal import Step
 from pronk.measure.perplexity import beside, perplexity
-from pronk.measure.worker import Worker
+from pronk.measure.worker import asks
 
 Steps = Mapping[str, Any]
 REFERENCE = "reference"  # what it predicts, read once
@@ -27,22 +25,15 @@ _WARM_UP = 8  # tokens decoded after each prompt before anything counts
 _READ = 50_000  # tokens that the questions of one of pronk's own tasks have, about
 
 
-class _Kind(NamedTuple):
-    """A way to judge a variant: the step's name and, in words, its title, before the variant's; its cost; what a worker
-    applies to the model."""
-
-    name: str
-    title: str
-    cost: float
-    function: Callable[..., Any]
-    asked: dict[str, Any]
+# Of a way to judge a variant: in words before the variant's name, its cost, and what is applied to the model.
+_Judge = tuple[str, float, Callable[..., Any], dict[str, Any]]
 
 
 def step_name(kind: str, variant: Variant, number: int | None = None) -> str:
     return f"{kind} {variant.name}" if number is None else f"{kind} {variant.name} {number + 1}"
 
 
-def steps(comparison: Comparison, kept: Path = Path()) -> list[Step]:
+def steps(comparison: Comparison, kept: Path) -> list[Step]:
     """Every step, in order. `kept`: the file for what the reference predicts. Costs are in decoded tokens, about."""
     found: list[Step] = []
     if comparison.compares:
@@ -54,68 +45,53 @@ def steps(comparison: Comparison, kept: Path = Path()) -> list[Step]:
 
 def _latency(comparison: Comparison) -> list[Step]:
     """Where not all fit into memory together, each measurement has a process of its own."""
-    cost = sum(comparison.prefill) / 10 + len(comparison.prefill) * comparison.decode_tokens
+    new, lengths = comparison.decode_tokens, comparison.prefill
+    cost = sum(lengths) / 10 + len(lengths) * new
+    warm_up = comparison.prompts(comparison.rounds), min(_WARM_UP, new)
     found = []
     for number in range(comparison.rounds):
         for variant in comparison.order(number):
             name = step_name("latency", variant, number)
             process = step_name("latency", variant) if comparison.together else name
             what = f"{variant.name}, round {number + 1} of {comparison.rounds}"
-            found.append(Step(name, what, cost, variant.name, process, partial(_timed, comparison, variant, number)))
+            how, prompts = comparison.loading(variant), comparison.prompts(number)
+            measure = asks(operations.one_round, how=how, warm_up=warm_up, prompts=prompts, new=new)
+            found.append(Step(name, what, cost, variant.name, process, measure))
     return found
-
-
-def _timed(comparison: Comparison, variant: Variant, number: int, worker: Worker, _: Progress) -> dict[str, Any]:
-    warm_up = comparison.prompts(comparison.rounds), min(_WARM_UP, comparison.decode_tokens)
-    info = worker.call("load", **_loading(comparison, variant), warm_up=warm_up)
-    return {**info, **worker.call("latency", prompts=comparison.prompts(number), new=comparison.decode_tokens)}
 
 
 def _quality(comparison: Comparison, reference: Variant, kept: Path) -> list[Step]:
     """One variant in memory at a time, each held against the file that the reference has left."""
     text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window, "count": comparison.windows}
-    written = {"prompts": texts.PROMPTS, "new_tokens": comparison.new_tokens, "seed": texts.SEED}
-    read = comparison.windows * comparison.window / 10
-    kinds = [
-        _Kind("divergence", "divergence of", read, recording.divergence_from, {**text, "path": kept}),
-        _Kind("perplexity", "perplexity of", read, perplexity, text),
-        _Kind("noise", "noise floor of", 2 * read * comparison.noise_windows / comparison.windows, noise_floor,
-              {**text, "count": comparison.noise_windows}),
-    ]  # fmt: skip
-    if comparison.new_tokens:  # both modes; six at once
-        kinds.append(_Kind("texts", "texts of", 4.0 * comparison.new_tokens, texts.write, written))
-
-    def record(worker: Worker, advance: Progress) -> dict[str, Any]:
-        worker.call("load", **_loading(comparison, reference))
-        worker.call("apply", function=recording.record, path=kept, **text, progress=advance)
-        return {"options": as_json(reference.options), "bytes": kept.stat().st_size}
-
+    few, read = comparison.noise_windows, comparison.windows * comparison.window / 10
+    record = asks(operations.applied, how=comparison.loading(reference), apply=recording.record, path=kept, **text)
+    judges: dict[str, _Judge] = {
+        "divergence": ("divergence of", read, recording.divergence_from, {**text, "path": kept}),
+        "perplexity": ("perplexity of", read, perplexity, text),
+        "noise": ("noise floor of", 2 * read * few / comparison.windows, noise_floor, {**text, "count": few}),
+    }
+    if new := comparison.new_tokens:  # both modes; six at once
+        judges["texts"] = ("texts of", 4.0 * new, texts.write, {"new_tokens": new})
     what = f"predictions of {reference.name}, the reference"
-    return [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record), *_of_each(comparison, "quality", kinds)]
+    return [Step(REFERENCE, what, read, REFERENCE, REFERENCE, record), *_of_each(comparison, "quality", judges)]
 
 
 def _tasks(comparison: Comparison) -> list[Step]:
     names = list(comparison.request.tasks or ())
-    kind = _Kind("tasks", "tasks,", len(names) * _READ / 10, tasks.evaluate, {"names": names})
-    return _of_each(comparison, "tasks", [kind]) if names else []
+    judge: _Judge = ("tasks,", len(names) * _READ / 10, tasks.evaluate, {"names": names})
+    return _of_each(comparison, "tasks", {"tasks": judge}) if names else []
 
 
-def _of_each(comparison: Comparison, process: str, kinds: Sequence[_Kind]) -> list[Step]:
-    return [
-        Step(step_name(kind.name, variant), f"{kind.title} {variant.name}", kind.cost, variant.name,
-             step_name(process, variant), partial(_judged, comparison, variant, kind))
-        for variant in comparison.variants for kind in kinds
-    ]  # fmt: skip
-
-
-def _judged(comparison: Comparison, variant: Variant, kind: _Kind, worker: Worker, advance: Progress) -> Any:
-    """Where quality is measured, the variant may be a twin."""
-    worker.call("load", **_loading(comparison, variant), rotate=ROTATION if variant.twin else None)
-    return worker.call("apply", function=kind.function, **kind.asked, progress=advance)
-
-
-def _loading(comparison: Comparison, variant: Variant) -> dict[str, Any]:
-    return {"model": comparison.model, "engine": comparison.engine, "options": dict(variant.options)}
+def _of_each(comparison: Comparison, process: str, judges: Mapping[str, _Judge]) -> list[Step]:
+    """Of one variant after another, which may be a twin where it is judged."""
+    found = []
+    for variant in comparison.variants:
+        how = comparison.loading(variant)._replace(rotate=ROTATION if variant.twin else None)
+        for kind, (title, cost, function, asked) in judges.items():
+            name, what = step_name(kind, variant), f"{title} {variant.name}"
+            measure = asks(operations.applied, how=how, apply=function, **asked)
+            found.append(Step(name, what, cost, variant.name, step_name(process, variant), measure))
+    return found
 
 
 # -- what they come to --

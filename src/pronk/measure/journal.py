@@ -25,7 +25,8 @@ from pronk.system import replacing
 NAME = "report.json"
 ANEW = "begin anew (--overwrite), or elsewhere (--out)"
 
-Compose = Callable[[Mapping[str, Any]], dict[str, Any]]  # the steps -> the rest of the report
+# What a report was begun with, and what steps gave -> the rest of the report.
+Compose = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 _TICKS = 100  # a unit of cost: progress counts in whole numbers
 
 
@@ -42,27 +43,35 @@ class Step:
 
 
 class Journal:
-    """`compose` makes the report from the steps so far, whenever the file is written."""
+    """What `steps` gave so far, in `steps` by name; `compose` makes the report of it, whenever the file is written."""
 
-    def __init__(self, path: Path, steps: Mapping[str, Any], compose: Compose) -> None:
-        """Raises BadFile where steps of an earlier process do not hold what a report is made of."""
-        self.path, self._compose = path, compose
-        self.steps: dict[str, Any] = dict(steps)
+    def __init__(
+        self,
+        path: Path,
+        steps: Sequence[Step],
+        compose: Compose,
+        origin: Mapping[str, Any],
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`origin`: the provenance of now; `saved`: the report that is gone on with, whose own it is then. Raises
+        BadFile where what its steps gave is not what a report is made of.
+        """
+        self.path, self._asked, self._compose = path, steps, compose
+        self._begun = saved or {**origin, "provenance": origin, "steps": {}}
+        self.steps: dict[str, Any] = dict(self._begun["steps"])
         self._left = _digest(path)  # as it was left by us: where it changes, another writes there, too
         try:
             self.report()
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise BadFile(path, f"is damaged; {ANEW}", field="steps") from None
 
-    def run(
-        self, steps: Sequence[Step], operations: Callable[[Progress], Any], progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """Do the steps that are not kept yet; gives the report. Whatever ends this early (an error, Ctrl-C) ends all
         workers at once, and leaves on disk what was finished.
 
         `progress`: what is being done, and how much of all costs is; how long the rest takes nobody knows beforehand.
         """
-        todo = [step for step in steps if step.name not in self.steps]
+        todo = [step for step in self._asked if step.name not in self.steps]
         last = {step.process: step for step in todo}
         total, done = max(1, round(_TICKS * sum(step.cost for step in todo))), 0.0
         workers: dict[str, Worker] = {}
@@ -76,7 +85,7 @@ class Journal:
 
                 tell("", 0, 1)
                 if step.process not in workers:
-                    workers[step.process] = Worker(step.who, operations)
+                    workers[step.process] = Worker(step.who)
                 self.record(step.name, step.measure(workers[step.process], tell))
                 done += step.cost
                 if last[step.process] is step:
@@ -96,7 +105,15 @@ class Journal:
             raise
 
     def report(self) -> dict[str, Any]:
-        return {"schema": schema.SCHEMA, **self._compose(self.steps), "steps": self.steps}
+        return {
+            "schema": schema.SCHEMA,
+            "pronk": __version__,
+            "made": now(),
+            "command": self._begun["command"],
+            "finished": all(step.name in self.steps for step in self._asked),
+            **self._compose(self._begun, self.steps),
+            "steps": self.steps,
+        }
 
     def write(self) -> dict[str, Any]:
         """The report, beside its place first: a reader never finds half of it. Raises PronkError where it cannot be
@@ -148,29 +165,6 @@ def opened(path: Path, shape: Any = schema.REPORT, *, resume: bool, overwrite: b
         raise BadRequest(f"{path.parent}: a report cannot be written there: {error.strerror or error}") from None
 
 
-def kept(
-    path: Path,
-    saved: Mapping[str, Any] | None,
-    origin: Mapping[str, Any],
-    steps: Sequence[Step],
-    compose: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
-) -> Journal:
-    """The journal of what is `saved`, or of what begins now. `origin`: the provenance of now; `steps`: all there are.
-    `compose` is told of the machine and the provenance that it began with, and of what steps gave."""
-    begun = saved or {"machine": origin["machine"], "command": origin["command"], "provenance": origin, "steps": {}}
-
-    def whole(taken: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "pronk": __version__,
-            "made": now(),
-            "command": begun["command"],
-            "finished": all(step.name in taken for step in steps),
-            **compose(begun, taken),
-        }
-
-    return Journal(path, begun["steps"], whole)
-
-
 def check_same(
     path: Path, origin: Mapping[str, Any], saved: Mapping[str, Any], facts: Sequence[tuple[str, Any, Any]]
 ) -> None:
@@ -184,3 +178,20 @@ def check_same(
     for what, ours, theirs in [*facts, *always]:
         if ours != theirs:
             raise BadRequest(f"{path} was begun {what}; {ANEW}")
+
+
+def check_said(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Raises BadRequest where an option is not None now and was another one when a report was begun."""
+    for name, value in now.items():
+        if value is not None and value != then.get(name):
+            option = "the model" if name == "model" else "--" + name.replace("_", "-")
+            before = "none" if name == "tasks" and then[name] is None else _shown(then.get(name))
+            raise BadRequest(
+                f"{option} is {_shown(value)} now, but the report was begun with {before}; leave it out to go on"
+            )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "the default"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

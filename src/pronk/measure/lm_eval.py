@@ -179,11 +179,9 @@ class Model:
         if add_generation_prompt:
             return self._template(True).render(chat_history)
         # The last answer is only begun: what a template writes after it is no part of it.
-        whole, begun = (
-            self._template(True).render(chat_history, add_generation_prompt=False),
-            chat_history[-1]["content"],
-        )
-        return whole[: whole.rindex(begun.strip()) + len(begun.strip())]
+        whole = self._template(True).render(chat_history, add_generation_prompt=False)
+        begun = chat_history[-1]["content"].strip()
+        return whole[: whole.rindex(begun) + len(begun)]
 
     def _template(self, name: bool | str) -> chat.ChatTemplate:
         return chat.choose(self.tokenizer, name if isinstance(name, str) else None)

@@ -6,7 +6,6 @@ processes; the reference itself is let go before there is another model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
@@ -22,6 +21,8 @@ from pronk.measure.divergence import apart, check_vocabularies, nudged
 from pronk.measure.windows import Logits, Reader, Side, Window, begins_with, pieces, watched, windows
 
 KEPT = 1 << 29  # bytes of logits in memory, at most
+_DIGEST = 32
+END = _DIGEST + 1  # bytes behind the logits of a recording in a file
 
 
 class Recording:
@@ -80,39 +81,34 @@ class Yardstick:
         return apart(self._reference, nudged(reference, self._texts), self._texts, self._ctx, progress)
 
 
-def record(llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None) -> None:
-    """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`."""
+def record(
+    llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """What `llm` predicts where windows of a text count, kept in `path` for `divergence_from`; and behind it of which
+    windows, and whether tokens share scales."""
     texts = windows(ids, ctx, count=count, bos=begins_with(llm))
     reader = Reader.of(llm, texts)
     with path.open("wb") as file:
         for logits in _read(reader, texts, progress):
             logits.tofile(file)
-    about = {"shares_scales": reader.shares_scales, "windows": _digest(texts)}
-    _index(path).write_text(json.dumps(about), encoding="utf-8")
+        file.write(_digest(texts) + bytes([reader.shares_scales]))
+    return {"bytes": path.stat().st_size}
 
 
 def divergence_from(
     llm: LLM, path: Path, ids: Sequence[int], *, ctx: int, count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Of `llm` from a model that was recorded on the same windows: see pronk.measure.divergence. Raises BadRequest
-    where the recording is of others.
-    """
+    where the recording is of others, or not all of it is there."""
     texts, vocab_size = windows(ids, ctx, count=count, bos=begins_with(llm)), llm.config.vocab_size
-    about, rows = json.loads(_index(path).read_text(encoding="utf-8")), sum(len(window.targets) for window in texts)
-    if about["windows"] != _digest(texts) or path.stat().st_size != 4 * rows * vocab_size:
+    rows = sum(len(window.targets) for window in texts)
+    with path.open("rb") as file:
+        file.seek(4 * rows * vocab_size)
+        digest, shares_scales = file.read(_DIGEST), file.read()
+    if digest != _digest(texts) or len(shares_scales) != 1:
         raise BadRequest(f"{path} holds no logits of these {rows} predictions")
-    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), about["shares_scales"])
+    recording = Recording(texts, np.memmap(path, np.float32, "r", shape=(rows, vocab_size)), bool(shares_scales[0]))
     return apart(recording, Reader.of(llm, texts), texts, ctx, progress)
-
-
-def forget(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _index(path).unlink(missing_ok=True)
-
-
-def is_recorded(path: Path) -> bool:
-    """Whether all of a recording is there: what it is of is written when it is over."""
-    return path.is_file() and _index(path).is_file()
 
 
 def _read(reader: Reader, texts: Sequence[Window], progress: Progress | None) -> Iterator[Logits]:
@@ -121,9 +117,5 @@ def _read(reader: Reader, texts: Sequence[Window], progress: Progress | None) ->
             yield logits
 
 
-def _index(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def _digest(texts: Sequence[Window]) -> str:
-    return sha256(repr([(list(window.ids), window.first) for window in texts]).encode()).hexdigest()
+def _digest(texts: Sequence[Window]) -> bytes:
+    return sha256(repr([(list(window.ids), window.first) for window in texts]).encode()).digest()

@@ -9,39 +9,28 @@ where a technique is to change nothing, how many texts come out the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from pronk import engines
-from pronk.checkpoint.tensors import Progress
 from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.measure import latency
 from pronk.measure.comparison import Comparison, kv_blocks
-from pronk.measure.divergence import noise_floor
+from pronk.measure.divergence import divergence, noise_floor
 from pronk.measure.journal import Step
+from pronk.measure.operations import Loading, load, loaded, timed
 from pronk.measure.technique_points import LENGTHS_BATCHES, LENGTHS_NEW, SECONDS, Point, points
-from pronk.measure.worker import Worker
+from pronk.measure.worker import Held, asks
 
-
-@dataclass(frozen=True)
-class Technique:
-    name: str
-    title: str
-    what: str
-
-
-TECHNIQUES = (
-    Technique(
-        "kv-cache",
+# By name: a title, and what it is.
+TECHNIQUES = {
+    "kv-cache": (
         "KV cache",
         "Keys and values of the text so far are kept. Without them the whole text is computed again for each token: "
         "the same tokens come out.",
     ),
-    *(
-        Technique(
-            f"kv-cache-length-{batch}",
+    **{
+        f"kv-cache-length-{batch}": (
             f"KV cache against the length of {texts}",
             f"{LENGTHS_NEW} tokens written after a prompt of each length. Theory: without a cache n tokens after P "
             "take nP + n(n - 1)/2 tokens of work, with one P + n - 1; either way n passes. What a pass costs, and a "
@@ -49,73 +38,73 @@ TECHNIQUES = (
             "old one stays until it is copied, and theory's peak counts both.",
         )
         for batch, texts in zip(LENGTHS_BATCHES, ("a text", "eight texts side by side"), strict=True)
-    ),
-    Technique(
-        "flash-attention",
+    },
+    "flash-attention": (
         "Flash attention",
         "Attention in tiles, which never holds the matrix of all scores, against attention written out. One pass over "
         "the whole text. The CPU engine has only the first. KLD: on the torch engine to attention written out, on the "
         "CPU engine to f32.",
     ),
-    Technique(
-        "quantization",
+    "quantization": (
         "Quantization",
         "Weights in fewer bits: less to keep, and less to read for each token. KLD: to weights, keys and values in "
         "f32.",
     ),
-    Technique(
-        "kv-dtype",
+    "kv-dtype": (
         "Type of keys and values",
         "Keys and values in fewer bits. KLD: against the same weights with keys and values in f32.",
     ),
-    Technique(
-        "prefix-reuse",
+    "prefix-reuse": (
         "Prefix reuse",
         "A second text that begins like an earlier one starts from what was kept of it. Seconds: to the first token.",
     ),
-    Technique(
-        "speculative",
+    "speculative": (
         "Speculative decoding (n-gram)",
         "Tokens are guessed from the text's own past and checked many at a time: the same tokens in fewer passes, "
         "where the text repeats itself. How often it does is the text's doing, hence the spread over texts.",
     ),
-    Technique("threads", "Threads", "The same work on more cores."),
-)
+    "threads": ("Threads", "The same work on more cores."),
+}
 
 
 def titles(comparison: Comparison) -> list[str]:
     names = {point.technique for point in points(comparison)}
-    return [technique.title for technique in TECHNIQUES if technique.name in names]
+    return [title for name, (title, _) in TECHNIQUES.items() if name in names]
 
 
 def steps(comparison: Comparison) -> list[Step]:
     """One a point, each in a process of its own."""
-    return [
-        Step(point.step, f"{point.technique}, {point.setting}, {point.way}", point.cost, point.way, point.step,
-             partial(_measured, comparison, point))
-        for point in points(comparison)
-    ]  # fmt: skip
+    text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
+    found = []
+    for point in points(comparison):
+        reference = point.reference if comparison.judged_together else None
+        measure = asks(
+            _measured,
+            how=Loading(comparison.model, point.engine, point.options, point.prefix_cache),
+            reference=reference and Loading(comparison.model, *reference),
+            text=text, windows=(comparison.windows, comparison.noise_windows),
+            texts=point.texts, new=point.new, seconds=point.seconds, before=point.before, called=point.how,
+        )  # fmt: skip
+        what = f"{point.technique}, {point.setting}, {point.way}"
+        found.append(Step(point.step, what, point.cost, point.way, point.step, measure))
+    return found
 
 
-def _measured(comparison: Comparison, point: Point, worker: Worker, _: Progress) -> dict[str, Any]:
-    load: dict[str, Any] = {"model": comparison.model, "engine": point.engine, "options": dict(point.options)}
-    info = worker.call("load", **load, prefix_cache=point.prefix_cache)
-    found = worker.call(
-        "timed", texts=point.texts, new=point.new, seconds=point.seconds, before=point.before, how=dict(point.how)
-    )
-    found["weights_bytes"] = info["weights_bytes"]
-    if None not in (info["baseline"], info["loaded_rss"]):
-        found["loading_took"] = info["loaded_rss"] - info["baseline"]
-    if point.reference and comparison.judged_together:
-        engine, options = point.reference
-        itself = (engine, options) == (point.engine, point.options)
-        if not itself:
-            worker.call("load", model=comparison.model, engine=engine, options=dict(options), name="reference")
-        text: dict[str, Any] = {"ids": list(comparison.ids), "ctx": comparison.window}
-        reference = "own" if itself else "reference"
-        found["divergence"] = worker.call("divergence", reference=reference, count=comparison.windows, **text)
-        found["noise_floor"] = worker.call("apply", function=noise_floor, count=comparison.noise_windows, **text)
-    return {**found, "threads": info["threads"], "isa": info["isa"]}
+def _measured(
+    held: Held, how: Loading, reference: Loading | None, text: dict[str, Any], windows: tuple[int, int], **runs: Any
+) -> dict[str, Any]:
+    """In a worker, whose own memory is the point's until a reference is loaded beside it."""
+    llm, about = loaded(held, how)
+    found = timed(llm, **runs)
+    found["weights_bytes"] = about["weights_bytes"]
+    if None not in (about["baseline"], about["loaded_rss"]):
+        found["loading_took"] = about["loaded_rss"] - about["baseline"]
+    if reference:
+        same = (reference.engine, reference.options) == (how.engine, how.options)
+        beside = llm if same else load(reference)
+        found["divergence"] = divergence(beside, llm, **text, count=windows[0])
+        found["noise_floor"] = noise_floor(llm, **text, count=windows[1])
+    return {**found, "threads": about["threads"], "isa": about["isa"]}
 
 
 def missing(comparison: Comparison) -> list[str]:
@@ -141,17 +130,18 @@ def composed(comparison: Comparison, steps: Mapping[str, Any]) -> list[dict[str,
         "model": comparison.request.against,
     }
     found = []
-    for technique in TECHNIQUES:
+    for technique, (title, what) in TECHNIQUES.items():
         ways: dict[str, dict[str, Any]] = {}
         first: dict[str, Any] = {}
-        expected = theory(comparison, technique.name, every, steps)
+        expected = theory(comparison, technique, every, steps)
         for point in every:
-            if point.technique == technique.name and (taken := steps.get(point.step)) is not None:
+            if point.technique == technique and (taken := steps.get(point.step)) is not None:
                 way = _way(point, taken, first.setdefault(point.setting, taken))
                 ways.setdefault(point.setting, {})[point.way] = {**way, **expected.get(point.step, {})}
         if ways:
             measured = [{"setting": setting, "ways": of} for setting, of in ways.items()]
-            found.append({**asdict(technique), "settings": settings, "points": measured})
+            about = {"name": technique, "title": title, "what": what, "settings": settings}
+            found.append({**about, "points": measured})
     return found
 
 

@@ -7,22 +7,28 @@ outside of what is timed. Where memory does not suffice, that is what was found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pronk import checkpoint, system
+from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Progress
 from pronk.measure import journal as journals
 from pronk.measure import latency
-from pronk.measure.comparison import check_said
 from pronk.measure.journal import Journal, Step
 from pronk.measure.machine import provenance
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
-from pronk.measure.training_operations import TrainingOperations
-from pronk.measure.worker import OutOfMemory, Worker, WorkerDied
+from pronk.measure.worker import Held, OutOfMemory, Worker, WorkerDied
+
+if TYPE_CHECKING:
+    from pronk.train.data.examples import Example
+    from pronk.train.loop import Loop
+    from pronk.train.settings import Settings
 
 NAME = "training.json"
 SAME = 0.02  # by how much a figure may differ and still be called the same
@@ -31,33 +37,29 @@ _START = 12.0  # what starting, loading and one step under a ledger cost, in mic
 
 
 def begin(
-    request: Request, folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
+    said: Mapping[str, Any], folder: Path, *, resume: bool = False, overwrite: bool = False, command: str = ""
 ) -> tuple[Grid, Journal]:
-    """Settle what will be measured, and open its journal. Raises PronkErrors for all that can be known now."""
+    """Settle what will be measured, of which this much is said, and open its journal. Raises PronkErrors for all that
+    can be known now."""
     path = folder / NAME
     saved = journals.opened(path, TRAINING, resume=resume, overwrite=overwrite)
     if saved:
         begun = {name: saved["settings"].get(name) for name in Request.__dataclass_fields__}
-        check_said(asdict(request), begun)
-        request = Request(**begun)
-    grid = settled(request)
+        journals.check_said(said, begun)
+        said = begun
+    grid = settled(said)
     origin = provenance(grid.checkpoint, None, command)
     if saved:
         journals.check_same(path, origin, saved, [
             ("with other settings or data", grid.asked(), saved["settings"]),
             ("on another machine", origin["machine"]["cpu"], saved["machine"]["cpu"]),
         ])  # fmt: skip
-    return grid, journals.kept(path, saved, origin, steps(grid), partial(composed, grid))
-
-
-def measure(grid: Grid, journal: Journal, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Do what is not done yet; gives the report. Whatever ends it early leaves on disk what was finished."""
-    return journal.run(steps(grid), TrainingOperations, progress)
+    return grid, Journal(path, steps(grid), partial(composed, grid), origin, saved)
 
 
 def steps(grid: Grid) -> list[Step]:
     """Each setting in each round, in a process of its own; in the first round it is looked at from inside as well."""
-    found, rounds = [], grid.request.rounds or 1
+    found, rounds = [], grid.request.rounds
     for number in range(rounds):
         for setting in grid.settings if number % 2 == 0 else reversed(grid.settings):
             name, what = _step(setting, number), f"{setting.name}, round {number + 1} of {rounds}"
@@ -72,35 +74,98 @@ def _step(setting: Setting, number: int) -> str:
 
 def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Progress) -> dict[str, Any]:
     """Of one process. Where memory ran out: "out_of_memory", and whether that was foreseen."""
+    from pronk.checkpoint.adapter import LoraConfig
+    from pronk.train.settings import Settings
+
     request = grid.request
-    chosen = {
-        "precision": setting.precision, "recompute": int(setting.recompute), "accumulate": setting.accumulate,
-        "batch_size": setting.batch_size, "quantize": "f32" if setting.lora else None, "lr": _RATES[setting.lora],
-        "warmup": 0.0, "schedule": "constant", "max_steps": 100,
-    }  # fmt: skip
-    longest = sorted(grid.examples, key=lambda example: len(example[0]), reverse=True)[: setting.micro_batches]
-    lora = {"rank": request.rank} if setting.lora else None
-    calls: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("plan", {"model": request.model, "settings": chosen, "lora": lora, "examples": longest,
-                  "device": request.device}),
-        ("load", {"threads": request.threads}),
-        ("steps", {"count": WARM_UP + TIMED}),
-        ("account", {}),
+    settings = Settings(
+        request.model, "", precision=setting.precision, recompute=int(setting.recompute),
+        accumulate=setting.accumulate, batch_size=setting.batch_size, quantize="f32" if setting.lora else None,
+        lora=LoraConfig(rank=request.rank) if setting.lora else None, lr=_RATES[setting.lora], warmup=0.0,
+        schedule="constant", max_steps=100,
     )  # fmt: skip
+    longest = sorted(grid.examples, key=len, reverse=True)[: setting.micro_batches]
+    training: dict[str, Any] = {"settings": settings, "examples": longest, "device": request.device}
     found: dict[str, Any] = {}
     try:
-        for operation, arguments in calls if account else calls[:-1]:
-            found[operation] = worker.call(operation, **arguments)
-            if found[operation].get("fits") is False:
-                said = f"{found[operation]['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
-                return {**found, "out_of_memory": said}
+        found["plan"] = worker.call(plan, **training)
+        if found["plan"].get("fits") is False:
+            said = f"{found['plan']['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
+            return {**found, "out_of_memory": said}
+        steps = WARM_UP + TIMED
+        measured = worker.call(trained, **training, threads=request.threads, count=steps, account=account)
+        return {**found, **measured}
     except OutOfMemory as error:
         return {**found, "out_of_memory": error.said}
     except WorkerDied as died:
         if not any(sign in str(died) for sign in ("SIGKILL", "bad_alloc", "MemoryError", "memory")):
             raise
         return {**found, "out_of_memory": str(died)}
-    return found
+
+
+# -- in a worker --
+
+
+def plan(held: Held, settings: Settings, examples: Sequence[Example], device: str | None) -> dict[str, Any]:
+    """train.memory's."""
+    from pronk.torch_engine.backend import pick_device
+    from pronk.train import memory
+
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    found = memory.plan(opened, settings, examples, pick_device(device))
+    return {**found.to_dict(), "name": settings.model}  # as it was asked for: a path says where somebody's files lie
+
+
+def trained(
+    held: Held,
+    settings: Settings,
+    examples: Sequence[Example],
+    device: str | None,
+    threads: int | None,
+    count: int,
+    account: bool,
+) -> dict[str, Any]:
+    """What was loaded; of each of so many steps seconds, tokens read and loss; and the peak of memory since the process
+    began. With `account` the steps are then looked at from inside. Nothing of it is ever written."""
+    from pronk.torch_engine import device_memory
+    from pronk.train.data.sources import Data
+    from pronk.train.trainer import Trainer
+
+    opened = checkpoint.open(hub.resolve(settings.model, progress=False))
+    run = Trainer(opened, Data(examples), settings, Path(), device=device, threads=threads)
+    torch = sys.modules["torch"]
+    taken = [run.loop.step() for _ in range(count)]
+    on_gpu = device_memory.of(run.loop.device)
+    return {
+        "load": {
+            "trained_share": run.trained_share,
+            "device": str(run.loop.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+        "steps": {
+            "seconds": [step.seconds for step in taken],
+            "tokens": [step.tokens for step in taken],
+            "loss": [step.loss for step in taken],
+            "peak_bytes": on_gpu.peak() if on_gpu else system.peak_memory(),
+        },
+        **({"account": _account(run.loop, opened.config.vocab_size)} if account else {}),
+    }
+
+
+def _account(loop: Loop, vocabulary: int) -> dict[str, Any]:
+    """Two steps more, looked at from inside, which takes its time: the most bytes of each kind, and operations."""
+    from pronk.train.ledger import KINDS, Ledger, operations
+
+    with Ledger(loop.model, loop.optimizer, vocabulary) as ledger:
+        loop.step()
+    flops, step = operations(loop.step)  # apart, for counting holds on to what the ledger would see go
+    return {
+        "bytes": {kind: ledger.most[kind] for kind in KINDS},
+        "at_peak": {kind: ledger.at_peak[kind] for kind in KINDS},
+        "flops": flops,
+        "tokens": step.tokens,
+    }
 
 
 # -- what it comes to --
@@ -115,7 +180,7 @@ def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> 
         "machine": {**about["machine"], **{key: first.get(key) for key in ("device", "threads", "torch")}},
         "provenance": about.get("provenance"),
         "settings": grid.asked(),
-        "lengths": [len(ids) - 1 for ids, _ in grid.examples],  # as they are read
+        "lengths": [len(one) - 1 for one in grid.examples],  # as they are read
         "timed_steps": TIMED,
         "points": [point for point in points.values() if point],
         "techniques": [
@@ -126,7 +191,7 @@ def composed(grid: Grid, about: Mapping[str, Any], taken: Mapping[str, Any]) -> 
 
 
 def _point(grid: Grid, setting: Setting, steps: Mapping[str, Any]) -> dict[str, Any] | None:
-    rounds = range(grid.request.rounds or 1)
+    rounds = range(grid.request.rounds)
     taken = [steps[name] for number in rounds if (name := _step(setting, number)) in steps]
     if not taken:
         return None

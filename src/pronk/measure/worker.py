@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,26 +35,31 @@ class WorkerDied(PronkError):
 class OutOfMemory(PronkError):
     """Memory ran out in a worker, which said so: `said`."""
 
-    def __init__(self, operation: str, said: str) -> None:
+    def __init__(self, name: str, said: str) -> None:
         self.said = said
-        super().__init__(f"in {operation!r}: {said}; {_LESS}")
+        super().__init__(f"{name}: {said}; {_LESS}")
 
 
 class WorkerFailed(Exception):
     """A mistake of pronk's own in a worker, with the worker's traceback."""
 
 
-class Worker:
-    """The caller's end. `name` is what errors call it: the variant that it measures. `operations` is a class that
-    another process can import: given a Progress, it makes the object whose methods are called.
-    """
+@dataclass
+class Held:
+    """What a worker has: whom to tell of progress, and, from one call to the next, the model that it measures."""
 
-    def __init__(self, name: str, operations: Callable[[Progress], Any]) -> None:
+    progress: Progress
+    model: Any = None
+
+
+class Worker:
+    """The caller's end. `name` is what errors call it: the variant that it measures."""
+
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._folder = tempfile.TemporaryDirectory(prefix="pronk-")
-        self._said = Path(self._folder.name) / "stderr"
+        self._said = tempfile.NamedTemporaryFile(prefix="pronk-")  # noqa: SIM115 -- until `kill`
         self._pipe, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_serve, args=(operations, theirs, str(self._said)), daemon=True)
+        self.process = _SPAWN.Process(target=_serve, args=(theirs, self._said.name), daemon=True)
         try:
             with _deaf_to_ctrl_c():
                 self.process.start()
@@ -63,21 +69,21 @@ class Worker:
         finally:
             theirs.close()
 
-    def call(self, operation: str, *, progress: Progress | None = None, **arguments: Any) -> Any:
-        """What the worker's method of that name returns. Raises what it raised, as PronkError where it was one;
-        OutOfMemory; WorkerDied; and WorkerFailed.
+    def call(self, function: Callable[..., Any], *, progress: Progress | None = None, **arguments: Any) -> Any:
+        """What `function`, which can be imported, returns there of the worker's Held and these arguments. Raises what
+        it raised, as PronkError where it was one; OutOfMemory; WorkerDied; and WorkerFailed.
         """
-        kind, what = self._answer(operation, (operation, arguments))
+        kind, what = self._answer((function, arguments))
         while kind == "progress":
             if progress:
                 progress(*what)
-            kind, what = self._answer(operation)
+            kind, what = self._answer()
         if kind == "refused":
             raise PronkError(what)
         if kind == "memory":
-            raise OutOfMemory(operation, what)
+            raise OutOfMemory(self.name, what)
         if kind == "failed":
-            raise WorkerFailed(f"{self.name}, in {operation}:\n{what}")
+            raise WorkerFailed(f"{self.name}:\n{what}")
         return what
 
     def close(self) -> None:
@@ -91,9 +97,9 @@ class Worker:
             self.process.kill()
             self.process.join()
         self._pipe.close()
-        self._folder.cleanup()
+        self._said.close()
 
-    def _answer(self, operation: str, question: Any = None) -> tuple[str, Any]:
+    def _answer(self, question: Any = None) -> tuple[str, Any]:
         try:
             if question:
                 self._pipe.send(question)
@@ -104,9 +110,14 @@ class Worker:
         self.process.join(_PATIENCE)
         self.process.kill()  # if it only closed its end, it is of no use either
         self.process.join()
-        last = self._said.read_bytes()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
+        last = self._said.read()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
         why = "; ".join([_how_it_ended(self.process.exitcode or 0), *last])
-        raise WorkerDied(f"{self.name}: the process that measured it ended in {operation!r}: {why}")
+        raise WorkerDied(f"{self.name}: the process that measured it ended: {why}")
+
+
+def asks(function: Callable[..., Any], **arguments: Any) -> Callable[[Worker, Progress], Any]:
+    """What is asked of a worker that is still to be started."""
+    return lambda worker, progress: worker.call(function, progress=progress, **arguments)
 
 
 @contextmanager
@@ -131,21 +142,21 @@ def _how_it_ended(code: int) -> str:
     return f"killed by signal {-code} ({name}){memory}"
 
 
-def _serve(operations: Callable[[Progress], Any], pipe: Connection, said: str) -> None:
-    """The worker's end: call methods until the caller closes the pipe."""
+def _serve(pipe: Connection, said: str) -> None:
+    """The worker's end: call functions until the caller closes the pipe."""
     with Path(said).open("wb") as file:  # libraries print where they like
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    own = operations(lambda *what: pipe.send(("progress", what)))
+    held = Held(lambda *what: pipe.send(("progress", what)))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the caller is gone
         while True:
-            operation, arguments = pipe.recv()
-            pipe.send(_answered(own, operation, arguments))
+            function, arguments = pipe.recv()
+            pipe.send(_answered(function, held, arguments))
 
 
-def _answered(own: Any, operation: str, arguments: dict[str, Any]) -> tuple[str, Any]:
+def _answered(function: Callable[..., Any], held: Held, arguments: dict[str, Any]) -> tuple[str, Any]:
     try:
-        return "result", getattr(own, operation)(**arguments)
+        return "result", function(held, **arguments)
     except PronkError as error:
         return "refused", str(error)
     except Exception as error:
