@@ -1,7 +1,8 @@
 """What 4 bits and fewer cost in quality: calibrated and plainly rounded by pronk, and by llama.cpp's quantizer.
 
     python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated pretrained-16m]
-                               [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp] [--quick]
+                               [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp]
+                               [--add] [--quick]
 
 Mean KL divergence from the model in float32 by quality.py's protocol: windows of WikiText-2's test split, the second
 half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates on
@@ -12,7 +13,11 @@ it has not read of WikiText.
 A type is called here as `pronk quantize --to` calls it; beside it stands llama.cpp's of that name, with its defaults.
 llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
 `sized` is what `--max-size SIZE --calibrate` makes of the size of llama.cpp's file, to the byte or less; `4.9bpw` is
-what it makes of so many bits a weight. Results are kept row by row.
+what it makes of so many bits a weight. `autoround` learns the rounding in torch, in --steps, and has to be asked for:
+of the default model 200 steps take hours.
+
+Results are kept row by row. A divergence depends on no processor, what making a file took does: each row says on which
+it was, and --add keeps those of others.
 """
 
 from __future__ import annotations
@@ -33,13 +38,15 @@ from quality import WINDOW, Floats, Tally, log_softmax, windows
 from sides.pipe import Side
 
 from pronk import checkpoint, tokenizer
-from pronk.calibrate import own_text
+from pronk.calibrate import STEPS, own_text
 from pronk.calibrate.calibrated import calibrated, rounded, types
 from pronk.checkpoint.writers import write
 from pronk.cli import blocks
+from pronk.train.autoround import autorounded
 
 PEERS = {"q4_0": "Q4_0", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "q2_k": "Q2_K"}
 WAYS = ("sized", "4.9bpw", "calibrated", "plain", "llama.cpp")  # the second beside Q4_K_M alone
+SLOW_WAYS = ("autoround",)
 SAME = {models.TWIN: models.SMOLLM2}  # functions
 ROWS = [WINDOW // 2, WINDOW]
 
@@ -64,7 +71,7 @@ def of_file(path: Path, texts: list[list[int]], reference: list[Path], folder: P
     return {**tally.summary(), "bytes": path.stat().st_size, "bits": bits, "types": opened.quantization}
 
 
-def made(model: str, name: str, kind: str, folder: Path) -> tuple[Path, float | None]:
+def made(model: str, name: str, kind: str, folder: Path, steps: int) -> tuple[Path, float | None]:
     """A file, and what making it took of the processor's time in seconds; llama.cpp's is made once, and not timed."""
     if name == "llama.cpp":
         return models.gguf(model, PEERS[kind]), None
@@ -81,7 +88,12 @@ def made(model: str, name: str, kind: str, folder: Path) -> tuple[Path, float | 
         kinds = blocks.within(limit, model, source, vocabulary, "own text", ids, calibrate=True)["kinds"]
     else:
         kinds = types(source, kind)
-    of_fewer = rounded(source, kinds) if name == "plain" else calibrated(source, kinds, ids)
+    if name == "plain":
+        of_fewer = rounded(source, kinds)
+    elif name == "autoround":
+        of_fewer = autorounded(source, kinds, ids, steps=steps)
+    else:
+        of_fewer = calibrated(source, kinds, ids)
     write.save(of_fewer, path, to="gguf", dtype={}, vocabulary=vocabulary)
     return path, time.process_time() - begun
 
@@ -99,11 +111,19 @@ def read_by(model: str, count: int, folder: Path, threads: int) -> tuple[list[li
     return texts, reference
 
 
+def kept(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The rows measured before, which have to have been in the same way."""
+    before = json.loads((folder / "calibrated.json").read_text())
+    assert before["settings"] == settings, before["settings"]
+    return {row: {"cpu": before["machine"]["cpu"]} | found for row, found in before["measured"].items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=[models.SMOLLM2, models.TWIN, models.PRETRAINED])
     parser.add_argument("--types", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS + SLOW_WAYS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of autoround, a layer")
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--add", action="store_true", help="keep rows that are there, measured before in the same way")
     parser.add_argument("--threads", type=int, default=2)
@@ -114,9 +134,7 @@ def main() -> None:
     models.FOLDER.mkdir(parents=True, exist_ok=True)
     settings = {"text": models.TEXT.name, "windows": count, "window_tokens": WINDOW, "run by": "llama.cpp"}
     if options.add:
-        before = json.loads((harness.RESULTS / "calibrated.json").read_text())
-        assert before["settings"] == settings, before["settings"]
-        measured = before["measured"]
+        measured = kept(settings, harness.RESULTS)
     rows = []
     with tempfile.TemporaryDirectory(dir=models.FOLDER) as scratch:
         folder = Path(scratch)
@@ -127,12 +145,13 @@ def main() -> None:
             for kind, name in product(asked, options.ways):
                 if name == "4.9bpw" and kind != "q4_k":
                     continue
-                path, seconds = made(model, name, kind, folder)
-                found = of_file(path, *read[function], folder, options.threads) | {"processor_s": seconds}
+                path, seconds = made(model, name, kind, folder, options.steps)
+                found = of_file(path, *read[function], folder, options.threads)
                 called = PEERS[kind] if name == "llama.cpp" else kind
-                measured[f"{model} {called} {name}"] = found
+                way = f"{name} {options.steps}" if name in SLOW_WAYS else name
+                measured[f"{model} {called} {way}"] = found | {"processor_s": seconds, "cpu": machine["cpu"]}
                 kld = f"{found['mean_kld']:.4f} ± {found['standard_error']:.4f}"
-                rows.append([model, name, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
+                rows.append([model, way, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
                 harness.say(" ".join(rows[-1]))
                 results = {"machine": machine, "settings": settings, "measured": measured}
                 harness.save("calibrated", results, models.FOLDER if options.quick else harness.RESULTS)

@@ -86,7 +86,7 @@ def _pretrained() -> Path:
         text = FOLDER / "learned.txt"
         text.write_text(learned_and_unseen()[0], encoding="utf-8")
         shape = {"vocab_size": 2048, "hidden": 768, "layers": 2, "heads": 12, "kv_heads": 4, "ctx_size": 512}
-        pronk.pretrain(text, out, max_steps=120, samples=0, **shape)
+        pronk.pretrain(text, out, max_steps=120, samples=0, **shape).run()
     return model
 
 
