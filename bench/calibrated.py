@@ -2,13 +2,13 @@
 
     python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated pretrained-16m]
                                [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp]
-                               [--add] [--quick]
+                               [--calibration-text FILE] [--add] [--quick]
 
 Mean KL divergence from the model in float32 by quality.py's protocol: windows of WikiText-2's test split, the second
 half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates on
-the text that comes with it, which has no part of WikiText. The reference is pronk's CPU engine in f32, of the model as
-it is: its rotated twin is the same function, with weights that lie on no grid. The pretrained model is measured on what
-it has not read of WikiText.
+the text that comes with it, which has no part of WikiText, or on another, whose name the rows then say. The reference
+is pronk's CPU engine in f32, of the model as it is: its rotated twin is the same function, with weights that lie on no
+grid. The pretrained model is measured on what it has not read of WikiText; what it has read is learned.txt, beside it.
 
 A type is called here as `pronk quantize --to` calls it; beside it stands llama.cpp's of that name, with its defaults.
 llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
@@ -71,7 +71,7 @@ def of_file(path: Path, texts: list[list[int]], reference: list[Path], folder: P
     return {**tally.summary(), "bytes": path.stat().st_size, "bits": bits, "types": opened.quantization}
 
 
-def made(model: str, name: str, kind: str, folder: Path, steps: int) -> tuple[Path, float | None]:
+def made(model: str, name: str, kind: str, folder: Path, text: str, steps: int) -> tuple[Path, float | None]:
     """A file, and what making it took of the processor's time in seconds; llama.cpp's is made once, and not timed."""
     if name == "llama.cpp":
         return models.gguf(model, PEERS[kind]), None
@@ -81,11 +81,11 @@ def made(model: str, name: str, kind: str, folder: Path, steps: int) -> tuple[Pa
     vocabulary = own.vocabulary()
     path, begun = folder / "made.gguf", time.process_time()
     path.unlink(missing_ok=True)
-    ids = own.encode(own_text())
+    ids = own.encode(text)
     if name in ("sized", "4.9bpw"):
         size = models.gguf(model, PEERS[kind]).stat().st_size
         limit = blocks.Limit(name, 4.9, "bpw") if name == "4.9bpw" else blocks.Limit(name, size, "")
-        kinds = blocks.within(limit, model, source, vocabulary, "own text", ids, calibrate=True)["kinds"]
+        kinds = blocks.within(limit, model, source, vocabulary, "text", ids, calibrate=True)["kinds"]
     else:
         kinds = types(source, kind)
     if name == "plain":
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[models.SMOLLM2, models.TWIN, models.PRETRAINED])
     parser.add_argument("--types", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS + SLOW_WAYS)
+    parser.add_argument("--calibration-text", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS, help="of autoround, a layer")
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--add", action="store_true", help="keep rows that are there, measured before in the same way")
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one window, one type; nothing is kept in results/")
     options = parser.parse_args()
     count, asked = (1, ["q4_0"]) if options.quick else (options.windows, options.types)
+    other = options.calibration_text
+    text = other.read_text(encoding="utf-8") if other else own_text()
     machine, measured = harness.machine("numpy"), {}
     models.FOLDER.mkdir(parents=True, exist_ok=True)
     settings = {"text": models.TEXT.name, "windows": count, "window_tokens": WINDOW, "run by": "llama.cpp"}
@@ -145,12 +148,14 @@ def main() -> None:
             for kind, name in product(asked, options.ways):
                 if name == "4.9bpw" and kind != "q4_k":
                     continue
-                path, seconds = made(model, name, kind, folder, options.steps)
+                path, seconds = made(model, name, kind, folder, text, options.steps)
                 found = of_file(path, *read[function], folder, options.threads)
                 called = PEERS[kind] if name == "llama.cpp" else kind
                 way = f"{name} {options.steps}" if name in SLOW_WAYS else name
+                if other and name not in ("plain", "llama.cpp"):
+                    way += f" on {other.name}"
                 measured[f"{model} {called} {way}"] = found | {"processor_s": seconds, "cpu": machine["cpu"]}
-                kld = f"{found['mean_kld']:.4f} ± {found['standard_error']:.4f}"
+                kld = f"{found['mean_kld']:.5f} ± {found['standard_error']:.5f}"
                 rows.append([model, way, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
                 harness.say(" ".join(rows[-1]))
                 results = {"machine": machine, "settings": settings, "measured": measured}

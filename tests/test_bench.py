@@ -191,10 +191,9 @@ def test_windows_are_spread_over_the_text(bench: Any) -> None:
 def test_ways_of_rounding_make_files_of_one_size(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, model = bench("calibrated"), save_tiny_chat_model(tmp_path / "tiny")
     monkeypatch.setattr(bench("models"), "gguf", lambda *_: model)
-    monkeypatch.setattr(program, "own_text", lambda: "The river was brown and slow. " * 20)
-    files = {}
+    text, files = "The river was brown and slow. " * 20, {}
     for way in ("plain", "calibrated", *program.SLOW_WAYS):
-        path, seconds = program.made("smollm2-135m", way, "q4_0", tmp_path, steps=5)
+        path, seconds = program.made("smollm2-135m", way, "q4_0", tmp_path, text, steps=5)
         assert seconds > 0
         assert checkpoint.open(path).quantization == "Q4_0 x 14, Q4_1 x 2"
         files[way] = path.read_bytes()
