@@ -1,18 +1,23 @@
 """What 4 bits and fewer cost in quality: calibrated and plainly rounded by pronk, and by llama.cpp's quantizer.
 
     python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated pretrained-16m]
-                               [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp] [--quick]
+                               [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp]
+                               [--calibration-text FILE] [--add] [--quick]
 
 Mean KL divergence from the model in float32 by quality.py's protocol: windows of WikiText-2's test split, the second
 half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates on
-the text that comes with it, which has no part of WikiText. The reference is pronk's CPU engine in f32, of the model as
-it is: its rotated twin is the same function, with weights that lie on no grid. The pretrained model is measured on what
-it has not read of WikiText.
+the text that comes with it, which has no part of WikiText, or on another, whose name the rows then say. The reference
+is pronk's CPU engine in f32, of the model as it is: its rotated twin is the same function, with weights that lie on no
+grid. The pretrained model is measured on what it has not read of WikiText; what it has read is learned.txt, beside it.
 
 A type is called here as `pronk quantize --to` calls it; beside it stands llama.cpp's of that name, with its defaults.
 llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
 `sized` is what `--max-size SIZE --calibrate` makes of the size of llama.cpp's file, to the byte or less; `4.9bpw` is
-what it makes of so many bits a weight. Results are kept row by row.
+what it makes of so many bits a weight. `autoround` learns the rounding in torch, in --steps, and has to be asked for:
+of the default model 200 steps take hours.
+
+Results are kept row by row. A divergence depends on no processor, what making a file took does: each row says on which
+it was, and --add keeps those of others.
 """
 
 from __future__ import annotations
@@ -33,13 +38,15 @@ from quality import WINDOW, Floats, Tally, log_softmax, windows
 from sides.pipe import Side
 
 from pronk import checkpoint, tokenizer
-from pronk.calibrate import own_text
+from pronk.calibrate import STEPS, own_text
 from pronk.calibrate.calibrated import calibrated, rounded, types
 from pronk.checkpoint.writers import write
 from pronk.cli import blocks
+from pronk.train.autoround import autorounded
 
 PEERS = {"q4_0": "Q4_0", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "q2_k": "Q2_K"}
 WAYS = ("sized", "4.9bpw", "calibrated", "plain", "llama.cpp")  # the second beside Q4_K_M alone
+SLOW_WAYS = ("autoround",)
 SAME = {models.TWIN: models.SMOLLM2}  # functions
 ROWS = [WINDOW // 2, WINDOW]
 
@@ -64,7 +71,7 @@ def of_file(path: Path, texts: list[list[int]], reference: list[Path], folder: P
     return {**tally.summary(), "bytes": path.stat().st_size, "bits": bits, "types": opened.quantization}
 
 
-def made(model: str, name: str, kind: str, folder: Path) -> tuple[Path, float | None]:
+def made(model: str, name: str, kind: str, folder: Path, text: str, steps: int) -> tuple[Path, float | None]:
     """A file, and what making it took of the processor's time in seconds; llama.cpp's is made once, and not timed."""
     if name == "llama.cpp":
         return models.gguf(model, PEERS[kind]), None
@@ -74,14 +81,19 @@ def made(model: str, name: str, kind: str, folder: Path) -> tuple[Path, float | 
     vocabulary = own.vocabulary()
     path, begun = folder / "made.gguf", time.process_time()
     path.unlink(missing_ok=True)
-    ids = own.encode(own_text())
+    ids = own.encode(text)
     if name in ("sized", "4.9bpw"):
         size = models.gguf(model, PEERS[kind]).stat().st_size
         limit = blocks.Limit(name, 4.9, "bpw") if name == "4.9bpw" else blocks.Limit(name, size, "")
-        kinds = blocks.within(limit, model, source, vocabulary, "own text", ids, calibrate=True)["kinds"]
+        kinds = blocks.within(limit, model, source, vocabulary, "text", ids, calibrate=True)["kinds"]
     else:
         kinds = types(source, kind)
-    of_fewer = rounded(source, kinds) if name == "plain" else calibrated(source, kinds, ids)
+    if name == "plain":
+        of_fewer = rounded(source, kinds)
+    elif name == "autoround":
+        of_fewer = autorounded(source, kinds, ids, steps=steps)
+    else:
+        of_fewer = calibrated(source, kinds, ids)
     write.save(of_fewer, path, to="gguf", dtype={}, vocabulary=vocabulary)
     return path, time.process_time() - begun
 
@@ -99,24 +111,33 @@ def read_by(model: str, count: int, folder: Path, threads: int) -> tuple[list[li
     return texts, reference
 
 
+def kept(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The rows measured before, which have to have been in the same way."""
+    before = json.loads((folder / "calibrated.json").read_text())
+    assert before["settings"] == settings, before["settings"]
+    return {row: {"cpu": before["machine"]["cpu"]} | found for row, found in before["measured"].items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=[models.SMOLLM2, models.TWIN, models.PRETRAINED])
     parser.add_argument("--types", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS + SLOW_WAYS)
+    parser.add_argument("--calibration-text", type=Path)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of autoround, a layer")
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--add", action="store_true", help="keep rows that are there, measured before in the same way")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one window, one type; nothing is kept in results/")
     options = parser.parse_args()
     count, asked = (1, ["q4_0"]) if options.quick else (options.windows, options.types)
+    other = options.calibration_text
+    text = other.read_text(encoding="utf-8") if other else own_text()
     machine, measured = harness.machine("numpy"), {}
     models.FOLDER.mkdir(parents=True, exist_ok=True)
     settings = {"text": models.TEXT.name, "windows": count, "window_tokens": WINDOW, "run by": "llama.cpp"}
     if options.add:
-        before = json.loads((harness.RESULTS / "calibrated.json").read_text())
-        assert before["settings"] == settings, before["settings"]
-        measured = before["measured"]
+        measured = kept(settings, harness.RESULTS)
     rows = []
     with tempfile.TemporaryDirectory(dir=models.FOLDER) as scratch:
         folder = Path(scratch)
@@ -127,12 +148,15 @@ def main() -> None:
             for kind, name in product(asked, options.ways):
                 if name == "4.9bpw" and kind != "q4_k":
                     continue
-                path, seconds = made(model, name, kind, folder)
-                found = of_file(path, *read[function], folder, options.threads) | {"processor_s": seconds}
+                path, seconds = made(model, name, kind, folder, text, options.steps)
+                found = of_file(path, *read[function], folder, options.threads)
                 called = PEERS[kind] if name == "llama.cpp" else kind
-                measured[f"{model} {called} {name}"] = found
-                kld = f"{found['mean_kld']:.4f} ± {found['standard_error']:.4f}"
-                rows.append([model, name, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
+                way = f"{name} {options.steps}" if name in SLOW_WAYS else name
+                if other and name not in ("plain", "llama.cpp"):
+                    way += f" on {other.name}"
+                measured[f"{model} {called} {way}"] = found | {"processor_s": seconds, "cpu": machine["cpu"]}
+                kld = f"{found['mean_kld']:.5f} ± {found['standard_error']:.5f}"
+                rows.append([model, way, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])
                 harness.say(" ".join(rows[-1]))
                 results = {"machine": machine, "settings": settings, "measured": measured}
                 harness.save("calibrated", results, models.FOLDER if options.quick else harness.RESULTS)

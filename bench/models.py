@@ -30,7 +30,7 @@ PEERS_PYTHON = os.environ.get("PRONK_BENCH_PYTHON") or str(harness.ROOT / "build
 
 SMOLLM2, RANDOM, RANDOM_7B = "smollm2-135m", "random-1.1b", "random-7b"
 TWIN = "smollm2-135m-rotated"  # the same function of weights that no grid of 4 bits fits
-# 16 million weights that `pronk pretrain` has made of the first part of TEXT in minutes; rows fill blocks of 256.
+# 14 million weights that `pronk pretrain` has made of the first part of TEXT in minutes; rows fill blocks of 256.
 PRETRAINED = "pretrained-16m"
 # What the others are quantized from: the default model's 4-bit blocks as plain numbers; bf16 as generated.
 ORIGIN = {SMOLLM2: "F32", TWIN: "F32", PRETRAINED: "F32", RANDOM: "BF16", RANDOM_7B: "BF16"}
@@ -86,7 +86,7 @@ def _pretrained() -> Path:
         text = FOLDER / "learned.txt"
         text.write_text(learned_and_unseen()[0], encoding="utf-8")
         shape = {"vocab_size": 2048, "hidden": 768, "layers": 2, "heads": 12, "kv_heads": 4, "ctx_size": 512}
-        pronk.pretrain(text, out, max_steps=120, samples=0, **shape)
+        pronk.pretrain(text, out, max_steps=120, samples=0, **shape).run()
     return model
 
 

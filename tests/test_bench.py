@@ -16,6 +16,7 @@ import pytest
 import torch
 from gguf_files import save_gguf
 from tiny import in_memory, random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
 
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint import grid
@@ -185,6 +186,28 @@ def test_windows_are_spread_over_the_text(bench: Any) -> None:
     assert [window[0] for window in quality.windows(ids, 5)] == [0, 1024, 2048, 3072, 4096]
     assert {len(window) for window in quality.windows(ids, 50)} == {513}
     assert len(quality.windows(ids, 50)) == 10
+
+
+def test_ways_of_rounding_make_files_of_one_size(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, model = bench("calibrated"), save_tiny_chat_model(tmp_path / "tiny")
+    monkeypatch.setattr(bench("models"), "gguf", lambda *_: model)
+    text, files = "The river was brown and slow. " * 20, {}
+    for way in ("plain", "calibrated", *program.SLOW_WAYS):
+        path, seconds = program.made("smollm2-135m", way, "q4_0", tmp_path, text, steps=5)
+        assert seconds > 0
+        assert checkpoint.open(path).quantization == "Q4_0 x 14, Q4_1 x 2"
+        files[way] = path.read_bytes()
+    assert len(set(files.values())) == len(files)
+    assert len(set(map(len, files.values()))) == 1
+
+
+def test_rows_measured_before_keep_their_processor(bench: Any, tmp_path: Path) -> None:
+    settings, rows = {"windows": 8}, {"old": {"bits": 4.5}, "of another": {"bits": 4.0, "cpu": "b"}}
+    bench("harness").save("calibrated", {"machine": {"cpu": "a"}, "settings": settings, "measured": rows}, tmp_path)
+    kept = bench("calibrated").kept(settings, tmp_path)
+    assert kept == {"old": {"bits": 4.5, "cpu": "a"}, "of another": {"bits": 4.0, "cpu": "b"}}
+    with pytest.raises(AssertionError):
+        bench("calibrated").kept({"windows": 20}, tmp_path)
 
 
 def test_random_models_are_models(bench: Any, tmp_path: Path) -> None:
