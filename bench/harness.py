@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pronk import _native
 from pronk.measure import machine as own_machine
 from pronk.system import processors
 
@@ -53,10 +54,12 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Processor, cores, memory, the load at the start, and the versions of Python and of `packages`."""
+    """Processor and the best kernels that it can run, for its name may be that of others too; cores, memory, the load
+    at the start, and the versions of Python and of `packages`."""
     found = own_machine.machine()
     return {
         **{key: found[key] for key in ("cpu", "cores", "system", "python")},
+        "isa": _native.isas()[0],
         "memory_gb": round((found["memory_bytes"] or 0) / 1e9, 1),
         "load_1min": found["load"] or 0.0,
         **{name: importlib.metadata.version(name) for name in packages},
@@ -105,7 +108,8 @@ def before(program: str, results: Mapping[str, Any], folder: Path = RESULTS) -> 
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found["settings"] != results["settings"] or found["machine"]["cpu"] != results["machine"]["cpu"]:
+    of, own = found["machine"], results["machine"]
+    if found["settings"] != results["settings"] or any(of.get(key) != own.get(key) for key in ("cpu", "isa")):
         say(f"{path.name} is from another processor or other settings: it is begun anew")
         return {}
     return found
