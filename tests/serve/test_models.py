@@ -107,7 +107,7 @@ def test_who_is_in_use_stays(three: Running, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_that_cannot_be_loaded_is_refused_alone(folder: Path, tmp_path: Path) -> None:
     sources = {"good": str(folder), "bad": str(tmp_path / "nothing")}
     running = Running(Models(sources, {}, {"threads": 1}, max_sequences=SEQUENCES))
-    with pytest.raises(openai.APIStatusError, match="nothing"):
+    with pytest.raises(openai.APIStatusError, match="'bad' cannot be used"):
         say(running, "bad")
     assert say(running, "good")
     running.stop()
@@ -142,8 +142,9 @@ def test_a_reward_model_s_adapter_that_comes_later_is_no_model(folder: Path, ada
     assert [model.id for model in client.models.list()] == ["a", "poet"]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("judge")
-    with pytest.raises(openai.BadRequestError, match=r"judge: a reward model's .*pronk score"):
+    with pytest.raises(openai.BadRequestError, match=r"'judge' is a reward model's .*pronk score") as refused:
         say(running, "judge")
+    assert str(tmp_path) not in str(refused.value)
     (given / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
     (given / "adapter_model.safetensors").symlink_to(adapter / "adapter_model.safetensors")
     assert [model.id for model in client.models.list()] == ["a", "judge", "poet"]  # it is another one by now
@@ -187,3 +188,21 @@ def test_a_model_without_a_chat_template_is_given_one(tmp_path: Path) -> None:
     running.stop()
     with pronk.load(bare, threads=1) as llm:
         assert said == llm.chat(ASKED, max_new_tokens=5, temperature=1.0, seed=1, chat_template=plain).text
+
+
+def test_clients_do_not_learn_where_a_broken_adapter_lies(
+    folder: Path, adapter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its path was told to whoever asked for it."""
+    models = Models({"a": str(folder)}, {}, {"threads": 1}, adapters_folder=tmp_path, max_sequences=SEQUENCES)
+    running = Running(models)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
+    (broken / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(openai.InternalServerError, match="'broken' cannot be used; the server's log says why") as told:
+        say(running, "broken")
+    assert str(tmp_path) not in str(told.value)
+    assert str(broken / "adapter_model.safetensors") in caplog.text
+    assert say(running, "a")
+    running.stop()

@@ -20,7 +20,7 @@ from pronk.checkpoint import adapter_config
 from pronk.checkpoint.hub import resolve as hub
 from pronk.engine.backend import check_predicts
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
-from pronk.serve.failures import ApiError
+from pronk.serve.failures import ApiError, log_failure
 from pronk.session import Session
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 log = logging.getLogger("pronk.serve")
+_SCORES = "a reward model's adapter, which gives texts scores and writes none"
 _SHARE = 0.8  # of the free memory, where no bound is given
 
 
@@ -118,18 +119,29 @@ class Models:
     @asynccontextmanager
     async def lease(self, name: str | None, owner: int = 0) -> AsyncIterator[Leased]:
         """The model of that name, which stays loaded meanwhile; None: the first. Raises ApiError where there is none,
-        and what pronk.load raises."""
+        or none that can be used, and NotEnoughMemory."""
         name = next(iter(self.models)) if name is None else name
         folder = None if name in self.models else self.adapters.get(name)
         if name not in self.models and folder is None:
             known = ", ".join(map(repr, self.names))
             raise ApiError(404, f"there is no model {name[:80]!r}; there are {known}", "model", "model_not_found")
+        if folder is not None and _scores(folder):
+            raise ApiError(400, f"{name!r} is {_SCORES}; ask `pronk score` for them", "model")
         model, adapter = self.models.get(name), None
-        if folder is not None:
-            model, adapter = await self._of_adapter(name, folder)
-        else:
-            assert model
-            await self._load(model)
+        try:
+            if folder is not None:
+                model, adapter = await self._of_adapter(name, folder)
+            else:
+                assert model
+                await self._load(model)
+        except NotEnoughMemory:
+            raise
+        except PronkError as error:  # it names files, of which clients are to learn nothing
+            log_failure(f"{name} cannot be used", error)
+            never_mind = {"x-should-retry": "false"}
+            raise ApiError(
+                500, f"{name!r} cannot be used; the server's log says why", "model", headers=never_mind
+            ) from error
         assert model
         assert model.llm
         assert model.session
@@ -275,7 +287,7 @@ def _saves_score(folder: Path, changed: int) -> bool:
 def _check_writes(name: str, folder: Path, base: str) -> None:
     if _scores(folder):
         way_out = f"pronk score {base} --adapter {folder}"
-        raise BadRequest(f"{name}: a reward model's adapter, which gives texts scores and writes none; use {way_out}")
+        raise BadRequest(f"{name}: {_SCORES}; use {way_out}")
 
 
 def names_of(sources: Iterable[str]) -> dict[str, str]:
