@@ -138,10 +138,8 @@ class Models:
             raise
         except PronkError as error:  # it names files, of which clients are to learn nothing
             log_failure(f"{name} cannot be used", error)
-            never_mind = {"x-should-retry": "false"}
-            raise ApiError(
-                500, f"{name!r} cannot be used; the server's log says why", "model", headers=never_mind
-            ) from error
+            message, headers = f"{name!r} cannot be used; the server's log says why", {"x-should-retry": "false"}
+            raise ApiError(500, message, "model", headers=headers) from error
         assert model
         assert model.llm
         assert model.session
