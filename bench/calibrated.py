@@ -2,13 +2,14 @@
 
     python bench/calibrated.py [--models smollm2-135m smollm2-135m-rotated pretrained-16m]
                                [--types q4_0 q4_k q3_k q2_k] [--ways sized 4.9bpw calibrated plain llama.cpp]
-                               [--calibration-text FILE] [--add] [--quick]
+                               [--calibration-text FILE] [--self-written N] [--add] [--quick]
 
 Mean KL divergence from the model in float32 by quality.py's protocol: windows of WikiText-2's test split, the second
-half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates on
-the text that comes with it, which has no part of WikiText, or on another, whose name the rows then say. The reference
-is pronk's CPU engine in f32, of the model as it is: its rotated twin is the same function, with weights that lie on no
-grid. The pretrained model is measured on what it has not read of WikiText; what it has read is learned.txt, beside it.
+half of each counts. Every file, ours too, is run by llama.cpp: what differs is what stands in it. pronk calibrates as
+`pronk quantize` does: on the text that comes with it, which has no part of WikiText, and on what the model writes
+itself; or on another text, or more or less of its own, which the rows then say. The reference is pronk's CPU engine in
+f32, of the model as it is: its rotated twin is the same function, with weights that lie on no grid. The pretrained
+model is measured on what it has not read of WikiText; what it has read is learned.txt, beside it.
 
 A type is called here as `pronk quantize --to` calls it; beside it stands llama.cpp's of that name, with its defaults.
 llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
@@ -37,9 +38,11 @@ import numpy as np
 from quality import WINDOW, Floats, Tally, log_softmax, windows
 from sides.pipe import Side
 
+import pronk
 from pronk import checkpoint, tokenizer
-from pronk.calibrate import STEPS, own_text
+from pronk.calibrate import STEPS, WRITTEN, own_text
 from pronk.calibrate.calibrated import calibrated, rounded, types
+from pronk.calibrate.written import together, written
 from pronk.checkpoint.writers import write
 from pronk.cli import blocks
 from pronk.train.autoround import autorounded
@@ -71,7 +74,9 @@ def of_file(path: Path, texts: list[list[int]], reference: list[Path], folder: P
     return {**tally.summary(), "bytes": path.stat().st_size, "bits": bits, "types": opened.quantization}
 
 
-def made(model: str, name: str, kind: str, folder: Path, text: str, steps: int) -> tuple[Path, float | None]:
+def made(
+    model: str, name: str, kind: str, folder: Path, text: str, of_its_own: int, steps: int
+) -> tuple[Path, float | None]:
     """A file, and what making it took of the processor's time in seconds; llama.cpp's is made once, and not timed."""
     if name == "llama.cpp":
         return models.gguf(model, PEERS[kind]), None
@@ -82,6 +87,10 @@ def made(model: str, name: str, kind: str, folder: Path, text: str, steps: int) 
     path, begun = folder / "made.gguf", time.process_time()
     path.unlink(missing_ok=True)
     ids = own.encode(text)
+    if of_its_own and name != "plain":
+        with pronk.load(source, engine="cpu", quantize="int8") as llm:
+            what = own.encode(written(llm, of_its_own))[:of_its_own]
+        ids = together(what, ids, source.config.max_position_embeddings)
     if name in ("sized", "4.9bpw"):
         size = models.gguf(model, PEERS[kind]).stat().st_size
         limit = blocks.Limit(name, 4.9, "bpw") if name == "4.9bpw" else blocks.Limit(name, size, "")
@@ -124,6 +133,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS + SLOW_WAYS)
     parser.add_argument("--calibration-text", type=Path)
+    parser.add_argument("--self-written", type=int, help="tokens of the model's own")
     parser.add_argument("--steps", type=int, default=STEPS, help="of autoround, a layer")
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--add", action="store_true", help="keep rows that are there, measured before in the same way")
@@ -133,6 +143,8 @@ def main() -> None:
     count, asked = (1, ["q4_0"]) if options.quick else (options.windows, options.types)
     other = options.calibration_text
     text = other.read_text(encoding="utf-8") if other else own_text()
+    usual = 0 if other else WRITTEN
+    of_its_own = usual if options.self_written is None else options.self_written
     machine, measured = harness.machine("numpy"), {}
     models.FOLDER.mkdir(parents=True, exist_ok=True)
     settings = {"text": models.TEXT.name, "windows": count, "window_tokens": WINDOW, "run by": "llama.cpp"}
@@ -148,12 +160,13 @@ def main() -> None:
             for kind, name in product(asked, options.ways):
                 if name == "4.9bpw" and kind != "q4_k":
                     continue
-                path, seconds = made(model, name, kind, folder, text, options.steps)
+                path, seconds = made(model, name, kind, folder, text, of_its_own, options.steps)
                 found = of_file(path, *read[function], folder, options.threads)
                 called = PEERS[kind] if name == "llama.cpp" else kind
                 way = f"{name} {options.steps}" if name in SLOW_WAYS else name
-                if other and name not in ("plain", "llama.cpp"):
-                    way += f" on {other.name}"
+                if name not in ("plain", "llama.cpp"):
+                    way += f" on {other.name}" if other else ""
+                    way += f" with {of_its_own} of its own" if of_its_own != usual else ""
                 measured[f"{model} {called} {way}"] = found | {"processor_s": seconds, "cpu": machine["cpu"]}
                 kld = f"{found['mean_kld']:.5f} ± {found['standard_error']:.5f}"
                 rows.append([model, way, called, f"{found['bits']:.2f}", kld, f"{found['top1']:.1%}"])

@@ -15,8 +15,8 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
 import pronk
 from pronk import checkpoint
-from pronk.calibrate import NAMES
-from pronk.calibrate.calibrated import CTX, MOST, Walk, calibrated, rounded, types, windows
+from pronk.calibrate import CTX, MOST, NAMES
+from pronk.calibrate.calibrated import Walk, calibrated, rounded, types, windows
 from pronk.checkpoint.writers import write
 from pronk.errors import BadFile, BadRequest, Unsupported
 

@@ -25,7 +25,7 @@ def test_a_model_rounded_by_steps(run: Run, model: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     receipt = json.loads(result.stdout)
     assert receipt["quantization"] == checkpoint.open(tmp_path / "m.gguf").quantization == "Q4_0 x 14, Q4_1 x 2"
-    said = {"text": str(text), "tokens": 1200, "read": 1200, "rounding": "autoround", "steps": 20}
+    said = {"text": str(text), "tokens": 1200, "read": 1200, "written": 0, "rounding": "autoround", "steps": 20}
     assert receipt["calibration"] == said
     assert receipt["plain"]["mean"] > 0
     again = run("quantize", model, str(tmp_path / "again.gguf"), "--to", "q4_0", *way)

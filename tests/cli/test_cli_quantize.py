@@ -99,7 +99,7 @@ def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
     assert receipt["text"] == "pronk's own text"
     assert receipt["calibration"]["text"] == "pronk's own text to calibrate on"
     assert receipt["calibration"]["tokens"] > 10_000
-    assert receipt["calibration"]["read"] == 8192
+    assert (receipt["calibration"]["read"], receipt["calibration"]["written"]) == (4096, 4096)
     assert 0 < receipt["divergence"]["mean"] < 0.9 * receipt["plain"]["mean"]
     plain = run("quantize", model, str(tmp_path / "plain.gguf"), "--to", "q4_0", "--json")
     assert json.loads(plain.stdout)["divergence"] == receipt["plain"]  # measured as it would have been
@@ -110,6 +110,26 @@ def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
     assert third.startswith("plain rounding: ")
     assert third.endswith(f"Calibrated on {text} (1200 tokens), measured on pronk's own text")
     assert one.read_bytes() != other.read_bytes()
+
+
+def test_the_model_writes_as_much_as_it_is_asked_to(run: Run, model: str, tmp_path: Path) -> None:
+    text, made = tmp_path / "text.txt", {}
+    text.write_text("The river was brown and slow. " * 40)
+    for written in ("0", "600", "8192"):
+        dst = tmp_path / f"{written}.gguf"
+        how = ["--to", "q4_0", "--calibration-text", str(text), "--self-written", written]
+        result = run("quantize", model, str(dst), *how)
+        assert (result.exit_code, result.stderr) == (0, "")
+        made[written] = (result.stdout.splitlines()[2], dst.read_bytes())
+    assert "wrote" not in made["0"][0]
+    assert f" on {text} (1200 tokens) and 600 tokens that the model wrote itself, " in made["600"][0]
+    assert f" on {text} (0 of 1200 tokens) and 8192 tokens that the model wrote itself, " in made["8192"][0]
+    assert len({blocks for _, blocks in made.values()}) == 3
+    alone = run("quantize", model, str(tmp_path / "alone.gguf"), "--to", "q4_0", "--calibration-text", str(text))
+    assert alone.exit_code == 0
+    assert (tmp_path / "alone.gguf").read_bytes() == made["0"][1]  # beside a text of one's own it writes none unasked
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q4_0", "--self-written", "8193")
+    assert (result.exit_code, "8193 is not in the range 0<=x<=8192" in result.stderr) == (2, True)
 
 
 def test_worse_than_plain_rounding_is_said(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.calibrate import NAMES, gptq, packing
+from pronk.calibrate import CTX, MOST, NAMES, gptq, packing
 from pronk.calibrate.cores import a_thread_a_call, gram, product
 from pronk.calibrate.grids import RULES
 from pronk.calibrate.layers import Attention, gated, norm
@@ -33,8 +33,6 @@ Floats = NDArray[np.float32]
 
 OUTER, _OUTER_OF_32 = "Q6_K", "Q4_1"
 _OF_32 = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q4_1", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-CTX = 512  # tokens that are read together, at most
-MOST = 16 * CTX  # tokens of a text that are read: twice as many make no better model
 _SHORTEST = 128  # tokens of a text, at least
 _DAMPING = 0.02  # of the mean squared input: what tokens that were not seen may bring
 _TIED = 0.5  # likewise, of a head that is the embedding as well: there each of its rows stands for itself
@@ -83,11 +81,6 @@ def calibrated(
     texts = windows(ids, checkpoint.config.max_position_embeddings)
     with a_thread_a_call():
         return Walk(checkpoint, kinds, texts, progress or (lambda *_: None)).made()
-
-
-def read_of(checkpoint: Checkpoint, ids: Sequence[int]) -> int:
-    """How many tokens of a text are read. Raises as `calibrated` does."""
-    return sum(map(len, windows(ids, checkpoint.config.max_position_embeddings)))
 
 
 def windows(ids: Sequence[int], longest: int, most: int = MOST) -> list[Sequence[int]]:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.calibrate import gptq, packing
-from pronk.calibrate.calibrated import CTX, weights_of, windows
+from pronk.calibrate import CTX, gptq, packing
+from pronk.calibrate.calibrated import weights_of, windows
 from pronk.calibrate.cores import a_thread_a_call, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES

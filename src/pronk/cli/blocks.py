@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer.vocabulary import Vocabulary
 
+_WRITES_IN = "int8"  # the fastest, and what it writes is what the model would in any other
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -63,44 +65,78 @@ def steps(rounding: str | None, given: int | None, sized: bool) -> int | None:
     return given or calibration.STEPS
 
 
-def text(file: str | None, measured_on: str) -> tuple[str, str]:
-    """A text to calibrate on, and what it is called."""
+@dataclass(frozen=True)
+class Fed:
+    """What is calibrated on: `read` of a text's tokens, and `written` ones that the model wrote before."""
+
+    ids: list[int]
+    text: str  # what it is called
+    tokens: int
+    read: int
+    written: int
+
+    @property
+    def called(self) -> str:
+        return f"{self.text} and {self.written} tokens of its own" if self.written else self.text
+
+    def said(self) -> dict[str, Any]:
+        return {"text": self.text, "tokens": self.tokens, "read": self.read, "written": self.written}
+
+
+def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, written: int | None) -> Fed:
+    """`file`: a text's, or pronk's own. `written`: tokens that the model writes first; None: as is usual."""
+    from pronk.calibrate.calibrated import windows
+    from pronk.calibrate.written import together
+    from pronk.loading import tokenizer_of
+
     text = calibration.own_text() if file is None else options.read_file(file, whole=True)
     name = {None: "pronk's own text to calibrate on", "-": "standard input"}.get(file, file) or ""
     if text.strip() == measured_on.strip():
         raise BadRequest(
             f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
         )
-    return text, name
-
-
-def encoded(src: str, checkpoint: Checkpoint, text: str) -> list[int]:
-    from pronk.loading import tokenizer_of
-
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:
         raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
-    return tokenizer.encode(text)
+    ids, longest = tokenizer.encode(text), checkpoint.config.max_position_embeddings
+    windows(ids, longest)  # long enough, before the model is asked to write
+    if written is None:
+        written = 0 if file or checkpoint.config.num_labels else calibration.WRITTEN
+    own = tokenizer.encode(_written(src, checkpoint, written))[:written] if written else []
+    both = together(own, ids, longest)
+    return Fed(both, name, len(ids), len(both) - len(own), len(own))
+
+
+def _written(src: str, checkpoint: Checkpoint, tokens: int) -> str:
+    import pronk
+    from pronk.calibrate.written import written
+
+    if checkpoint.config.num_labels:
+        raise BadRequest(f"{src} is a reward model, which writes nothing: leave out --self-written")
+    with (
+        progress.shown(unit=progress.of_tokens) as advance,
+        pronk.load(checkpoint, engine="cpu", quantize=_WRITES_IN) as llm,
+    ):
+        return written(llm, tokens, progress=advance)
 
 
 def made(
-    checkpoint: Checkpoint, kinds: dict[str, str], text_name: str, ids: list[int] | None, steps: int | None = None
+    checkpoint: Checkpoint, kinds: dict[str, str], fed: Fed | None, steps: int | None = None
 ) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
-    """In these types; with a text to calibrate on beside it what plain rounding makes, and how it was calibrated.
+    """In these types; where it is calibrated, beside it what plain rounding makes, and how it was calibrated.
     `steps`: AutoRound's; None: GPTQ."""
-    from pronk.calibrate.calibrated import calibrated, read_of, rounded
+    from pronk.calibrate.calibrated import calibrated, rounded
 
     plain = rounded(checkpoint, kinds)
-    if ids is None:
+    if fed is None:
         return plain, None, None
-    what = {"text": text_name, "tokens": len(ids), "read": read_of(checkpoint, ids)}
-    what |= {"rounding": calibration.ROUNDINGS[steps is not None], "steps": steps}
+    what = fed.said() | {"rounding": calibration.ROUNDINGS[steps is not None], "steps": steps}
     with progress.shown("calibrating") as advance:
         if steps is None:
-            return calibrated(checkpoint, kinds, ids, advance), plain, what
+            return calibrated(checkpoint, kinds, fed.ids, advance), plain, what
         from pronk.train.autoround import autorounded
 
-        return autorounded(checkpoint, kinds, ids, advance, steps), plain, what
+        return autorounded(checkpoint, kinds, fed.ids, advance, steps), plain, what
 
 
 def within(

@@ -52,7 +52,8 @@ on that ending. --max-kld measures what 8 and 4 bits cost in each part of the mo
 and gives each part as few bits as the budget allows.
 
 q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and scales are chosen by what each
-matrix is fed on a text, and its errors made up for along its rows (GPTQ). --rounding autoround learns in
+matrix is fed on a text, and its errors made up for along its rows (GPTQ). Part of that text the model writes
+itself before (--self-written), for so it feeds its matrices what it was taught. --rounding autoround learns in
 steps instead which way each weight is rounded, and each group's range, by what comes out of a layer
 (AutoRound): it needs torch and takes far longer. The embedding and lm_head, which it leaves to GPTQ, are in
 Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
@@ -112,6 +113,13 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
     help="Calibrate, on the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )
 @click.option(
+    "--self-written",
+    type=click.IntRange(min=0, max=calibration.MOST),
+    metavar="N",
+    help="Calibrate, and on N tokens that the model writes first as well, which takes as long as it takes to write "
+    f"them.  [default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
+)
+@click.option(
     "--rounding",
     type=click.Choice(calibration.ROUNDINGS),
     help="Calibrate in this way.  [default, with --calibrate: gptq]",
@@ -138,6 +146,7 @@ def command(
     base: str | None,
     calibrate: bool,
     calibration_text: str | None,
+    self_written: int | None,
     rounding: str | None,
     steps: int | None,
     accept_loss: bool,
@@ -158,7 +167,7 @@ def command(
     if sum(option is not None for option in (to, max_kld, max_size)) != 1:
         raise click.UsageError("give one of --to, --max-kld and --max-size")
     in_blocks = to in calibration.NAMES or max_size is not None
-    calibrate = calibrate or calibration_text is not None or rounding is not None
+    calibrate = calibrate or any(option is not None for option in (calibration_text, self_written, rounding))
     if calibrate and not in_blocks:
         raise click.UsageError(f"--calibrate is for --to {', '.join(calibration.NAMES)} and for --max-size")
     steps = blocks.steps(rounding, steps, max_size is not None)
@@ -186,12 +195,13 @@ def command(
     made, plain = checkpoint, None
     if in_blocks:
         how["dtype"] = {}  # as they are
-        read, name = blocks.text(calibration_text, text) if calibrate or max_size else (None, "")
-        fed = None if read is None else blocks.encoded(src, checkpoint, read)
-        if max_size:
-            choice = blocks.within(max_size, src, checkpoint, vocabulary, name, fed or [], calibrate)
+        fed = None
+        if calibrate or max_size:
+            fed = blocks.fed(src, checkpoint, calibration_text, text, self_written if calibrate else 0)
+        if max_size and fed:
+            choice = blocks.within(max_size, src, checkpoint, vocabulary, fed.called, fed.ids, calibrate)
         kinds = choice["kinds"] if choice else types(checkpoint, to or "")
-        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, name, fed if calibrate else None, steps)
+        made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, fed if calibrate else None, steps)
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it
             with replacing(expanded(dst)) as partial:
@@ -307,6 +317,8 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
         part = f"{used['read']} of {used['tokens']}" if used["read"] < used["tokens"] else f"{used['tokens']}"
         how = "" if used["steps"] is None else f" by {used['rounding']}, {used['steps']} steps a layer,"
         read = f"on {used['text']} ({part} tokens)"
+        if used["written"]:
+            read += f" and {used['written']} tokens that the model wrote itself"
         lines.append(
             f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated{how} {read}, "
             f"measured on {receipt['text']}"
