@@ -185,6 +185,7 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
         (("-m", str(tmp_path / "nowhere"), "--port", "0", "--adapter", "a=./x"), 1, "./x: no such folder"),
         (("-m", str(folder), "--api-key-file", str(tmp_path / "empty")), 1, "holds no key"),
         (("-m", str(folder), "--adapter", "a=x", "--adapter", "a=y"), 2, "two adapters"),
+        (("-m", str(folder), "-m", str(folder)), 1, "is given twice"),
     ]:
         status, error = said(*options)
         assert status == code, error

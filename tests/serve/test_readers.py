@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served import PATIENCE_S, Running, Script, soon
+from served import PATIENCE_S, Running, Script, slowed, soon
 
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
@@ -241,3 +241,19 @@ def test_events_are_framed_as_the_client_reads_them(server: Running) -> None:
     assert events[-1] == b""
     assert b"".join(events).endswith(b"data: [DONE]\n\n")
     assert all(event.endswith(b"\n\n") for event in events[:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_closes_its_sending_side_has_left(server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """As docs/operations.md says: it is computed no further, and an answer is not left to look whole."""
+    slowed(monkeypatch)
+    body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    with asking(server, "/v1/completions", body) as connection:
+        assert soon(lambda: server.engine.texts == 1)
+        connection.shutdown(socket.SHUT_WR)
+        got = b""
+        while part := connection.recv(1 << 20):
+            got += part
+    assert soon(lambda: server.engine.texts == 0)
+    assert b"[DONE]" not in got
+    assert not got.endswith(b"0\r\n\r\n")

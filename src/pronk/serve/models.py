@@ -294,6 +294,8 @@ def names_of(sources: Iterable[str]) -> dict[str, str]:
     for source in sources:
         path = system.expanded(source)
         name = (path.resolve().stem if path.is_file() else path.resolve().name) if path.exists() else source
+        if found.get(name) == source:
+            raise BadRequest(f"{source} is given twice; name it once, or serve it in another format with --also")
         if name in found:
             raise BadRequest(f"{source} and {found[name]} would both be called {name}; load one of them under a link")
         found[name] = source
