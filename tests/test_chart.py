@@ -122,3 +122,10 @@ def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
         for name, colour in theme.items():
             assert f"--{name}: {colour};" in page
             assert f"--{name}: {colour}" in file
+
+
+def test_what_float32_rounds_is_no_rise() -> None:
+    """0.8 and float32's 0.8 lie side by side, between ticks that can be told apart."""
+    axis = chart.linear([0.8, 0.800000011920929], zero=False)
+    assert axis.part(0.800000011920929) - axis.part(0.8) < 1e-3
+    assert len({*axis.ticks.values()}) == len(axis.ticks) > 2

@@ -155,6 +155,8 @@ def test_others_sampling_names_ours(model: str) -> None:
 def test_a_keyword_of_nobody_s_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'frobnicate'"):
         pronk.load("x", frobnicate=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="argument 'quantise'; did you mean quantize=\\?"):
+        pronk.load("x", quantise="q4")  # type: ignore[call-arg]
 
 
 def test_what_is_named_is_there() -> None:

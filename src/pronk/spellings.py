@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -72,15 +73,24 @@ def ours(name: str, *, python: bool = False) -> str | None:
     return f"--{option.replace('_', '-')}{'' if value is None else ' ' + value} {note}"
 
 
+def unexpected(function: str, keyword: str, known: Iterable[str]) -> TypeError:
+    """Python's own, with the nearest that there is."""
+    close = get_close_matches(keyword, list(known), n=1, cutoff=0.75)
+    way_out = f"; did you mean {close[0]}=?" if close else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}{way_out}")
+
+
 def named(function: Callable[P, R]) -> Callable[P, R]:
-    """Raises BadRequest, which names ours, for another program's keyword; TypeError for one of nobody's, as ever."""
+    """Raises BadRequest, which names ours, for another program's keyword; TypeError, which names the nearest, for one
+    of nobody's."""
     known = signature(function).parameters
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - known:
+        for name in (name for name in kwargs if name not in known):
             if way_out := ours(name, python=True):
                 raise BadRequest(f"{function.__name__}() has no {name}=; {way_out}")
+            raise unexpected(function.__name__, name, known)
         return function(*args, **kwargs)
 
     return call

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +83,44 @@ def test_interrupted_it_goes_on_to_the_same_bytes(
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     with pytest.raises(BadRequest, match=r"made with objective\.kl_coef=0\.1, and now it is 0\.2"):
         pronk.grpo(folder, data, tmp_path / "parts", resume=True, **{**options, "kl_coef": 0.2}).run()
+
+
+def test_a_reward_that_has_changed_is_told_of(
+    folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not refused: a function that failed is mended, and the run goes on."""
+    pairs = "".join(json.dumps({"prompt": "a", "chosen": f"b{n}", "rejected": f"c{n}"}) + "\n" for n in range(4))
+    (tmp_path / "pairs.jsonl").write_text(pairs)
+
+    def scorer(seed: int) -> None:
+        shutil.rmtree(tmp_path / "rm", ignore_errors=True)
+        usual: dict[str, Any] = {"lora_rank": 2, "max_steps": 1, "samples": 0, "device": "cpu", "threads": 1}
+        pronk.reward(folder, tmp_path / "pairs.jsonl", tmp_path / "rm", seed=seed, **usual).run()
+
+    mine, schema, out = tmp_path / "mine.py", tmp_path / "form.json", tmp_path / "run"
+    rewards = [f"{mine}:vowels", f"schema:{schema}", str(tmp_path / "rm"), "length:3"]
+
+    def go_on(steps: int) -> str:
+        caplog.clear()
+        options = {**QUICK, "lora_rank": 4, "reward": rewards, "schedule": "constant", "max_steps": steps}
+        with caplog.at_level("INFO", "pronk.train"):
+            pronk.grpo(folder, data, out, resume=steps > 1, **options).run()
+        return " ".join(note for note in caplog.messages if "has changed" in note)
+
+    mine.write_text(REWARD)
+    schema.write_text('{"type": "object"}')
+    scorer(0)
+    assert [go_on(1), go_on(2)] == ["", ""]
+    mine.write_text(REWARD.replace("aeiou", "aei"))
+    assert go_on(3) == "the reward vowels has changed since step 2 was saved; the run goes on by what it gives now"
+    schema.write_text('{"type": "array"}')
+    scorer(1)
+    assert re.findall("the reward (.*?) has changed since step 3", go_on(4)) == ["schema", "rm"]
+    assert go_on(5) == ""
+    for line in out.glob("checkpoints/*/position.json"):  # of a pronk that kept no such digests
+        line.write_text(json.dumps({k: v for k, v in json.loads(line.read_text()).items() if k != "loose"}))
+    mine.write_text(REWARD)
+    assert go_on(6) == ""
 
 
 def killed(given: dict[str, Any], kills: Sequence[tuple[str, int]], out: Path) -> list[str]:

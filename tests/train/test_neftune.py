@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_the_noise_is_the_paper_s(folder: Path) -> None:
         assert spread == pytest.approx(1, abs=4 * np.sqrt(0.8 / own.numel()))  # four deviations of such a mean
     again = model.with_noise(x, batch())
     assert not torch.equal(torch.cat(noise), again)
+
+
+def test_the_noise_is_transformers_own(folder: Path) -> None:
+    """What trainers of TRL have, drawn from the same seed: of texts of one length, which it does not pad."""
+    hook = pytest.importorskip("transformers.integrations.neftune").neftune_post_forward_hook
+    model, count, length = load_module(checkpoint.open(folder)), 4, 8
+    runs = [Run([5] * length, logits="all") for _ in range(count)]
+    neftune.add(model, ALPHA)
+    model.train()
+    assert model.with_noise
+    x = torch.randn(count, length, model.config.hidden_size)
+    torch.manual_seed(3)
+    found = model.with_noise(x.flatten(0, 1), TorchBatch.of(Batch.of(runs), torch.device("cpu"), None))
+    torch.manual_seed(3)
+    expected = hook(SimpleNamespace(training=True, neftune_noise_alpha=ALPHA), (), x)
+    torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-6, atol=1e-6)
 
 
 def test_it_is_for_training_alone(folder: Path) -> None:

@@ -87,6 +87,20 @@ def test_names_that_the_command_line_also_knows_are_told_ours() -> None:
         pronk.finetune("m", "d", lr_rate=1e-4)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: pronk.finetune("m", "d", max_stps=3), r"finetune\(\) got .* 'max_stps'; did you mean max_steps=\?"),
+        (lambda: pronk.grpo("m", "d", rewards="exact"), r"'rewards'; did you mean reward=\?"),
+        (lambda: pronk.pretrain("t", layer=2), r"'layer'; did you mean layers=\?"),
+        (lambda: pronk.finetune("m", "d", frobnicate=1), "'frobnicate'$"),
+    ],
+)
+def test_a_keyword_of_nobody_s_is_told_the_nearest(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
 WRONG: list[tuple[str, object]] = [
     ("model", ""), ("data", []), ("data", [{"prompt": "a"}]), ("out", 3), ("epochs", "three"), ("epochs", 0),
     ("epochs", float("nan")), ("max_steps", 0), ("max_steps", 2.0), ("batch_size", None), ("accumulate", True),

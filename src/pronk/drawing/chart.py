@@ -47,7 +47,7 @@ def linear(values: Iterable[float], label: str = "", *, zero: bool = True, room:
     """From 0 (`zero`) or the lowest value to the highest, and a share of `room` beyond."""
     found = [*values, 0.0] if zero else list(values)
     low, high = min(found), max(found)
-    if low == high:  # a line that goes straight on has its number in the middle
+    if high - low <= 1e-6 * max(abs(low), abs(high)):  # straight on, as far as float32 can tell
         low, high = low - abs(low) / 10, high + abs(high) / 10
     span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-290) if high > low or high else 1.0
     low, high = (low if zero and low == 0 else low - room * span), low + span * (1 + room)

@@ -45,17 +45,18 @@ def save(
     settings: Mapping[str, Any],
     keep: int = 2,
     beside: Callable[[Path, Whole], None] | None = None,
+    loose: Mapping[str, str] | None = None,
 ) -> Path:
-    """A checkpoint in `folder`; of those there, the newest `keep` stay. `beside` puts more into it. Raises PronkError
-    where the disk refuses."""
+    """A checkpoint in `folder`; of those there, the newest `keep` stay. `beside` puts more into it. `loose`: digests of
+    what may change between two starts (`changed`). Raises PronkError where the disk refuses."""
     destination = folder / name_of(loop.position.step)
     partial = folder / f".{destination.name}.part"  # one run has the folder for itself
-    position = {
+    position: dict[str, Any] = {
         "position": asdict(loop.position),
         "scaler": loop.scaler.state_dict(),
         "version": saved_settings.VERSION,
         "settings": dict(settings),
-    }
+    } | ({"loose": dict(loose)} if loose else {})
 
     def begin(_: Any) -> None:
         shutil.rmtree(partial, ignore_errors=True)
@@ -134,6 +135,12 @@ def load(
         if isinstance(cause, PronkError) or not isinstance(cause, Exception) or is_loss(cause) or out_of_memory(cause):
             raise cause from None
         raise BadFile(checkpoint, f"no checkpoint of this run: {_problem(error)}") from None
+
+
+def changed(checkpoint: Path, loose: Mapping[str, str]) -> list[str]:
+    """What of `loose` was another when the checkpoint was written, by its keys; an older one does not say."""
+    before = strict_json.read(checkpoint / _POSITION, paths=True).get("loose")
+    return [key for key, now in loose.items() if isinstance(before, dict) and before.get(key, now) != now]
 
 
 def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:

@@ -92,6 +92,8 @@ class Trainer:
         self.loop = Loop.of(settings, self.model, data.train, batches, **how)
         self.resumed_from: Path | None = None
         self.prolonged_from: int | None = None  # how many steps it was to have
+        self.loose: Mapping[str, str] = {}  # digests of what may become another between two starts, by its name
+        self.changed: list[str] = []  # what of it has
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
         self.judge: Callable[[Trainer], float] | None = None  # of looks, instead of held-out loss: the more, the better
@@ -127,7 +129,7 @@ class Trainer:
         made = self.folder / (WEIGHTS if self.settings.lora else MODEL)
         if self.loop.position.best is not None and not made.exists():  # it would come back only if it were surpassed
             raise BadRequest(f"{made}, the best so far, is gone; bring it back, or begin in another folder")
-        self.resumed_from = found[-1]
+        self.resumed_from, self.changed = found[-1], state.changed(found[-1], self.loose)
         self._saved = self.loop.position.step
         self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
 
@@ -188,7 +190,7 @@ class Trainer:
         """A checkpoint, unless there is one of this step: whoever dies while it is replaced would have none."""
         if self._saved != self.loop.position.step:
             beside = self._write_adapter if self.settings.lora else None
-            state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint(), beside=beside)
+            state.save(self.loop, self.folder / CHECKPOINTS, self._fingerprint(), beside=beside, loose=self.loose)
             self._saved = self.loop.position.step
 
     def write(self) -> None:

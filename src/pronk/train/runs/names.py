@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import ParamSpec, TypeVar
 
 from pronk.errors import BadRequest
+from pronk.spellings import unexpected
 from pronk.train.runs import recipe
 from pronk.train.runs.shared import DEFAULTS, Shared
 
@@ -52,7 +53,8 @@ SAME = {
 def named(function: Callable[P, R]) -> Callable[P, R]:
     """In the place of its `**shared` the function has the options of shared.py, with their defaults.
 
-    Raises BadRequest, which names ours, for another library's keyword; TypeError for one of nobody's, as ever.
+    Raises BadRequest, which names ours, for another library's keyword; TypeError, which names the nearest, for one of
+    nobody's.
     """
     own = signature(function)
     parameters = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
@@ -65,9 +67,10 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - taken.parameters.keys():
+        for name in (name for name in kwargs if name not in taken.parameters):
             if (ours := SAME.get(name)) in taken.parameters:
                 raise BadRequest(f"{function.__name__}() has no {name}=; {ours}= is its name here")
+            raise unexpected(function.__name__, name, taken.parameters)
         given = taken.bind(*args, **kwargs).arguments
         run = function(*args, **{**shared, **kwargs})
         usual = {name: one.default for name, one in taken.parameters.items()}

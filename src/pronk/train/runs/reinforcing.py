@@ -6,15 +6,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pronk import cpu_engine
 from pronk.checkpoint import adapter as adapters
+from pronk.checkpoint.adapter import WEIGHTS
 from pronk.checkpoint.adapter_config import CONFIG, read_config
+from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import Backend
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, PronkError, os_problem
 from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
@@ -120,6 +123,18 @@ class Reinforcing(Tuning):
         names = self._own.reward
         return {label: self._reward(label, name) for label, name in zip(labels(names), names, strict=True)}
 
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        """Of what rewards are that stand in files, by what they are called in the log."""
+        found = {}
+        for name, (label, scorer) in zip(self._own.reward, self._rewards.items(), strict=True):
+            kind, of, file = parse(name)
+            if isinstance(scorer, Scored):
+                found[label] = scorer.digest
+            elif kind in ("function", "schema"):
+                found[label] = _of_file(file or of)
+        return found
+
     def _reward(self, label: str, name: str) -> Scorer:
         kind, of, file = parse(name)
         seconds = self._own.reward_timeout
@@ -143,7 +158,7 @@ class Reinforcing(Tuning):
                 return Schema(compiler.compile(Structure.json_schema(schema)))
             except BadRequest as error:
                 raise BadRequest(f"{of}, a reward's schema: {error}") from None
-        return Scored(_scorer(of, self.how.threads))
+        return _scorer(of, self.how.threads)
 
     def _trainer(self, ready: Prepared, group: Group) -> Trainer:
         """What writes is loaded first, so that what training needs is held against what is left."""
@@ -158,6 +173,7 @@ class Reinforcing(Tuning):
             trainer = super()._trainer(ready, group)
             sampler = ExactSampler(trainer.loop.objective.collate, self._ends, group)
         trainer.loop.writer = self._rollouts(sampler, trainer.folder, group)
+        trainer.loose = self._digests
         return trainer
 
     def _trained(self, trainer: Trainer, begun: float) -> Generator[Metrics]:
@@ -193,6 +209,10 @@ class Reinforcing(Tuning):
         writer, step = trainer.loop.writer, trainer.loop.position.step
         assert isinstance(writer, Rollouts)
         trainer.group.lead(lambda _: writer.forget(after=step))
+        for reward in trainer.changed:  # no refusal: a function that failed is mended, and the run goes on
+            self.watcher.note(
+                f"the reward {reward} has changed since step {step} was saved; the run goes on by what it gives now"
+            )
 
     @cached_property
     def _asked(self) -> tuple[list[list[int]], list[dict[str, str]]]:
@@ -203,8 +223,8 @@ class Reinforcing(Tuning):
 class Scored:
     """What a reward model says of a prompt with its completion."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    def __init__(self, llm: LLM, digest: str) -> None:
+        self._llm, self.digest = llm, digest
 
     def of(self, texts: Sequence[Text]) -> list[float]:
         whole: list[Any] = [
@@ -216,18 +236,27 @@ class Scored:
         return found if isinstance(found, list) else [found]
 
 
-def _scorer(name: str, threads: int | None) -> LLM:
+def _scorer(name: str, threads: int | None) -> Scored:
     """A reward model, or an adapter of one beside the model that it names."""
     folder = expanded(name)
     options: dict[str, Any] = {"threads": threads, "prefix_cache": 0}
     if (folder / CONFIG).is_file():
         config, base = read_config(folder)
         llm = load(base, adapter=folder, merge_adapter=config.dora, **options)
+        beside = _of_file(folder / WEIGHTS)
     else:
-        llm = load(name, **options)
+        llm, beside = load(name, **options), ""
     if not llm.config.num_labels:
         raise BadRequest(f"{name} is no reward model, and none of the rewards that pronk has: pronk reward makes one")
-    return llm
+    return Scored(llm, digest(llm.checkpoint) + beside)
+
+
+def _of_file(file: str | Path) -> str:
+    """Its digest. Raises PronkError."""
+    try:
+        return sha256(expanded(file).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise PronkError(f"{file}, of a reward: cannot be read: {os_problem(error)}") from None
 
 
 def _newest(file: Path) -> list[dict[str, Any]]:
