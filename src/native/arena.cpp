@@ -14,6 +14,21 @@
 #include <sys/mman.h>
 #endif
 
+// AddressSanitizer knows nothing of pages from the system: what no piece has of a chunk is told to it.
+#if defined(__SANITIZE_ADDRESS__)
+#define PRONK_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define PRONK_ASAN
+#endif
+#endif
+#if defined(PRONK_ASAN)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)0)
+#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)0)
+#endif
+
 namespace pronk {
 
 namespace {
@@ -74,6 +89,7 @@ uint8_t* Arena::allocate(size_t bytes) {
     for (Chunk& chunk : chunks_)
         if (chunk.size - chunk.used >= size) {
             uint8_t* data = chunk.data + chunk.used;
+            ASAN_UNPOISON_MEMORY_REGION(data, size);
             chunk.used += size;
             total_ += size;
             return data;
@@ -82,13 +98,17 @@ uint8_t* Arena::allocate(size_t bytes) {
     const size_t mapped = round_up(std::max(size, kChunk), kPage);
     uint8_t* data = map(mapped);
     if (!data) throw std::bad_alloc();
+    ASAN_POISON_MEMORY_REGION(data + size, mapped - size);
     chunks_.push_back({data, mapped, size});
     total_ += size;
     return data;
 }
 
 void Arena::release() {
-    for (const Chunk& chunk : chunks_) unmap(chunk.data, chunk.size);
+    for (const Chunk& chunk : chunks_) {
+        ASAN_UNPOISON_MEMORY_REGION(chunk.data, chunk.size);  // others may get these addresses
+        unmap(chunk.data, chunk.size);
+    }
     chunks_.clear();
     total_ = 0;
 }

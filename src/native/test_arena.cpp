@@ -8,6 +8,10 @@
 
 #include "test.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 using pronk::Arena;
 
 namespace {
@@ -42,6 +46,18 @@ void test_what_starts_a_chunk_starts_a_huge_page() {
 #if !defined(_WIN32)
     Arena arena;
     CHECK(reinterpret_cast<uintptr_t>(arena.allocate(33 * kMiB)) % (2 * kMiB) == 0);
+#endif
+}
+
+// Or else no test would see a kernel read past the end of a matrix.
+void test_a_sanitizer_sees_what_lies_behind_the_last_piece() {
+#if defined(__SANITIZE_ADDRESS__)
+    Arena arena;
+    for (const size_t bytes : {size_t{640}, size_t{64}, 33 * kMiB + 64}) {
+        uint8_t* data = arena.allocate(bytes);
+        CHECK(!__asan_region_is_poisoned(data, bytes));
+        CHECK(__asan_address_is_poisoned(data + bytes));
+    }
 #endif
 }
 
@@ -81,6 +97,7 @@ int main() {
     test_small_pieces_share_a_chunk();
     test_pieces_are_zeroed_aligned_and_apart();
     test_what_starts_a_chunk_starts_a_huge_page();
+    test_a_sanitizer_sees_what_lies_behind_the_last_piece();
     test_moves_and_release();
     test_too_much_changes_nothing();
     return test_result();

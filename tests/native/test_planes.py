@@ -109,17 +109,36 @@ def test_a_bit_of_a_code_in_another_place_would_be_noticed(stored: str, isa: str
 @each_isa
 @each_type
 def test_sums_of_the_largest_codes_do_not_overflow(stored: str, isa: str) -> None:
-    """All codes at either end, and activations that are all 127 or all -127."""
+    """All codes at either end, and activations that are all 127 or all -127, by as many tokens as each way takes."""
     for byte in (0x00, 0xFF):
         given = np.full((2, 2 * BLOCK_TYPES[stored].nbytes), byte, np.uint8)
         for offset in halves(stored):
             scales = np.array([2**-10], np.float16).view(np.uint8)
             given.reshape(4, -1)[:, offset : offset + 2] = scales
-        weights = meant(stored, given).astype(np.float64)
-        for x in (np.ones((3, weights.shape[1])), -np.ones((1, weights.shape[1]))):
-            out = product(matrix(stored, given), x.astype(np.float32), 2, isa)
+        of, weights = matrix(stored, given), meant(stored, given).astype(np.float64)
+        for x in (sign * np.ones((tokens, weights.shape[1])) for tokens in (1, 3, 8, 14) for sign in (1, -1)):
+            out = product(of, x.astype(np.float32), 2, isa)
             want = as_multiplied(x.astype(np.float32), "q8") @ weights.T
             assert np.allclose(out, want, rtol=1e-5, atol=1e-5 * np.abs(weights).max() * weights.shape[1])
+
+
+@each_isa
+@each_type
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.integers(1, 140), tokens=st.integers(1, 70), seed=st.integers(0, 99), size=st.sampled_from([1e-35, 1, 1e25])
+)
+def test_scales_and_activations_of_any_size(
+    stored: str, isa: str, rows: int, tokens: int, seed: int, size: float
+) -> None:
+    """Scales subnormal, of either sign and far apart, side by side: errors are of what is largest in a row."""
+    given = random_blocks(stored, rows, 3, seed)
+    weights, rng = meant(stored, given).astype(np.float64), np.random.default_rng(seed)
+    x = (rng.normal(size=(tokens, weights.shape[1])) * size).astype(np.float32)
+    out, rounded = product(matrix(stored, given), x, rows, isa), as_multiplied(x, "q8")
+    largest = np.maximum(np.abs(weights).max(1), 1e-6)
+    bound = (weights.shape[1] // 16 + 8) * EPS * 8 * np.abs(rounded).sum(1, keepdims=True) * largest
+    assert (np.abs(out - rounded @ weights.T) <= bound + 1e-37).all()
 
 
 @each_isa
