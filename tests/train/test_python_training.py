@@ -271,6 +271,19 @@ def test_an_error_in_the_loop_leaves_the_run_saved(model: Path, data: Path, tmp_
     assert (tmp_path / "out" / CHECKPOINTS / "step-000002").exists()
 
 
+def test_a_program_that_ends_amid_a_run_leaves_it_saved(model: Path, data: Path, tmp_path: Path) -> None:
+    """What still held the lines when the interpreter ended could save nothing, and printed a traceback of a page."""
+    script = (
+        "import sys, pronk\n"
+        f"lines = iter(pronk.finetune(*sys.argv[1:], **{QUICK}))\n"
+        "print(next(line for line in lines if line['step'] == 2)['step'])"
+    )
+    argv = [sys.executable, "-c", script, str(model), str(data), str(tmp_path / "out")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert (done.stdout, "Exception" in done.stderr) == ("2\n", False)
+    assert (tmp_path / "out" / CHECKPOINTS / "step-000002").exists()
+
+
 def test_ctrl_c_in_the_midst_of_a_step_finishes_and_saves_it(model: Path, data: Path, tmp_path: Path) -> None:
     pronk.finetune(model, data, tmp_path / "whole", **QUICK).run()
     with signalled(signal.SIGINT, 1), pytest.raises(KeyboardInterrupt):

@@ -182,6 +182,6 @@ def why(choice: Mapping[str, Any]) -> list[str]:
     return [
         console.table(rows),
         f"chosen for at most {console.size(choice['max_size'])} by what errors cost on {choice['text']}, which makes "
-        f"a mean KL divergence of {choice['predicted_kld']:.2g} expected",
+        f"a mean KL divergence of {choice['predicted_kld']:.2g} expected, before activations are rounded",
         "",
     ]

@@ -1,9 +1,12 @@
-"""Ctrl-C in the midst of a step: it is finished and saved first."""
+"""A run that is broken off, by Ctrl-C in the midst of a step or by the program's end: it is saved first."""
 
 from __future__ import annotations
 
+import atexit
+import inspect
 import signal
 import threading
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +14,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
+
+
+def closed_at_exit(lines: Generator[T]) -> Generator[T]:
+    """The same; a program that ends amid them closes them while there is an interpreter left to save anything."""
+    reference = weakref.ref(lines)
+
+    def close() -> None:
+        left = reference()
+        if left is not None and inspect.getgeneratorstate(left) == inspect.GEN_SUSPENDED:  # no thread is at it
+            left.close()
+
+    atexit.register(close)
+    return lines
 
 
 def unbroken(lines: Generator[T]) -> Generator[T]:

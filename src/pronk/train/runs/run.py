@@ -25,7 +25,7 @@ from pronk.train.logs import Logs
 from pronk.train.memory import Plan
 from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
-from pronk.train.runs.interrupt import unbroken
+from pronk.train.runs.interrupt import closed_at_exit, unbroken
 from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.result import Result
 from pronk.train.runs.watcher import Watcher
@@ -79,7 +79,7 @@ class Run(ABC):
         return f"<{type(self).__name__} of {self.settings.model} in {self.how.out}: {state}>"
 
     def __iter__(self) -> Iterator[Metrics]:
-        return self._alone()
+        return closed_at_exit(self._alone())
 
     def run(self) -> Result:
         """Train to the end."""
