@@ -287,6 +287,17 @@ def test_ctrl_c_while_a_library_imports_another(start: Start, tmp_path: Path, in
     assert (process.returncode, err == "\n") == ((130, True) if interrupted else (1, False))
 
 
+def test_ctrl_c_while_a_class_is_made(run: Run, loaded: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 makes a RuntimeError of what ends the __set_name__ of a dataclass's field: it was shown as a bug."""
+
+    def load(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Error calling __set_name__ on 'Field' instance") from KeyboardInterrupt()
+
+    monkeypatch.setattr("pronk.load", load)
+    result = run("generate", "-m", "m", "Hi there")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "\n")
+
+
 def test_ctrl_c_while_reading_standard_input(start: Start, fake_pronk: list[str]) -> None:
     process = start([*fake_pronk, "chat"])
     assert process.stdin is not None

@@ -108,16 +108,21 @@ class Verbs(click.Group):
         except OSError as error:  # a full disk, a directory without permission
             _abandon_stdout()
             raise Failure(PronkError(os_problem(error))) from error
-        except (MemoryError, RuntimeError) as error:
+        except (KeyboardInterrupt, MemoryError, RuntimeError, ImportError) as error:
+            if _is_interrupt(error):
+                console.say()
+                raise click.exceptions.Exit(130) from None
             if not out_of_memory(error):
                 raise
             raise Failure("out of memory; fewer bits (--quantize) or a smaller --ctx-size take less") from None
-        except (KeyboardInterrupt, ImportError) as error:
-            # Libraries in C that import others say of any exception in there that these cannot be imported.
-            if isinstance(error, ImportError) and signal.getsignal(signal.SIGINT) is not _end:
-                raise
-            console.say()
-            raise click.exceptions.Exit(130) from None
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C, or what was made of it: Python 3.11 makes a RuntimeError of what ends a field's __set_name__, and
+    libraries in C an ImportError of what ends an import of theirs."""
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+        return True
+    return isinstance(error, ImportError) and signal.getsignal(signal.SIGINT) is _end
 
 
 def _is_prompt(argument: str) -> bool:
