@@ -56,6 +56,12 @@ def test_a_short_context_makes_shorter_texts(data: Path) -> None:
     assert set(seen) == {4 * (40 - 2)}
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_few_tokens(stories: pronk.LLM, tokens: int) -> None:
+    """What a text begins with took more than was asked for, and nothing was left to be written."""
+    assert written(stories, tokens)
+
+
 def test_a_model_without_a_tokenizer_is_refused() -> None:
     config = tiny_config()
     llm = pronk.load(in_memory(config, random_weights(config)), engine="cpu", quantize="f32")

@@ -420,6 +420,22 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return formats
 
 
+def test_too_little_memory_to_write_names_what_needs_none(
+    run: Run, model: str, tmp_path: Path, short_of_memory: list[str]
+) -> None:
+    """Calibrating holds a layer at a time, and what writes the whole model."""
+    short_of_memory.append("int8")
+    dst = tmp_path / "m.gguf"
+    result = run("quantize", model, str(dst), "--to", "q4_0", "--calibrate")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "pronk: it needs 99 GB of memory, and 8 GB are free; it can be calibrated on a text alone, with "
+        "--self-written 0\n",
+    )
+    assert not dst.exists()
+    assert run("quantize", model, str(dst), "--to", "q4_0", "--self-written", "0").exit_code == 0
+
+
 def test_a_source_that_does_not_fit_in_f32(run: Run, model: str, tmp_path: Path, short_of_memory: list[str]) -> None:
     short_of_memory.append("f32")
     result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q8")

@@ -34,8 +34,9 @@ def written(llm: LLM, tokens: int, seed: int = 0, progress: Progress | None = No
     begun = llm.tokenizer.encode("")  # what every text begins with, if anything does
     draw, words = random.Random(seed), _words(llm)
     texts = [[*begun, draw.choice(words)] for _ in range(-(-tokens // ctx))]
-    params = SamplingParams(max_new_tokens=ctx - len(texts[0]), temperature=1.0, seed=seed, ignore_eos=True)
-    done, total = 0, len(texts) * params.max_new_tokens
+    most = max(1, ctx - len(texts[0]))
+    params = SamplingParams(max_new_tokens=most, temperature=1.0, seed=seed, ignore_eos=True)
+    done, total = 0, len(texts) * most
     for chunk in llm.session.stream(texts, params):
         if chunk.token is not None:
             texts[chunk.request].append(chunk.token)

@@ -13,6 +13,7 @@ import click
 
 from pronk import calibrate as calibration
 from pronk.cli import console, options, progress
+from pronk.cli.failures import short_of_memory
 from pronk.errors import BadRequest, NoTokenizer
 
 if TYPE_CHECKING:
@@ -113,9 +114,11 @@ def _written(src: str, checkpoint: Checkpoint, tokens: int) -> str:
 
     if checkpoint.config.num_labels:
         raise BadRequest(f"{src} is a reward model, which writes nothing: leave out --self-written")
+    ctx = min(calibration.CTX, checkpoint.config.max_position_embeddings)
     with (
         progress.shown(unit=progress.of_tokens) as advance,
-        pronk.load(checkpoint, engine="cpu", quantize=_WRITES_IN) as llm,
+        short_of_memory("it can be calibrated on a text alone, with --self-written 0"),
+        pronk.load(checkpoint, engine="cpu", quantize=_WRITES_IN, ctx_size=ctx) as llm,
     ):
         return written(llm, tokens, progress=advance)
 
