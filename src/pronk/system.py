@@ -22,7 +22,7 @@ def check_memory(need: int, what: str, way_out: str, free: int | None = None) ->
     """Raise NotEnoughMemory where `need` bytes are more than are free: `free`, if it is known already."""
     free = free_memory() if free is None else free
     if free is not None and need > free:
-        raise NotEnoughMemory(f"{what} needs {_size(need)} of memory, and {_size(free)} are free", way_out)
+        raise NotEnoughMemory(f"{what} needs {human_size(need)} of memory, and {human_size(free)} are free", way_out)
 
 
 def free_memory() -> int | None:
@@ -83,8 +83,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+def human_size(nbytes: float) -> str:
+    """1.5 GB, 93.0 MB, 512 B; a kilobyte has 1000 bytes, as on disks."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes:.0f} B"
 
 
 def peak_memory() -> int | None:

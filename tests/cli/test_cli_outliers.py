@@ -140,7 +140,7 @@ def test_where_memory_is_short_the_way_out_is_one_that_there_is(
     ):
         result = run("outliers", model, "--text", text, *COMMON, *arguments)
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-        assert result.stderr.endswith(f" of memory, and 0 MB are free; {way_out}\n")
+        assert result.stderr.endswith(f" of memory, and 1.0 kB are free; {way_out}\n")
 
 
 def test_a_picture_that_cannot_be_written_takes_no_table_with_it(

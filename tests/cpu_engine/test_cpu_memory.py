@@ -27,7 +27,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch: pyt
     monkeypatch.setattr(system, "free_memory", lambda: 1_000_000)
     plain = in_memory(CONFIG, random_weights(CONFIG))
     checkpoint = replace(plain, tensors={n: replace(t, read=unreadable) for n, t in plain.tensors.items()})
-    with pytest.raises(PronkError, match=r"needs \d+ MB of memory, and 1 MB are free; .*quantize='q4'"):
+    with pytest.raises(PronkError, match=r"needs [\d.]+ MB of memory, and 1.0 MB are free; .*quantize='q4'"):
         CpuBackend.from_checkpoint(checkpoint)
     with pytest.raises(
         PronkError, match=r"free; choose a smaller model$"
@@ -50,7 +50,7 @@ def test_a_cache_that_does_not_fit_is_refused_and_keeps_what_it_has(monkeypatch:
     before = engine.forward(batch, kv)
     monkeypatch.setattr(system, "free_memory", lambda: 1_000_000)
     for grow in (lambda: kv.resize(10_000), lambda: engine.new_kv(10_000, 64)):
-        with pytest.raises(PronkError, match=r"KV cache of 640000 tokens needs .* 1 MB are free; .*kv_dtype='q4'"):
+        with pytest.raises(PronkError, match=r"KV cache of 640000 tokens needs .* 1.0 MB are free; .*kv_dtype='q4'"):
             grow()
     assert kv.num_blocks == 1
     assert np.array_equal(engine.forward(batch, kv), before)

@@ -462,7 +462,7 @@ def test_memory_that_is_not_there_is_asked_for_before_anything_is_read(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pronk.system.free_memory", lambda: 1 << 20)
-    with pytest.raises(PronkError, match=r"training it needs .* of memory, and 1 MB are free; choose .* --recompute 1"):
+    with pytest.raises(PronkError, match=r"training it needs .* and 1.0 MB are free; choose .* --recompute 1"):
         make(settings(model, data), tmp_path / "run")
     monkeypatch.setattr("pronk.system.free_memory", lambda: 1 << 27)
     make(settings(model, data), tmp_path / "run")

@@ -15,6 +15,7 @@ from pronk import calibrate as calibration
 from pronk.cli import console, options, progress
 from pronk.cli.failures import short_of_memory
 from pronk.errors import BadRequest, NoTokenizer
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -184,7 +185,7 @@ def why(choice: Mapping[str, Any]) -> list[str]:
         rows.append((role, ", ".join(f"{kind} x {count}" for kind, count in sorted(counts.items()))))
     return [
         console.table(rows),
-        f"chosen for at most {console.size(choice['max_size'])} by what errors cost on {choice['text']}, which makes "
+        f"chosen for at most {human_size(choice['max_size'])} by what errors cost on {choice['text']}, which makes "
         f"a mean KL divergence of {choice['predicted_kld']:.2g} expected, before activations are rounded",
         "",
     ]

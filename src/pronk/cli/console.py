@@ -65,11 +65,3 @@ def is_dumb() -> bool:
 def is_plain() -> bool:
     """Whether nothing is to be dimmed or coloured: the terminal cannot, or its user does not want it (no-color.org)."""
     return is_dumb() or bool(os.environ.get("NO_COLOR"))
-
-
-def size(nbytes: float) -> str:
-    """1.5 GB, 93.0 MB, 512 B; a kilobyte has 1000 bytes, as on disks."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.1f} {unit}"
-    return f"{nbytes:.0f} B"

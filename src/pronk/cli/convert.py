@@ -12,6 +12,7 @@ from pronk.cli import console, converted_adapter, options, progress
 from pronk.cli.saving import open_source, save, tokenizer_for
 from pronk.errors import PronkError
 from pronk.formats import FLOATS, FORMATS, kept
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -200,7 +201,7 @@ def _receipt(src: str, dst: str, tokenizer: str | None, revision: str | None, ro
 def _as_text(receipt: dict[str, Any]) -> str:
     at = receipt["first_greedy_divergence"]
     lines = [
-        f"{receipt['dst']}: {receipt['format']}, {console.size(receipt['bytes'])}",
+        f"{receipt['dst']}: {receipt['format']}, {human_size(receipt['bytes'])}",
         f"largest logit difference {receipt['max_abs_difference']:.3g} over {receipt['tokens']} tokens; "
         f"greedy tokens differ {'nowhere' if at is None else f'from token {at} on'}",
     ]

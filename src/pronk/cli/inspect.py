@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, options
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.checkpoint.grid import Grid
@@ -153,17 +154,17 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("quantization", opened.quantization or "none"),
         ("grid", _grid(opened) or "none found"),
         ("tokenizer", f"{source.kind}, {template}" if source else "none"),
-        ("files", f"{plan.files}, {console.size(plan.stored)} of weights"),
+        ("files", f"{plan.files}, {human_size(plan.stored)} of weights"),
         (
             "CPU engine",
-            f"{console.size(cpu.weights)} in {cpu.dtype}, and a KV cache of {cpu.kv_a_token / 1e3:.1f} kB per token in "
+            f"{human_size(cpu.weights)} in {cpu.dtype}, and a KV cache of {cpu.kv_a_token / 1e3:.1f} kB per token in "
             f"{cpu.kv_dtype}"
             if cpu
             else "not installed",
         ),
         (
             "torch engine",
-            f"{console.size(plan.loaded)} in f32, peak {console.size(plan.peak)} while loading; in 16 bits half of it",
+            f"{human_size(plan.loaded)} in f32, peak {human_size(plan.peak)} while loading; in 16 bits half of it",
         ),
     ]
     config = [(key, json.dumps(value)) for key, value in _config(opened).items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pronk.cli import console, options
+from pronk.system import human_size
 
 
 @options.verb(
@@ -21,7 +22,7 @@ def command(as_json: bool) -> None:
         console.write_json([{"name": m.name, "path": m.path and str(m.path), "bytes": m.nbytes} for m in models])
         return
     rows = [
-        (m.name, "" if m.nbytes is None else console.size(m.nbytes), m.path or f"not here; pronk pull {m.name}")
+        (m.name, "" if m.nbytes is None else human_size(m.nbytes), m.path or f"not here; pronk pull {m.name}")
         for m in models
     ]
     console.write(console.table(rows, right=(1,)) + "\n")

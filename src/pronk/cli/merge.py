@@ -12,6 +12,7 @@ import click
 from pronk import formats
 from pronk.cli import console, options, origin, progress, saving
 from pronk.errors import ModelNotFound, PronkError
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,7 +241,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     error = "" if found["standard_error"] is None else f" ± {found['standard_error']:.2g}"
     types = receipt["quantization"] or receipt["dtype"]
     return (
-        f"{receipt['dst']}: {receipt['format']} ({types}), {console.size(receipt['bytes'])}; "
+        f"{receipt['dst']}: {receipt['format']} ({types}), {human_size(receipt['bytes'])}; "
         f"merged into {receipt['base']} ({receipt['merged_into']}){_how(receipt)}\n"
         f"mean KL divergence from {receipt['base']} in {receipt['reference']} with {_named(receipt)}: "
         f"{found['mean']:.3g}{error}; "

@@ -16,6 +16,7 @@ from pronk import engines, formats
 from pronk.cli import recipe, saved_recipe, typed
 from pronk.errors import BadRequest
 from pronk.spellings import SAME, ours
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.engine.generation import Chunk, Generation
@@ -401,8 +402,8 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
     with progress.shown("loading", patience=0) as advance:  # importing torch takes a moment already
         llm = pronk.load(model, **loading, progress=advance)
     if kept := llm.backend.newly_kept:
-        size = kept.stat().st_size / 1e9
-        console.note(f"kept {size:.1f} GB of packed weights in {kept.parent} for later starts (--no-pack-cache: none)")
+        size = human_size(kept.stat().st_size)
+        console.note(f"kept {size} of packed weights in {kept.parent} for later starts (--no-pack-cache: none)")
     trained, scaling = llm.config.max_position_embeddings, llm.config.rope_scaling
     if llm.ctx_size > trained and not (scaling and scaling.rope_type == "dynamic"):  # which stretches with the context
         console.note(f"a context of {llm.ctx_size} tokens is more than the {trained} the model was trained for")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pronk.cli import console
+from pronk.system import human_size
 
 Unit = Callable[[int, int], str]  # how much of how much is done, in words
 
@@ -21,7 +22,7 @@ BAR = 40  # characters, where the terminal has room
 
 
 def of_bytes(done: int, total: int) -> str:
-    return f"{console.size(done)} of {console.size(total)}"
+    return f"{human_size(done)} of {human_size(total)}"
 
 
 def of_tokens(done: int, total: int) -> str:

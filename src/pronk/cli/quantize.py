@@ -17,6 +17,7 @@ from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
 from pronk.errors import BadRequest, NoTokenizer, PronkError, os_problem
 from pronk.formats import FORMATS, GROUP
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -306,8 +307,8 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
     error = found["standard_error"]
     types = f" ({receipt['quantization']})" if receipt["quantization"] else ""
     lines = [
-        f"{receipt['dst']}: {receipt['format']}{types}, {console.size(size['after'])}; "
-        f"{receipt['src']} has {console.size(size['before'])}",
+        f"{receipt['dst']}: {receipt['format']}{types}, {human_size(size['after'])}; "
+        f"{receipt['src']} has {human_size(size['before'])}",
         f"mean KL divergence from {receipt['src']} in {receipt['reference']}: {found['mean']:.3g}"
         + ("" if error is None else f" ± {error:.2g}")
         + f"; the likeliest token is the same in {found['top1']:.1%} of {found['rows']} predictions",

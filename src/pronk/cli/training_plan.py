@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pronk.cli import console
-from pronk.cli.console import size
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.train.memory import Plan
@@ -22,12 +22,14 @@ def show(found: Plan, settings: Settings, *, as_json: bool) -> None:
 def _as_text(found: Plan, settings: Settings) -> str:
     rows: list[tuple[str, ...]] = [("", "maximum", "at the peak")]
     for kind, most in found.most.items():
-        rows.append(("optimizer state" if kind == "optimizer" else kind, size(most), size(found.at_peak[kind])))
+        rows.append(
+            ("optimizer state" if kind == "optimizer" else kind, human_size(most), human_size(found.at_peak[kind]))
+        )
     besides = {"scratch, holes": found.scratch, "process, torch": found.process}
-    rows += [(word, "", size(nbytes)) for word, nbytes in besides.items() if nbytes]
-    rows.append(("total", "", size(found.total)))
+    rows += [(word, "", human_size(nbytes)) for word, nbytes in besides.items() if nbytes]
+    rows.append(("total", "", human_size(found.total)))
     if found.free is not None:
-        rows.append(("free", "", size(found.held + found.free)))
+        rows.append(("free", "", human_size(found.held + found.free)))
     answer = {True: "It fits.", False: "It does not fit.", None: "How much memory is free is unknown."}[found.fits]
     if found.total > found.in_a_step:
         answer += " The peak comes while weights are loaded."

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, progress
+from pronk.system import human_size
 from pronk.train.runs.watcher import Advance, Of, Watcher, Work
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Watch(Watcher):
                 step = metrics["step"]
                 if "loss" in metrics:
                     tokens, seconds = tokens + metrics["tokens"], seconds + metrics["seconds"]
-                    speed, memory = f"{tokens / seconds:.0f} tokens/s", console.size(peak_bytes(run))
+                    speed, memory = f"{tokens / seconds:.0f} tokens/s", human_size(peak_bytes(run))
                     state = f", loss {metrics['loss']:.3f}{_words(metrics)}, {speed}, {memory}"
                     advance("", step - first, steps - first)
                     return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.cli import console
+from pronk.system import human_size
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -39,7 +40,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         rows.append(("mismatch", f"{report['mismatch']:.2g} nats a token (KL of what wrote from what was trained)"))
     rows += [
         ("time", f"{_seconds(report['seconds'])} of steps, {report['tokens_a_second']:.0f} tokens/s"),
-        ("peak memory", console.size(report["peak_bytes"])),
+        ("peak memory", human_size(report["peak_bytes"])),
         ("folder", report["out"] + (f", with {Path(report['curve']).name}" if report["curve"] else "")),
     ]
     if new:

@@ -17,7 +17,7 @@ from pronk.measure.comparison_steps import REFERENCE, composed, step_name, steps
 from pronk.measure.journal import Journal
 from pronk.measure.machine import load, provenance
 from pronk.measure.settle import settle
-from pronk.system import processors
+from pronk.system import human_size, processors
 
 _KEPT = ".reference.logits"  # what the reference predicts, while quality is measured
 
@@ -71,7 +71,7 @@ def about(comparison: Comparison) -> list[str]:
             prompts = comparison.settings()["prompts"]
             lines.append(
                 f"quality: {comparison.windows} windows of {comparison.window} tokens of {comparison.text}, against "
-                f"{comparison.reference.name}, which takes {comparison.kept_bytes / 1e6:,.0f} MB of disk meanwhile"
+                f"{comparison.reference.name}, which takes {human_size(comparison.kept_bytes)} of disk meanwhile"
                 + (f"; {prompts} prompts, greedy and sampled" if comparison.new_tokens else "")
             )
         if comparison.request.tasks:
@@ -109,8 +109,8 @@ def _check_disk(comparison: Comparison, folder: Path) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     if need > (free := shutil.disk_usage(there).free):
         raise PronkError(
-            f"predictions of {comparison.model} take {need / 1e6:,.0f} MB of disk while variants are measured, and "
-            f"{free / 1e6:,.0f} MB are free in {there}; take fewer --windows, or another folder (--out)"
+            f"predictions of {comparison.model} take {human_size(need)} of disk while variants are measured, and "
+            f"{human_size(free)} are free in {there}; take fewer --windows, or another folder (--out)"
         )
 
 

@@ -24,6 +24,7 @@ from pronk.measure.machine import provenance
 from pronk.measure.schema import KINDS, TRAINING
 from pronk.measure.training_grid import TECHNIQUES, TIMED, WARM_UP, Grid, Request, Setting, settled
 from pronk.measure.worker import Held, OutOfMemory, Worker, WorkerDied
+from pronk.system import human_size
 
 if TYPE_CHECKING:
     from pronk.train.data.examples import Example
@@ -90,7 +91,7 @@ def _measured(grid: Grid, setting: Setting, account: bool, worker: Worker, _: Pr
     try:
         found["plan"] = worker.call(plan, **training)
         if found["plan"].get("fits") is False:
-            said = f"{found['plan']['total'] / 1e9:.1f} GB are needed: foreseen, and not tried"
+            said = f"{human_size(found['plan']['total'])} are needed: foreseen, and not tried"
             return {**found, "out_of_memory": said}
         steps = WARM_UP + TIMED
         measured = worker.call(trained, **training, threads=request.threads, count=steps, account=account)

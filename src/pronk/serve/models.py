@@ -248,9 +248,9 @@ class Models:
         idle = sorted((each for each in self.loaded if not each.users), key=lambda each: each.used)
         while sum(each.bytes for each in self.loaded) + least > self._max_memory:
             if not idle:
-                most = f"{self._max_memory / 1e6:.1f} MB" if self._max_memory >= 1e5 else f"{self._max_memory} bytes"
                 problem = (
-                    f"{model.name} takes {least / 1e6:.1f} MB at least, beside what is in use, and {most} is the most"
+                    f"{model.name} takes {system.human_size(least)} at least, beside what is in use, and "
+                    f"{system.human_size(self._max_memory)} is the most"
                 )
                 raise NotEnoughMemory(problem, "raise --max-memory, or lower --ctx-size, or --quantize to fewer bits")
             log.info("unloaded %s, to make room for %s", idle[0].name, model.name)

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pronk.checkpoint.hub.local import check_space, digest, megabytes, say
+from pronk.checkpoint.hub.local import check_space, digest, say
 from pronk.checkpoint.hub.repository import COMPANIONS, Model, Repository, choose, has_all_pieces, models_in
 from pronk.errors import DownloadFailed, ModelNotFound
+from pronk.system import human_size
 from pronk.terminal import shown_in_line
 
 _TIMEOUT_S = 10.0
@@ -68,7 +69,7 @@ def fetch(repository: Repository, *, verify: bool = False, progress: bool = True
         check_space(str(repository), cache, need, "HF_HOME")
         bars = progress and need > 0 and sys.stderr.isatty()
         if need and not bars:
-            say(f"downloading {repository} ({megabytes(need)})", progress)
+            say(f"downloading {repository} ({human_size(need)})", progress)
         with _progress_bars(bars):
             patterns = [glob.escape(f) for f in model.files]
             folder = Path(
@@ -88,7 +89,7 @@ def fetch_file(repository: Repository, folder: Path, nbytes: int, progress: bool
         from huggingface_hub import hf_hub_download
 
         if not bars:
-            say(f"downloading {repository.part} of {repository.id} ({megabytes(nbytes)})", progress)
+            say(f"downloading {repository.part} of {repository.id} ({human_size(nbytes)})", progress)
         assert repository.part
         return Path(hf_hub_download(repository.id, repository.part, revision=repository.revision, local_dir=folder))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.errors import DownloadFailed
-from pronk.system import expanded
+from pronk.system import expanded, human_size
 from pronk.terminal import shown
 
 _CHUNK = 1 << 20
@@ -47,15 +47,11 @@ def say(line: str, progress: bool = True) -> None:
         print(shown(line), file=sys.stderr, flush=True)
 
 
-def megabytes(n: int) -> str:
-    return f"{n / 1e6:.0f} MB"
-
-
 def check_space(name: str, folder: Path, need: int, variable: str) -> None:
     """`variable`: of the environment, which moves the folder elsewhere. Raises DownloadFailed."""
     if (free := shutil.disk_usage(folder).free) < need:
         raise DownloadFailed(
-            f"{name}: {megabytes(need)} of free disk space are needed in {folder} and {megabytes(free)} are there; "
+            f"{name}: {human_size(need)} of free disk space are needed in {folder} and {human_size(free)} are there; "
             f"make room, or set {variable} to a folder elsewhere"
         )
 

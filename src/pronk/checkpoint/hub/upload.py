@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pronk import strict_json
-from pronk.checkpoint.hub.local import megabytes, public, say
+from pronk.checkpoint.hub.local import public, say
 from pronk.errors import BadFile, BadRequest, ModelNotFound, PronkError, one_line
-from pronk.system import expanded
+from pronk.system import expanded, human_size
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, errors
@@ -58,13 +58,13 @@ def push(
     found = files(expanded(folder))
     size = sum(path.stat().st_size for path in found.values())
     if dry_run:
-        return "".join(f"{name} ({megabytes(path.stat().st_size)})\n" for name, path in found.items())
+        return "".join(f"{name} ({human_size(path.stat().st_size)})\n" for name, path in found.items())
     with _errors_in_one_line(repository):
         from huggingface_hub import CommitOperationAdd, HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
-        say(f"uploading {len(found)} files ({megabytes(size)}) to {repository}", progress)
+        say(f"uploading {len(found)} files ({human_size(size)}) to {repository}", progress)
         api: HfApi = HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
         done = api.create_commit(

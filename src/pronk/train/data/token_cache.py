@@ -61,8 +61,8 @@ class TokenCache:
                 return None
             found = _made(file, write, lambda: _statuses(data) == before)
             if file.exists():
-                size = file.stat().st_size / 1e6
-                self.note(f"kept {size:.0f} MB of tokens in {file.parent} for later runs (--no-token-cache: none)")
+                size = system.human_size(file.stat().st_size)
+                self.note(f"kept {size} of tokens in {file.parent} for later runs (--no-token-cache: none)")
             return found
         except OSError:
             return None
