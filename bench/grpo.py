@@ -8,6 +8,9 @@ temperature of 1; tokens are those of completions, as each side counts its own. 
 while the other works. In bf16 both train in bfloat16 (autocast), and TRL's frozen weights are bfloat16 as well, but for
 TRL as it comes, which keeps them in float32, computes activations again and writes at most 256 tokens. `mismatch` is
 the divergence of what pronk's completions are written with from what is trained, for which the loss makes up.
+
+Instructions are prompts of some 15 tokens; where a case says "articles", a paragraph of some 300 is to be summed up, as
+is common where people's preferences are learned from (arXiv 2009.01325: posts of 300 tokens, summaries of 50).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ import models
 import tasks
 from sides.pipe import Side
 
-DATA = harness.ROOT.parent / "shared" / "data" / "alpaca" / "alpaca_data_200.json"
+SHARED = harness.ROOT.parent / "shared" / "data"
+DATA = SHARED / "alpaca" / "alpaca_data_200.json"
+ARTICLES = SHARED / "wikitext-2" / "test.txt"
 MODEL, PEER = models.SMOLLM2, "TRL"
 GOAL = 4.0
 OPTIONS: dict[str, Any] = {
@@ -45,12 +50,14 @@ class Case:
     rollout_quantize: str
     new_tokens: int = 64
     checkpointing: bool = False  # the peer's, which it switches on
+    articles: bool = False
 
 
 CASES = {
     "f32": Case("f32", "float32", "auto"),
     "f32, written in int8": Case("f32", "float32", "int8"),
     "f32, written in int8, 256 tokens": Case("f32", "float32", "int8", 256),
+    "f32, written in int8, articles": Case("f32", "float32", "int8", articles=True),
     "bf16": Case("bf16", "bfloat16", "bf16"),
     "bf16, written in int8": Case("bf16", "bfloat16", "int8"),
     "bf16, written in int8, TRL as it comes": Case("bf16", "float32", "int8", 256, checkpointing=True),
@@ -65,14 +72,14 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         data, work = folder / "prompts.jsonl", folder / "work.json"
-        prompts = [{"prompt": f"{one['instruction']}\n\n"} for one in json.loads(options.data.read_text("utf-8"))]
-        data.write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")
+        prompts = articles() if case.articles else instructions(options.data)
+        data.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts), encoding="utf-8")
         work.write_text(json.dumps({"data": str(data), "options": asked}), encoding="utf-8")
         ours = stack.enter_context(Side("pronk_grpo_side"))
         theirs = stack.enter_context(Side("trl_side", models.PEERS_PYTHON))
         common = {"path": path, "work": str(work), "threads": options.threads, "precision": case.precision}
         loaded = {"pronk": ours.load(**common, rollout_quantize=case.rollout_quantize)}
-        in_order = ordered(path, data, asked, [one["prompt"] for one in prompts], folder)
+        in_order = ordered(path, data, asked, prompts, folder)
         loaded[PEER] = theirs.load(
             **common, base=case.base, prompts=in_order, loaded=options.micro_batch, checkpointing=case.checkpointing
         )
@@ -91,6 +98,17 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         "steps": {name: [step for one in rounds for step in one["steps"]] for name, rounds in found.items()},
         "steal_s": harness.steal_s() - stolen,
     }
+
+
+def instructions(data: Path) -> list[str]:
+    return [f"{one['instruction']}\n\n" for one in json.loads(data.read_text(encoding="utf-8"))]
+
+
+def articles(characters: int = 1400) -> list[str]:
+    """Long paragraphs of WikiText-2, each cut at the end of a sentence, and the question that follows them."""
+    lines = [line.strip() for line in ARTICLES.read_text(encoding="utf-8").splitlines()]
+    cut = [line[:characters].rpartition(" . ")[0] for line in lines if len(line) > characters]
+    return [f"{paragraph} .\n\nSummarize this in one sentence.\n\n" for paragraph in cut if paragraph]
 
 
 def ordered(path: str, data: Path, asked: dict[str, Any], prompts: list[str], folder: Path) -> list[str]:

@@ -83,7 +83,7 @@ def test_one_download_goes_on_where_it_broke_off(client: Client, server: Hub) ->
 
 def test_no_space_is_said_before_anything_comes(client: Client, server: Hub) -> None:
     line = client.refusal("DownloadFailed", "resolve", "stories110M", free=1000)
-    assert "stories110M: 438.7 MB of free disk space are needed" in line
+    assert "stories110M: 438.9 MB of free disk space are needed" in line
     assert server.requests == []
 
 

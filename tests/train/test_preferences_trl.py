@@ -1,4 +1,4 @@
-"""SimPO, ORPO and KTO beside TRL's own functions, where TRL is installed: losses and gradients of the same texts.
+"""DPO, IPO, SimPO, ORPO and KTO beside TRL's own functions, where TRL is installed: losses and gradients of one batch.
 
 What is called are the methods of TRL's trainers that make a loss of a batch, on transformers' model; the trainers
 themselves, which only deal out batches, are stood in for.
@@ -7,6 +7,8 @@ themselves, which only deal out batches, are stood in for.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +75,44 @@ class Accelerator:
     def gather_for_metrics(self, value: Tensor) -> Tensor:
         return value
 
+    gather = gather_for_metrics
+
+
+def part(model: Any, other: Any, answers: list[Example]) -> None:
+    """Take both models a step towards these answers, away from the reference: before it all rewards are 0."""
+    of_texts(model, MicroBatch.of(answers, CPU), [text.targets for text in answers]).sum().backward()
+    named = dict(other.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            parameter.add_(parameter.grad, alpha=1e-2)
+            named[name].copy_(parameter)
+            parameter.grad = None
+
+
+def patched(module: Any) -> Any:
+    """As TRL patches a model's forward pass: log-probabilities of labels, and what it shows."""
+
+    def forward(input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any) -> Any:
+        logits = module(input_ids=input_ids, attention_mask=attention_mask).logits[:, :-1].log_softmax(-1)
+        following = labels[:, 1:]
+        picked = logits.gather(-1, following.clamp(min=0)[..., None])[..., 0]
+        return SimpleNamespace(
+            log_probs=picked * (following != -100), entropy=torch.zeros_like(picked), mean_logits=picked.detach(),
+            is_top1=logits.argmax(-1) == following,
+        )  # fmt: skip
+
+    return forward
+
+
+@contextmanager
+def plain(trainer: str) -> Iterator[None]:
+    """A trainer's module, whose models are no modules here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"trl.trainer.{trainer}_trainer.disable_gradient_checkpointing", lambda *_: nullcontext())
+        patch.setattr(f"trl.trainer.{trainer}_trainer.is_peft_model", lambda _: False)
+        yield
+
 
 def padded(rows: list[list[int]], value: int) -> Tensor:
     most = max(map(len, rows))
@@ -120,6 +160,41 @@ def test_pairs_cost_what_they_cost_trl(folder: Path, chosen: DPO, options: dict[
     check(model, float(cost.detach()) / 4, other, total)
 
 
+@pytest.mark.parametrize("loss_type", ["sigmoid", "hinge", "ipo"])
+def test_pairs_beside_a_reference_cost_what_they_cost_trl(folder: Path, loss_type: Any) -> None:
+    """All weights, away from the reference, in one micro-batch. Label smoothing is another loss there ("robust")."""
+    from trl import DPOTrainer
+
+    objective = DPO(loss_type=loss_type, beta=0.4)
+    model, other, second = load_module(checkpoint.open(folder)), theirs_of(folder), theirs_of(folder)
+    pairs = [Pair(example(prompt, good), example(prompt, bad)) for prompt, good, bad in texts(4)]
+    objective.prepare(model, pairs, Group())
+    part(model, other, [pair.rejected for pair in pairs[:2]] + [pair.chosen for pair in pairs[2:]])
+    both = [(prompt, good) for prompt, good, _ in texts(4)] + [(prompt, bad) for prompt, _, bad in texts(4)]
+    batch = {
+        "input_ids": padded([[*prompt, *answer] for prompt, answer in both], 0),
+        "attention_mask": padded([[1] * len(prompt + answer) for prompt, answer in both], 0),
+        "completion_mask": padded([[0] * len(prompt) + [1] * len(answer) for prompt, answer in both], 0),
+    }
+    shown: Any = defaultdict(list)
+    stand_in = SimpleNamespace(
+        model=SimpleNamespace(training=True), ref_model=patched(second), accelerator=Accelerator(), beta=0.4,
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None), aux_loss_enabled=False, ld_alpha=None,
+        precompute_ref_logps=False, f_divergence_type="reverse_kl", loss_types=[loss_type], loss_weights=[1.0],
+        use_weighting=False, _metrics={"train": shown}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    with plain("dpo"):
+        loss = DPOTrainer._compute_loss(stand_in, patched(other), batch, return_outputs=False)
+    loss.backward()
+    cost, seen = objective.loss(model, objective.collate(pairs, CPU))
+    (cost / 4).backward()
+    check(model, float(cost.detach()) / 4, other, float(loss.detach()))
+    if loss_type != "ipo":  # whose rewards are of sums there, of means here
+        margins = shown["rewards/margins"][0]
+        assert abs(margins) > 0.01
+        assert seen["rewards/margins"] / 4 == pytest.approx(margins, rel=1e-4)
+
+
 def test_judged_answers_cost_what_they_cost_trl(folder: Path) -> None:
     """All weights, away from the reference; one micro-batch, of which TRL estimates z as pronk does of a step."""
     from trl import KTOTrainer
@@ -132,29 +207,7 @@ def test_judged_answers_cost_what_they_cost_trl(folder: Path) -> None:
     labels = [True, False, False, True]
     judged = [Judged(example(*own), label) for own, label in zip(answers, labels, strict=True)]
     objective.prepare(model, judged, Group())
-    named = dict(other.named_parameters())
-    others = [objective.elsewhere.of[one] for one in judged]  # a step towards these, or z would be 0
-    of_texts(model, MicroBatch.of(others, CPU), [text.targets for text in others]).sum().backward()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            parameter.add_(parameter.grad, alpha=1e-2)
-            named[name].copy_(parameter)
-            parameter.grad = None
-
-    def patched(module: Any) -> Any:
-        """As TRL patches a model's forward pass: log-probabilities of labels."""
-
-        def forward(input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any) -> Any:
-            logits = module(input_ids=input_ids, attention_mask=attention_mask).logits[:, :-1].log_softmax(-1)
-            following = labels[:, 1:]
-            picked = logits.gather(-1, following.clamp(min=0)[..., None])[..., 0]
-            return SimpleNamespace(
-                log_probs=picked * (following != -100), entropy=torch.zeros_like(picked), mean_logits=picked.detach()
-            )
-
-        return forward
-
+    part(model, other, [objective.elsewhere.of[one] for one in judged])
     rows = [[*prompt, *answer] for prompt, answer in answers]
     moved = [[*prompt, *answers[at - 1][1]] for at, (prompt, _) in enumerate(answers)]
     masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in answers]
@@ -172,11 +225,7 @@ def test_judged_answers_cost_what_they_cost_trl(folder: Path) -> None:
             gradient_checkpointing_kwargs=None), state=SimpleNamespace(num_input_tokens_seen=0),
     )  # fmt: skip
     stand_in._compute_kl_logps = KTOTrainer._compute_kl_logps.__get__(stand_in)
-    with pytest.MonkeyPatch.context() as patch:
-        from contextlib import nullcontext
-
-        patch.setattr("trl.trainer.kto_trainer.disable_gradient_checkpointing", lambda *_: nullcontext())
-        patch.setattr("trl.trainer.kto_trainer.is_peft_model", lambda _: False)
+    with plain("kto"):
         loss = KTOTrainer._compute_loss(stand_in, patched(other), batch, return_outputs=False)
     loss.backward()
     objective.begin(model, [judged], Group())
