@@ -190,6 +190,35 @@ def test_how_completions_are_dealt_out_changes_nothing(folder: Path, loss_type: 
     assert float(sum(parts).detach()) == pytest.approx(float(whole.detach()), abs=1e-5)  # type: ignore[union-attr]
 
 
+def test_gradients_are_the_same_each_time(folder: Path) -> None:
+    """A prompt's last row is read for the first token of each of its completions. Two threads added up what came back
+    to it in whatever order they came by, so that now and then a run was another one."""
+    settings, draw, each = GRPO(num_generations=64, max_new_tokens=20), np.random.default_rng(3), 20
+    completions = tuple(
+        Completion(tuple(draw.integers(3, 250, each).tolist()), (-5.0,) * each, ended=False, advantage=float(advantage))
+        for advantage in draw.normal(size=64)
+    )
+    prompt = Prompt(np.array(PROMPTS[0], np.int32), "", {}, 64, each)
+    model, threads = load_module(checkpoint.open(folder)), torch.get_num_threads()
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        batch = settings.collate([Answered(prompt, completions, 1.0)], CPU)
+        settings.loss(model, batch)[0].backward()
+        (found,) = [p.grad for name, p in model.named_parameters() if name == "model.layers.0.self_attn.v_proj.weight"]
+        assert found is not None
+        return found.clone()
+
+    torch.set_num_threads(2)
+    try:
+        first = gradient()
+        assert first.abs().max() > 0
+        for _ in range(60):
+            assert torch.equal(gradient(), first)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_advantages_are_their_formulas() -> None:
     rewards = torch.from_numpy(REWARDS)
     away = rewards - rewards.mean(1, keepdim=True)

@@ -113,7 +113,7 @@ class Block(nn.Module):
         """x [T, C] -> [T, C], or only the `rows` that anyone reads."""
         x = x + self.self_attn(self.input_layernorm(x), rope, batch, kv)
         if rows is not None:
-            x = x[rows]
+            x = x.index_select(0, rows)  # unlike that of x[rows], its gradient is added up in order
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -163,6 +163,6 @@ class Llama(nn.Module):
             rows = batch.logits_rows if index == last and not self.every_row else None
             x = layer(x, rope, batch, kv.layers[index] if kv else None, rows)
         if self.every_row:
-            x = x[batch.logits_rows]
+            x = x.index_select(0, batch.logits_rows)
         normed: Tensor = self.model.norm(x)
         return normed
