@@ -92,7 +92,8 @@ def test_who_is_in_use_stays(three: Running, monkeypatch: pytest.MonkeyPatch) ->
     for each in pieces:
         next(each)
     with pytest.raises(
-        openai.InternalServerError, match=r"c takes .* MB at least, beside what is in use, and [\d.]+ MB is the most"
+        openai.InternalServerError,
+        match=r"c takes [\d.]+ [kM]B at least, beside what is in use, and [\d.]+ [kM]B is the most",
     ) as refused:
         say(three, "c")
     assert refused.value.status_code == 503
