@@ -190,7 +190,7 @@ def test_memory_that_does_not_suffice(pretrain: Run, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 1
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("pronk:"))
     assert line.startswith("pronk: the new model: training it needs 1")  # 740 million parameters, 16 bytes each
-    assert " GB of memory, and 8.0 MB are free; what takes less: a smaller model (--hidden, --layers, --vocab" in line
+    assert " GB of memory, and 8.4 MB are free; what takes less: a smaller model (--hidden, --layers, --vocab" in line
 
 
 def test_without_torch(text: str, tmp_path: Path) -> None:
