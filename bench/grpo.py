@@ -10,7 +10,7 @@ TRL as it comes, which keeps them in float32, computes activations again and wri
 the divergence of what pronk's completions are written with from what is trained, for which the loss makes up.
 
 Instructions are prompts of some 15 tokens; where a case says "articles", a paragraph of some 300 is to be summed up, as
-is common where people's preferences are learned from (arXiv 2009.01325: posts of 300 tokens, summaries of 50).
+is common where people's preferences are learned from (arXiv 2009.01325: summaries of 24 to 48 tokens).
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_who_is_in_use_stays(three: Running, monkeypatch: pytest.MonkeyPatch) ->
         next(each)
     with pytest.raises(
         openai.InternalServerError,
-        match=r"c takes [\d.]+ [kM]B at least, beside what is in use, and [\d.]+ [kM]B is the most",
+        match=r"c takes [\d.]+ MB at least, beside what is in use, and [\d.]+ MB is the most",
     ) as refused:
         say(three, "c")
     assert refused.value.status_code == 503
