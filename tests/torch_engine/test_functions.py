@@ -146,8 +146,11 @@ def test_under_autocast_products_are_in_16_bits_and_norms_hand_them_such() -> No
 
 
 @pytest.mark.skipif(not functions._ONEDNN, reason="this torch has no such product")
-def test_float32_products_are_onednn_s() -> None:
-    """Forward and backward: MKL's would be right, too, and slow."""
+@pytest.mark.parametrize("avx2_alone", [False, True])
+def test_who_multiplies_in_float32(avx2_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward: the other would be right, too, and slow. Of rows that are longer than what becomes of them,
+    with AVX2 alone, it is MKL."""
+    monkeypatch.setattr(functions, "_AVX2_ALONE", avx2_alone)
     seen: list[str] = []
 
     class Watch(TorchDispatchMode):
@@ -157,12 +160,24 @@ def test_float32_products_are_onednn_s() -> None:
 
     x, weight, bias = draw(T, 6).requires_grad_(), draw(5, 6).requires_grad_(), draw(5).requires_grad_()
     with Watch():
-        linear(x, weight, bias).sum().backward()
-    assert seen.count("mkldnn._linear_pointwise.default") == 3
-    assert not [name for name in seen if "mm" in name]
+        y = linear(x, weight, bias)
+    forward = seen.copy()
+    with Watch():
+        y.sum().backward()
+    back = seen[len(forward) :]
+    assert [name for name in forward if "mm" in name or "linear" in name] == [
+        "aten.addmm.default" if avx2_alone else "mkldnn._linear_pointwise.default"  # 5 of 6
+    ]
+    # Of x 6 of 5; of the weight 6 of T.
+    assert [name for name in back if "mm" in name or "linear" in name] == [
+        "mkldnn._linear_pointwise.default",
+        "aten.mm.default" if avx2_alone else "mkldnn._linear_pointwise.default",
+    ]
 
 
-def test_products_are_products() -> None:
+@pytest.mark.parametrize("avx2_alone", [False, True])
+def test_products_are_products(avx2_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_AVX2_ALONE", avx2_alone)
     a, b = draw(T, 6), draw(6, 5)
     error = (product(a, b) - a.double() @ b.double()).abs().max()
     assert error <= 6 * torch.finfo(torch.float32).eps * float((a.double().abs() @ b.double().abs()).max())

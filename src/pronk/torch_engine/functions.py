@@ -29,9 +29,9 @@ def wide(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias. x [T, K], weight [N, K] -> [T, N].
 
-    In float32 on CPUs it is oneDNN that multiplies: MKL, which torch would take, has less than half its speed on AMD's.
+    In float32 on CPUs it is oneDNN or MKL that multiplies, whichever is faster at it.
     """
-    if not (x.dtype == weight.dtype == compute_type(x) == torch.float32 and _has_onednn(x)):
+    if not (x.dtype == weight.dtype == compute_type(x) == torch.float32 and x.device.type == "cpu"):
         return F.linear(x, weight, bias)
     return cast(Tensor, _Linear.apply(x, weight, bias)) if torch.is_grad_enabled() else _product(x, weight, bias)
 
@@ -56,18 +56,25 @@ class _Linear(torch.autograd.Function):
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of two matrices, by the fastest way there is."""
-    return _product(a, b.t(), None) if a.dtype == b.dtype == torch.float32 and _has_onednn(a) else a @ b
+    return _product(a, b.t(), None) if a.dtype == b.dtype == torch.float32 and a.device.type == "cpu" else a @ b
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch itself would always take MKL."""
+    if not _onednn_leads(*weight.shape):
+        return F.linear(x, weight, bias)
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
-def _has_onednn(x: Tensor) -> bool:
-    return x.device.type == "cpu" and _ONEDNN
+def _onednn_leads(n: int, k: int) -> bool:
+    """Whether it is ahead of MKL at x W^T, W [N, K]. MKL leaves AMD's AVX-512 alone, and has less than half its speed
+    there; with AVX2 alone oneDNN falls behind by a fifth to a half where rows are longer than what becomes of them.
+    """
+    return _ONEDNN and not (_AVX2_ALONE and k > n)
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_AVX2_ALONE = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

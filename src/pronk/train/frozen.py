@@ -60,8 +60,10 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Codes, dtype: torch.dtype) -> Tensor:
         ctx.weight, ctx.like = weight, x.dtype
         given = x.to(dtype)
-        parts = [product(given, weight.floats(rows).to(dtype).t()) for rows in weight.pieces()]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        y = given.new_empty(len(x), len(weight.q))  # before what is forgotten, in whose place it would leave a hole
+        for rows in weight.pieces():
+            y[:, rows] = product(given, weight.floats(rows).to(dtype).t())
+        return y
 
     @staticmethod
     @once_differentiable
