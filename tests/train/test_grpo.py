@@ -337,6 +337,12 @@ def test_groups_of_equal_rewards_are_not_learned_from_and_nothing_changes_by_tha
     assert max(spared[1]) > 0
 
 
+def test_a_first_step_that_teaches_nothing_in_f16(folder: Path, data: Path, tmp_path: Path) -> None:
+    """Its scaler of gradients had met no loss: \"AssertionError: Attempted unscale_ but _scale is None\"."""
+    run = pronk.grpo(folder, data, tmp_path / "out", reward="length:1000", eval_share=0, precision="f16", **QUICK)
+    assert [line["grad_norm"] for line in run] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("reward", "said"), [("length:1000", True), ("regex:[0-9a-f]", False)])
 def test_a_reward_that_tells_nothing_apart_is_told(
     folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, reward: str, said: bool
