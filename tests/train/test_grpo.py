@@ -34,7 +34,7 @@ QUICK: dict[str, Any] = {
     "reward_timeout": 600.0,  # by the clock, which a busy machine does not heed
 }  # fmt: skip
 REWARDS_FILE = """
-import sys, time
+import subprocess, sys, time
 import numpy as np
 
 def vowels(prompt, completion, record):
@@ -80,6 +80,16 @@ def huge(prompt, completion, record):
 
 def nothing(prompt, completion, record):
     return None
+
+def starts(prompt, completion, record):
+    return subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('e' * 300_000)"]).returncode
+
+class Speechless(Exception):
+    def __str__(self):
+        return self.absent
+
+def speechless(prompt, completion, record):
+    raise Speechless
 """
 
 
@@ -440,6 +450,7 @@ def test_a_reward_model(folder: Path, data: Path, tmp_path: Path) -> None:
         ("text", "text raised TypeError: it gave '1.0', and a reward is a number"),
         ("nothing", "nothing raised TypeError: it gave None, and a reward is a number"),
         ("absent", "has no function absent"),
+        ("speechless", "speechless raised Speechless: its message cannot be written"),
     ],
 )
 def test_a_reward_that_goes_wrong_stops_the_run_and_is_named(
@@ -459,6 +470,16 @@ def test_what_a_reward_may_give_and_what_it_is_given(folder: Path, data: Path, f
     quick = {**QUICK, "max_steps": 1}
     pronk.grpo(folder, data, tmp_path / "out", reward=[f"{functions}:{name}" for name in names], **quick).run()
     assert all(line["rewards"] == {"prompted": 1, "numpys": 0.5, "truth": 1} for line in lines(tmp_path / "out"))
+
+
+def test_programs_that_a_reward_starts_may_say_what_they_like(functions: Path) -> None:
+    """Nobody read what they said to stderr: a pipe's 64 KiB of it, and they waited for ever."""
+    from pronk.train.rewards.process import InProcess
+    from pronk.train.rewards.scorer import Text
+
+    asked = Prompt(np.array([1], np.int32), "", {}, 2, 5)
+    process = InProcess.function("starts", str(functions), "starts", 60.0)
+    assert process.of([Text(asked, "aaa", [], True)]) == [0]
 
 
 def test_an_expression_that_would_take_for_ever(folder: Path, data: Path) -> None:
