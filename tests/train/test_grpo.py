@@ -499,6 +499,8 @@ def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         ({"text": "a"}, "text is what pronk finetune learns from; here it is prompt"),
         ({"prompt": 3}, "prompt must be text, not 3"),
         ({"prompt": "a"}, "has no answer, with which the reward compares"),
+        ({"prompt": "a", "answer": None}, "has no answer, with which the reward compares"),  # "None" was right
+        ({"prompt": "a", "answer": ["b"]}, r"answer, with which .* must be text or a number, not \['b'\]"),
         ({"prompt": "a" * 70, "answer": "b"}, "takes 70 tokens, and beside 6 new ones 58 is the most"),
     ]:
         path.write_text(json.dumps(record))
@@ -606,6 +608,20 @@ def test_a_reward_rises(tmp_path: Path) -> None:
 def test_exact_rollouts_have_no_format_of_their_own() -> None:
     with pytest.raises(BadRequest, match="leave rollout_quantize out"):
         GRPO(rollout="exact", rollout_quantize="q4")
+
+
+def test_bounds_of_ratios_are_numbers_of_float32() -> None:
+    """1e300 passed, and the first step ended in torch's RuntimeError."""
+    with pytest.raises(BadRequest, match=r"epsilon_high must be over 0 and up to 1e\+09"):
+        GRPO(epsilon_high=1e300)
+
+
+def test_one_reward_has_one_weight(folder: Path, data: Path) -> None:
+    """The weight of one was to be a list, where the reward itself need not be: \"'float' object is not iterable\"."""
+    run = pronk.grpo(folder, data, reward="exact", reward_weights=0.5, **QUICK)
+    assert run.settings.objective.reward_weights == (0.5,)
+    with pytest.raises(BadRequest, match="reward_weights must be a list of numbers"):
+        pronk.grpo(folder, data, reward="exact", reward_weights="1,2", **QUICK)  # type: ignore[arg-type]
 
 
 def test_a_length_of_many_digits_is_no_length() -> None:
