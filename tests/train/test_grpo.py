@@ -434,6 +434,17 @@ def test_a_reward_model(folder: Path, data: Path, tmp_path: Path) -> None:
         pronk.grpo(folder, data, tmp_path / "other", reward=str(folder), **QUICK).run()
 
 
+def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path) -> None:
+    """It was told of a text, of no reward, and to raise a ctx_size that no option of a run is."""
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}')
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "a" * 58}))
+    quick = {"max_steps": 1, "samples": 0, "device": "cpu", "threads": 1}
+    pronk.reward(folder, tmp_path / "pairs.jsonl", tmp_path / "rm", lora_rank=2, **quick).run()  # type: ignore[arg-type]
+    run = pronk.grpo(folder, tmp_path / "long.jsonl", tmp_path / "out", reward=tmp_path / "rm", **QUICK)
+    with pytest.raises(PronkError, match=r"the reward model .*/rm reads a prompt with its completion as one text: .* 64 fit"):
+        run.run()
+
+
 # -- hostile rewards --
 
 

@@ -17,7 +17,7 @@ from pronk.checkpoint.adapter_config import CONFIG, read_config
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import Backend
-from pronk.errors import BadRequest, PronkError, os_problem
+from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
 from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
@@ -223,8 +223,8 @@ class Reinforcing(Tuning):
 class Scored:
     """What a reward model says of a prompt with its completion."""
 
-    def __init__(self, llm: LLM, digest: str) -> None:
-        self._llm, self.digest = llm, digest
+    def __init__(self, name: str, llm: LLM, digest: str) -> None:
+        self._name, self._llm, self.digest = name, llm, digest
 
     def of(self, texts: Sequence[Text]) -> list[float]:
         whole: list[Any] = [
@@ -232,7 +232,13 @@ class Scored:
             else [*one.prompt.said, {"role": "assistant", "content": one.text}]
             for one in texts
         ]  # fmt: skip
-        found = self._llm.score(whole)
+        try:
+            found = self._llm.score(whole)
+        except ContextOverflow as error:
+            raise PronkError(
+                f"the reward model {self._name} reads a prompt with its completion as one text: {error.problem}; "
+                "write less (--max-new-tokens), or leave long prompts out"
+            ) from None
         return found if isinstance(found, list) else [found]
 
 
@@ -248,7 +254,7 @@ def _scorer(name: str, threads: int | None) -> Scored:
         llm, beside = load(name, **options), ""
     if not llm.config.num_labels:
         raise BadRequest(f"{name} is no reward model, and none of the rewards that pronk has: pronk reward makes one")
-    return Scored(llm, digest(llm.checkpoint) + beside)
+    return Scored(name, llm, digest(llm.checkpoint) + beside)
 
 
 def _of_file(file: str | Path) -> str:
