@@ -17,6 +17,7 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import checkpoint
 from pronk.cli.training_rollouts import show
+from pronk.cpu_engine import ENGINE
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.train import lora
@@ -557,6 +558,19 @@ def test_what_is_foretold_is_with_the_engine(folder: Path, data: Path) -> None:
     plans = [pronk.grpo(folder, data, reward="exact", rollout=how, **QUICK).plan() for how in ("engine", "exact")]  # type: ignore[arg-type]
     assert plans[0].process - plans[1].process > 100_000
     assert plans[0].tokens == 2 * 4 * (7 + 6 - 1) or plans[0].tokens >= 8 * 12
+
+
+def test_what_is_foretold_is_with_reward_models_and_looks(folder: Path, data: Path) -> None:
+    """Neither was: a reward model is as large as what it scores, and a look writes to all held-out prompts at once."""
+
+    def foretold(reward: str, **more: Any) -> float:
+        plan = pronk.grpo(folder, data, reward=reward, rollout_quantize="f32", **QUICK, **more).plan()
+        return plan.process - plan.held
+
+    alone, engine = foretold("length:3", eval_share=0), ENGINE.plan(checkpoint.open(folder), {"quantize": "f32"})
+    assert foretold(str(folder), eval_share=0) - alone == engine.weights + engine.besides
+    longer = len("3 and 4") + QUICK["max_new_tokens"]
+    assert foretold("length:3", eval_share=0.5) - alone == engine.kv_a_token * longer * (10 - 4) * 4
 
 
 def test_what_python_is_told(folder: Path, data: Path, functions: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
 from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
-from pronk.loading import load
+from pronk.loading import load, open_source
 from pronk.system import expanded, processors
 from pronk.train.data.examples import Prompt
 from pronk.train.distributed import Group
@@ -74,14 +75,16 @@ class Reinforcing(Tuning):
             )
 
     def plan(self, device: str | None = None) -> Plan:
-        """With the engine that writes: its weights, and keys and values of all completions of a step."""
+        """With reward models, and with the engine that writes: its weights, and keys and values of all completions of a
+        step, or of a look at held-out data."""
         found, settings, own = super().plan(device), self.settings, self._own
-        if own.rollout == "exact":
-            return found
-        engine = cpu_engine.ENGINE.plan(self.prepared.checkpoint, {"quantize": self._format})
-        longest = max(len(prompt.ids) + prompt.room for prompt in self.data.train)
-        sequences = min(128, settings.batch_size * settings.accumulate * own.num_generations)
-        beside = engine.weights + engine.besides + engine.kv_a_token * longest * sequences
+        beside = sum(_held(of) for kind, of, _ in map(parse, own.reward) if kind == "model")
+        if own.rollout == "engine":
+            engine = cpu_engine.ENGINE.plan(self.prepared.checkpoint, {"quantize": self._format})
+            longest = max(len(prompt.ids) + prompt.room for prompt in chain(self.data.train, self.data.held_out))
+            prompts = max(settings.batch_size * settings.accumulate, len(self.data.held_out))
+            sequences = min(128, prompts * own.num_generations)
+            beside += engine.weights + engine.besides + engine.kv_a_token * longest * sequences
         return replace(found, process=found.process + beside)
 
     def rollouts(self) -> list[dict[str, Any]]:
@@ -255,6 +258,14 @@ def _scorer(name: str, threads: int | None) -> Scored:
     if not llm.config.num_labels:
         raise BadRequest(f"{name} is no reward model, and none of the rewards that pronk has: pronk reward makes one")
     return Scored(name, llm, digest(llm.checkpoint) + beside)
+
+
+def _held(name: str) -> int:
+    """Bytes of a reward model, which an adapter is a small part of."""
+    folder = expanded(name)
+    base = read_config(folder)[1] if (folder / CONFIG).is_file() else name
+    engine = cpu_engine.ENGINE.plan(open_source(base, None), {})
+    return engine.weights + engine.besides
 
 
 def _of_file(file: str | Path) -> str:
