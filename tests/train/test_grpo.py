@@ -442,7 +442,9 @@ def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path
     quick = {"max_steps": 1, "samples": 0, "device": "cpu", "threads": 1}
     pronk.reward(folder, tmp_path / "pairs.jsonl", tmp_path / "rm", lora_rank=2, **quick).run()  # type: ignore[arg-type]
     run = pronk.grpo(folder, tmp_path / "long.jsonl", tmp_path / "out", reward=tmp_path / "rm", **QUICK)
-    with pytest.raises(PronkError, match=r"the reward model .*/rm reads a prompt with its completion as one text: .* 64 fit"):
+    with pytest.raises(
+        PronkError, match=r"the reward model .*/rm reads a prompt with its completion as one text: .* 64 fit"
+    ):
         run.run()
 
 
