@@ -17,6 +17,7 @@ from tiny_folder import save_tiny_chat_model
 import pronk
 from pronk import checkpoint
 from pronk.cli.training_rollouts import show
+from pronk.cpu_engine import ENGINE
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.torch_engine.backend import load_module
 from pronk.train import lora
@@ -34,7 +35,7 @@ QUICK: dict[str, Any] = {
     "reward_timeout": 600.0,  # by the clock, which a busy machine does not heed
 }  # fmt: skip
 REWARDS_FILE = """
-import sys, time
+import subprocess, sys, time
 import numpy as np
 
 def vowels(prompt, completion, record):
@@ -80,6 +81,16 @@ def huge(prompt, completion, record):
 
 def nothing(prompt, completion, record):
     return None
+
+def starts(prompt, completion, record):
+    return subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('e' * 300_000)"]).returncode
+
+class Speechless(Exception):
+    def __str__(self):
+        return self.absent
+
+def speechless(prompt, completion, record):
+    raise Speechless
 """
 
 
@@ -337,6 +348,12 @@ def test_groups_of_equal_rewards_are_not_learned_from_and_nothing_changes_by_tha
     assert max(spared[1]) > 0
 
 
+def test_a_first_step_that_teaches_nothing_in_f16(folder: Path, data: Path, tmp_path: Path) -> None:
+    """Its scaler of gradients had met no loss: \"AssertionError: Attempted unscale_ but _scale is None\"."""
+    run = pronk.grpo(folder, data, tmp_path / "out", reward="length:1000", eval_share=0, precision="f16", **QUICK)
+    assert [line["grad_norm"] for line in run] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("reward", "said"), [("length:1000", True), ("regex:[0-9a-f]", False)])
 def test_a_reward_that_tells_nothing_apart_is_told(
     folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, reward: str, said: bool
@@ -418,6 +435,19 @@ def test_a_reward_model(folder: Path, data: Path, tmp_path: Path) -> None:
         pronk.grpo(folder, data, tmp_path / "other", reward=str(folder), **QUICK).run()
 
 
+def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path) -> None:
+    """It was told of a text, of no reward, and to raise a ctx_size that no option of a run is."""
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}')
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "a" * 58}))
+    quick = {"max_steps": 1, "samples": 0, "device": "cpu", "threads": 1}
+    pronk.reward(folder, tmp_path / "pairs.jsonl", tmp_path / "rm", lora_rank=2, **quick).run()  # type: ignore[arg-type]
+    run = pronk.grpo(folder, tmp_path / "long.jsonl", tmp_path / "out", reward=tmp_path / "rm", **QUICK)
+    with pytest.raises(
+        PronkError, match=r"the reward model .*/rm reads a prompt with its completion as one text: .* 64 fit"
+    ):
+        run.run()
+
+
 # -- hostile rewards --
 
 
@@ -434,6 +464,7 @@ def test_a_reward_model(folder: Path, data: Path, tmp_path: Path) -> None:
         ("text", "text raised TypeError: it gave '1.0', and a reward is a number"),
         ("nothing", "nothing raised TypeError: it gave None, and a reward is a number"),
         ("absent", "has no function absent"),
+        ("speechless", "speechless raised Speechless: its message cannot be written"),
     ],
 )
 def test_a_reward_that_goes_wrong_stops_the_run_and_is_named(
@@ -455,6 +486,16 @@ def test_what_a_reward_may_give_and_what_it_is_given(folder: Path, data: Path, f
     assert all(line["rewards"] == {"prompted": 1, "numpys": 0.5, "truth": 1} for line in lines(tmp_path / "out"))
 
 
+def test_programs_that_a_reward_starts_may_say_what_they_like(functions: Path) -> None:
+    """Nobody read what they said to stderr: a pipe's 64 KiB of it, and they waited for ever."""
+    from pronk.train.rewards.process import InProcess
+    from pronk.train.rewards.scorer import Text
+
+    asked = Prompt(np.array([1], np.int32), "", {}, 2, 5)
+    process = InProcess.function("starts", str(functions), "starts", 60.0)
+    assert process.of([Text(asked, "aaa", [], True)]) == [0]
+
+
 def test_an_expression_that_would_take_for_ever(folder: Path, data: Path) -> None:
     from pronk.train.rewards.process import InProcess
     from pronk.train.rewards.scorer import Text
@@ -472,6 +513,8 @@ def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         ({"text": "a"}, "text is what pronk finetune learns from; here it is prompt"),
         ({"prompt": 3}, "prompt must be text, not 3"),
         ({"prompt": "a"}, "has no answer, with which the reward compares"),
+        ({"prompt": "a", "answer": None}, "has no answer, with which the reward compares"),  # "None" was right
+        ({"prompt": "a", "answer": ["b"]}, r"answer, with which .* must be text or a number, not \['b'\]"),
         ({"prompt": "a" * 70, "answer": "b"}, "takes 70 tokens, and beside 6 new ones 58 is the most"),
     ]:
         path.write_text(json.dumps(record))
@@ -517,6 +560,19 @@ def test_what_is_foretold_is_with_the_engine(folder: Path, data: Path) -> None:
     plans = [pronk.grpo(folder, data, reward="exact", rollout=how, **QUICK).plan() for how in ("engine", "exact")]  # type: ignore[arg-type]
     assert plans[0].process - plans[1].process > 100_000
     assert plans[0].tokens == 2 * 4 * (7 + 6 - 1) or plans[0].tokens >= 8 * 12
+
+
+def test_what_is_foretold_is_with_reward_models_and_looks(folder: Path, data: Path) -> None:
+    """Neither was: a reward model is as large as what it scores, and a look writes to all held-out prompts at once."""
+
+    def foretold(reward: str, **more: Any) -> float:
+        plan = pronk.grpo(folder, data, reward=reward, rollout_quantize="f32", **QUICK, **more).plan()
+        return plan.process - plan.held
+
+    alone, engine = foretold("length:3", eval_share=0), ENGINE.plan(checkpoint.open(folder), {"quantize": "f32"})
+    assert foretold(str(folder), eval_share=0) - alone == engine.weights + engine.besides
+    longer = len("3 and 4") + QUICK["max_new_tokens"]
+    assert foretold("length:3", eval_share=0.5) - alone == engine.kv_a_token * longer * (10 - 4) * 4
 
 
 def test_what_python_is_told(folder: Path, data: Path, functions: Path, tmp_path: Path) -> None:
@@ -579,6 +635,20 @@ def test_a_reward_rises(tmp_path: Path) -> None:
 def test_exact_rollouts_have_no_format_of_their_own() -> None:
     with pytest.raises(BadRequest, match="leave rollout_quantize out"):
         GRPO(rollout="exact", rollout_quantize="q4")
+
+
+def test_bounds_of_ratios_are_numbers_of_float32() -> None:
+    """1e300 passed, and the first step ended in torch's RuntimeError."""
+    with pytest.raises(BadRequest, match=r"epsilon_high must be over 0 and up to 1e\+09"):
+        GRPO(epsilon_high=1e300)
+
+
+def test_one_reward_has_one_weight(folder: Path, data: Path) -> None:
+    """The weight of one was to be a list, where the reward itself need not be: \"'float' object is not iterable\"."""
+    run = pronk.grpo(folder, data, reward="exact", reward_weights=0.5, **QUICK)
+    assert run.settings.objective.reward_weights == (0.5,)
+    with pytest.raises(BadRequest, match="reward_weights must be a list of numbers"):
+        pronk.grpo(folder, data, reward="exact", reward_weights="1,2", **QUICK)  # type: ignore[arg-type]
 
 
 def test_a_length_of_many_digits_is_no_length() -> None:

@@ -123,6 +123,32 @@ def test_a_reward_that_has_changed_is_told_of(
     assert go_on(6) == ""
 
 
+def test_a_reward_may_be_given_more_time(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:
+    """A function that took too long stops a run, which was to go on from its checkpoint, and was refused: \"made with
+    objective.reward_timeout=600.0, and now it is 900.0\"."""
+    options = {**QUICK, "reward": reward, "schedule": "constant", "eval_share": 0}
+    pronk.grpo(folder, data, tmp_path / "out", max_steps=1, **options).run()
+    more = {**options, "reward_timeout": 900.0}
+    (line,) = pronk.grpo(folder, data, tmp_path / "out", resume=True, max_steps=2, **more)
+    assert line["step"] == 2
+
+
+def test_more_epochs_than_micro_batches_of_its_steps(folder: Path, tmp_path: Path) -> None:
+    """With one prompt each round of dynamic sampling is an epoch: nine a step. Its checkpoints were said to be of no
+    run: \"its position is no number of steps of this run\"."""
+    (tmp_path / "prompt.jsonl").write_text('{"prompt": "a"}\n')
+    options = {
+        **QUICK, "accumulate": 1, "batch_size": 1, "max_new_tokens": 2, "dynamic_sampling": True,
+        "reward": "length:1000", "schedule": "constant",
+    }  # fmt: skip
+    for steps in (1, 2):
+        run = pronk.grpo(
+            folder, tmp_path / "prompt.jsonl", tmp_path / "out", resume=steps > 1, max_steps=steps, **options
+        )
+        (line,) = run
+        assert (line["step"], line["prompts"]) == (steps, 9)
+
+
 def killed(given: dict[str, Any], kills: Sequence[tuple[str, int]], out: Path) -> list[str]:
     """A run that goes on after each kill. Gives the checkpoints that it had come to, each time."""
     asked = out.with_suffix(".json")

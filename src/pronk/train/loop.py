@@ -185,8 +185,9 @@ class Loop:
             self.group.reduce(self.model, last=number == len(micro))
             cost, shown = self._loss(batch)
             loss = cost / weight
+            scaled = self.scaler.scale(loss)  # of any loss: a scaler that met none cannot take a step
             if self.group.size > 1 or self.objective.teaches(batch):  # several reduce their gradients together
-                self.scaler.scale(loss).backward()
+                scaled.backward()
             total += float(loss.detach())
             seen.update(shown)
         total, seen = self._summed(total, seen)

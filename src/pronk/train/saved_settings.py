@@ -34,6 +34,9 @@ ADDED: Mapping[str, Any] = {
 # How long a run is, and what follows from it: it may become longer when it is resumed.
 LENGTH = ("epochs", "max_steps", "eval_every")
 
+# How long a reward may take: more of it lets a run go on that was stopped by one, and changes no number.
+_FREE = ("objective.reward_timeout",)
+
 DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
 NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
 _RENAMED = {"rate": "lr", "decay": "weight_decay", "loss": "loss_type"}  # since version 0
@@ -76,7 +79,7 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
         return f"has settings of version {version}{more}, and this pronk knows version {VERSION}; {way_out}"
     longer = any(before.get(key, usual.get(key)) != now.get(key) for key in LENGTH[:2])
     for key, new in now.items():
-        if (old := before.get(key, ADDED.get(key, usual.get(key)))) == new:
+        if (old := before.get(key, ADDED.get(key, usual.get(key)))) == new or key in _FREE:
             continue
         if longer and key in LENGTH and (old is None or type(old) in (int, float)):
             continue

@@ -149,7 +149,8 @@ def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
     if raw.keys() != asdict(position).keys():
         raise ValueError("its position is not whole")
     step, losses = position.step, position.losses
-    bounds = {"step": loop.schedule.steps, "epoch": step * loop.accumulate, "waited": step}
+    read = loop.accumulate + (loop.writer.spare if loop.writer else 0)  # micro-batches a step, at most
+    bounds = {"step": loop.schedule.steps, "epoch": step * read, "waited": step}
     if any(not _is_count(raw[name], most) for name, most in bounds.items()):
         raise ValueError("its position is no number of steps of this run")
     if not _is_count(position.at, len(loop.batches.epoch(position.epoch))):

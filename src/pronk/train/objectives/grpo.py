@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, short
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.functions import compute_type
 from pronk.torch_engine.model import Llama
@@ -46,6 +46,7 @@ Estimator = Literal["grpo", "rloo"]
 Scale = Literal["group", "batch", "none"]
 Rollout = Literal["engine", "exact"]
 _STABLE = 1e-4  # beside a standard deviation, as TRL has it
+_MOST = 1e9  # of how far over 1 a ratio may be, which float32 has to hold
 _LEAP = 100.0  # advantages are some units, and ratios have no bound where they are negative
 
 
@@ -108,6 +109,8 @@ class GRPO(Objective):
             parse(name)
         if self.num_generations < 2:
             raise BadRequest("num_generations must be 2 or more: a completion is held against the others of its group")
+        if self.epsilon_high is not None and not 0 < self.epsilon_high <= _MOST:
+            raise BadRequest(f"epsilon_high must be over 0 and up to {_MOST:g}, not {self.epsilon_high!r}")
         if self.reward_weights and len(self.reward_weights) != len(self.reward):
             raise BadRequest(f"there are {len(self.reward)} rewards and {len(self.reward_weights)} reward_weights")
         if self.rollout == "exact" and self.rollout_quantize != "auto":
@@ -141,8 +144,11 @@ class GRPO(Objective):
             )
 
     def encode(self, record: Record, encoder: Encoder) -> list[Prompt]:
-        if missing := [key for key in needed_keys(self.reward) if key not in record.values]:
-            raise BadRecord(f"has no {missing[0]}, with which the reward compares")
+        for key in needed_keys(self.reward):
+            if (value := record.values.get(key)) is None:
+                raise BadRecord(f"has no {key}, with which the reward compares")
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise BadRecord(f"{key}, with which the reward compares, must be text or a number, not {short(value)}")
         return encoder.prompt(record.values, self.num_generations, self.max_new_tokens)
 
     def advantages(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -109,6 +109,11 @@ class Objective(Protocol):
 class Writer(Protocol):
     """Makes what a step learns from of the examples that it reads, where it is the model that writes that."""
 
+    @property
+    def spare(self) -> int:
+        """How often a step may ask for `more`."""
+        return 0
+
     def write(
         self,
         model: Llama,

@@ -50,6 +50,10 @@ class Rollouts(Writer):
         self._weights = settings.reward_weights or (1.0,) * len(rewards)
         self._codec, self._seed, self._file = codec, seed, folder / FILE
 
+    @property
+    def spare(self) -> int:
+        return _TRIES if self._settings.dynamic_sampling else 0
+
     def write(
         self,
         model: Llama | None,
@@ -62,7 +66,7 @@ class Rollouts(Writer):
         if self._settings.dynamic_sampling:
             tried = len(found)
             telling = [group for group in found if group.tells]
-            for _ in range(_TRIES):
+            for _ in range(self.spare):
                 if len(telling) >= len(found):
                     break
                 fresh = list(more())

@@ -1,6 +1,7 @@
 """What a reward's process does (pronk/limited/child.py): call somebody's function, or search for a pattern.
 
-It imports nothing of pronk. What the function prints goes nowhere: stdout is where answers go.
+It imports nothing of pronk. What the function prints goes nowhere, and what programs say that it starts: nobody reads
+it, and a pipe that is full would stop them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 _MODULE = "pronk_reward"
 _functions: dict[tuple[str, str], Callable[..., Any]] = {}
 _nowhere = open(os.devnull, "w")  # noqa: PTH123, SIM115
+os.dup2(_nowhere.fileno(), 2)
 
 
 def answer(line: bytes) -> bytes:
@@ -28,8 +30,15 @@ def answer(line: bytes) -> bytes:
         except MemoryError:
             raise
         except BaseException as error:  # SystemExit, too
-            found = {"problem": f"raised {type(error).__name__}: {error}"[:1000]}
+            found = {"problem": f"raised {type(error).__name__}: {_said(error)}"[:1000]}
     return json.dumps(found).encode() + b"\n"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be written"
 
 
 def _value(asked: dict[str, Any]) -> float:

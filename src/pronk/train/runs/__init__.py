@@ -109,7 +109,7 @@ def reward(
 @named
 def grpo(
     model: Name, data: Name | Sequence[Name], out: Name | None = None, *,
-    reward: Rewarder | Sequence[Rewarder], reward_weights: Sequence[float] = (), reward_timeout: float = 10.0,
+    reward: Rewarder | Sequence[Rewarder], reward_weights: float | Sequence[float] = (), reward_timeout: float = 10.0,
     num_generations: int = 8, max_new_tokens: int = 128, loss_type: Literal["grpo", "dr_grpo", "dapo"] = "grpo",
     estimator: Literal["grpo", "rloo"] = "grpo", scale_rewards: Literal["group", "batch", "none"] | None = None,
     epsilon: float = 0.2, epsilon_high: float | None = None, kl_coef: float = 0.0, dynamic_sampling: bool = False,
@@ -131,9 +131,11 @@ def grpo(
     from pronk.train.runs.options import of_records
     from pronk.train.runs.reinforcing import Reinforcing
 
-    several = reward if isinstance(reward, list | tuple) else [reward]
-    given["reward"] = tuple(map(spelled, several))
-    given["reward_weights"] = tuple(reward_weights)
+    def several(one_or_more: Any) -> Sequence[Any]:
+        return one_or_more if isinstance(one_or_more, list | tuple) else [one_or_more]
+
+    given["reward"] = tuple(map(spelled, several(reward)))
+    given["reward_weights"] = tuple(several(reward_weights))
     return Reinforcing(*of_records(GRPO, given))
 
 

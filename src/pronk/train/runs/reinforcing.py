@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from pronk.checkpoint.adapter_config import CONFIG, read_config
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.engine.backend import Backend
-from pronk.errors import BadRequest, PronkError, os_problem
+from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
 from pronk.grammar.compiled import Compiler
 from pronk.grammar.structure import Structure
 from pronk.llm import LLM
-from pronk.loading import load
+from pronk.loading import load, open_source
 from pronk.system import expanded, processors
 from pronk.train.data.examples import Prompt
 from pronk.train.distributed import Group
@@ -74,14 +75,16 @@ class Reinforcing(Tuning):
             )
 
     def plan(self, device: str | None = None) -> Plan:
-        """With the engine that writes: its weights, and keys and values of all completions of a step."""
+        """With reward models, and with the engine that writes: its weights, and keys and values of all completions of a
+        step, or of a look at held-out data."""
         found, settings, own = super().plan(device), self.settings, self._own
-        if own.rollout == "exact":
-            return found
-        engine = cpu_engine.ENGINE.plan(self.prepared.checkpoint, {"quantize": self._format})
-        longest = max(len(prompt.ids) + prompt.room for prompt in self.data.train)
-        sequences = min(128, settings.batch_size * settings.accumulate * own.num_generations)
-        beside = engine.weights + engine.besides + engine.kv_a_token * longest * sequences
+        beside = sum(_held(of) for kind, of, _ in map(parse, own.reward) if kind == "model")
+        if own.rollout == "engine":
+            engine = cpu_engine.ENGINE.plan(self.prepared.checkpoint, {"quantize": self._format})
+            longest = max(len(prompt.ids) + prompt.room for prompt in chain(self.data.train, self.data.held_out))
+            prompts = max(settings.batch_size * settings.accumulate, len(self.data.held_out))
+            sequences = min(128, prompts * own.num_generations)
+            beside += engine.weights + engine.besides + engine.kv_a_token * longest * sequences
         return replace(found, process=found.process + beside)
 
     def rollouts(self) -> list[dict[str, Any]]:
@@ -223,8 +226,8 @@ class Reinforcing(Tuning):
 class Scored:
     """What a reward model says of a prompt with its completion."""
 
-    def __init__(self, llm: LLM, digest: str) -> None:
-        self._llm, self.digest = llm, digest
+    def __init__(self, name: str, llm: LLM, digest: str) -> None:
+        self._name, self._llm, self.digest = name, llm, digest
 
     def of(self, texts: Sequence[Text]) -> list[float]:
         whole: list[Any] = [
@@ -232,7 +235,13 @@ class Scored:
             else [*one.prompt.said, {"role": "assistant", "content": one.text}]
             for one in texts
         ]  # fmt: skip
-        found = self._llm.score(whole)
+        try:
+            found = self._llm.score(whole)
+        except ContextOverflow as error:
+            raise PronkError(
+                f"the reward model {self._name} reads a prompt with its completion as one text: {error.problem}; "
+                "write less (--max-new-tokens), or leave long prompts out"
+            ) from None
         return found if isinstance(found, list) else [found]
 
 
@@ -248,7 +257,15 @@ def _scorer(name: str, threads: int | None) -> Scored:
         llm, beside = load(name, **options), ""
     if not llm.config.num_labels:
         raise BadRequest(f"{name} is no reward model, and none of the rewards that pronk has: pronk reward makes one")
-    return Scored(llm, digest(llm.checkpoint) + beside)
+    return Scored(name, llm, digest(llm.checkpoint) + beside)
+
+
+def _held(name: str) -> int:
+    """Bytes of a reward model, which an adapter is a small part of."""
+    folder = expanded(name)
+    base = read_config(folder)[1] if (folder / CONFIG).is_file() else name
+    engine = cpu_engine.ENGINE.plan(open_source(base, None), {})
+    return engine.weights + engine.besides
 
 
 def _of_file(file: str | Path) -> str:
