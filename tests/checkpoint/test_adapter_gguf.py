@@ -130,6 +130,9 @@ def test_what_llama_cpp_would_leave_out_is_refused() -> None:
     norm = LazyTensor.made("model.norm.weight", (64,), lambda: np.ones(64, np.float32))
     with pytest.raises(Unsupported, match=r"model\.norm\.weight, trained whole.*pronk merge"):
         adapter_gguf.check(replace(random_adapter(config), replaced={norm.name: norm}), config)
+    score = LazyTensor.made("score.weight", (1, 64), lambda: np.ones((1, 64), np.float32))
+    with pytest.raises(Unsupported, match=r"a reward model's adapter.*pronk score BASE"):  # which merge refuses as well
+        adapter_gguf.check(replace(random_adapter(config), replaced={score.name: score}), config)
     tied = tiny_config(tie_word_embeddings=True)
     with pytest.raises(Unsupported, match=r"LoRA of model\.embed_tokens, and the head .* is its embedding"):
         adapter_gguf.check(random_adapter(tied, targets=("q_proj", "embed_tokens")), tied)

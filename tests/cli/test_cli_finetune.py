@@ -276,6 +276,29 @@ def test_no_better_than_before(finetune: Run, tmp_path: Path, monkeypatch: pytes
     assert "held-out loss never fell below MODEL's own" in result.stderr
     assert json.loads(result.stdout)["held_out_loss"] == {"first": 1.0, "last": 2.0, "kept": 2.0, "kept_step": 6}
     assert (tmp_path / "out" / adapter.WEIGHTS).exists()
+    assert "held-out loss 3.0000 (the best so far, but worse than at step 0)" in result.stderr
+    assert (
+        "Kept is what it was at step 6, which is worse than at step 0." in (tmp_path / "out" / "README.md").read_text()
+    )
+
+
+def test_a_finished_run_that_is_resumed_says_so(finetune: Run) -> None:
+    """It printed its report again, as if it had trained."""
+    assert "finished already" not in finetune().stderr
+    assert "the run was finished already, with step 6: a larger --epochs or --max-steps" in finetune("--resume").stderr
+
+
+def test_a_folder_that_is_called_like_an_option(
+    run: Run, model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pronk: --full holds 'letter', it said."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    result = run("finetune", model, "--data", data, "--out", "full", *QUICK)
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        1, ["pronk: full/ holds 'letter', which is no run's; choose an empty folder, or a new one"]
+    )  # fmt: skip
 
 
 def test_killed_and_resumed(finetune: Run, model: str, data: str, tmp_path: Path) -> None:

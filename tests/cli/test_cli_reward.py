@@ -184,5 +184,7 @@ def test_merging_it_is_refused_before_anything_is_written(run: Run, model: str, 
     assert run("reward", model, "--data", data, "--out", str(out), *QUICK, "--samples", "0").exit_code == 0
     result = run("merge", model, str(out), str(tmp_path / "merged"))
     assert result.exit_code == 1
-    assert "a reward model's adapter; what is lost is measured of models that predict tokens" in result.stderr
+    assert (
+        "a reward model's adapter; what merging loses is measured by tokens, of which it predicts none" in result.stderr
+    )
     assert not (tmp_path / "merged").exists()

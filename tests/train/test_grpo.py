@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +83,9 @@ def huge(prompt, completion, record):
 
 def nothing(prompt, completion, record):
     return None
+
+def narrow(prompt, completion):
+    return 0.0
 
 def starts(prompt, completion, record):
     return subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('e' * 300_000)"]).returncode
@@ -454,16 +459,18 @@ def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("raises", "raises raised KeyError: 'gold', on the completion '"),
+        ("raises", "raises raised KeyError: 'gold' (mine.py, line "),
         ("leaves", "leaves raised SystemExit: 3"),
         ("hangs", "hangs takes more than 1 s"),
         ("sleeps", "sleeps takes more than 1 s"),
         ("reads", "reads raised EOFError"),
         ("nan", "nan gave nan, which is no number to learn from"),
         ("huge", "e+38, times its weight of 1: too large to learn from in float32"),
-        ("text", "text raised TypeError: it gave '1.0', and a reward is a number"),
-        ("nothing", "nothing raised TypeError: it gave None, and a reward is a number"),
-        ("absent", "has no function absent"),
+        ("text", "text gave '1.0', and a reward is a number, on the completion '"),
+        ("nothing", "nothing gave None, and a reward is a number"),
+        ("nothign", "nothign is no function of "),
+        ("nothign", "mine.py; did you mean nothing?"),
+        ("narrow", "narrow is called with a prompt, a completion and a record, and takes (prompt, completion)"),
         ("speechless", "speechless raised Speechless: its message cannot be written"),
     ],
 )
@@ -477,6 +484,23 @@ def test_a_reward_that_goes_wrong_stops_the_run_and_is_named(
         run.run()
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Path, tmp_path: Path) -> None:
+    """Its reward's process imports it, which began a second run: "another run is at work here", it was told."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pronk\n\ndef short(prompt, completion, record):\n    return -len(completion)\n\n"
+        f"pronk.grpo({str(folder)!r}, {str(data)!r}, 'out', reward=short, max_steps=1, num_generations=2,\n"
+        "           max_new_tokens=4, samples=0, device='cpu', threads=1).run()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the reward short raised BadRequest: script.py begins a run when it is imported" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr
+    guarded = script.read_text().replace("pronk.grpo(", "if __name__ == '__main__':\n  pronk.grpo(")
+    script.write_text(guarded)
+    assert subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True).returncode == 0
 
 
 def test_what_a_reward_may_give_and_what_it_is_given(folder: Path, data: Path, functions: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from pronk.checkpoint.containers.gguf_file import (
     open_file,
 )
 from pronk.checkpoint.readers.names import gguf_to_hf, hf_to_gguf, rotary_heads, to_half_split, to_interleaved
-from pronk.checkpoint.tensors import EMBEDDING, HEAD, PLAIN_DTYPES, Checkpoint, check_finite
+from pronk.checkpoint.tensors import EMBEDDING, HEAD, PLAIN_DTYPES, SCORE, Checkpoint, check_finite
 from pronk.checkpoint.writers.gguf_header import Pair, header, printable
 from pronk.checkpoint.writers.numbers import write_numbers
 from pronk.config import ModelConfig
@@ -76,6 +76,11 @@ def read(path: Path, checkpoint: Checkpoint) -> Adapter:
 
 def check(adapter: Adapter, config: ModelConfig) -> None:
     """Raises Unsupported, by name, for what llama.cpp would leave out, or end over."""
+    if SCORE in adapter.replaced:
+        raise Unsupported(
+            f"{adapter.path}: a reward model's adapter, for whose score llama.cpp's adapters have no place: "
+            "keep it beside BASE (pronk score BASE --adapter), or merge it with PEFT"
+        )
     if adapter.replaced:
         raise Unsupported(
             f"{adapter.path}: holds {min(adapter.replaced)}, trained whole; llama.cpp's adapters hold LoRA alone: "

@@ -135,8 +135,8 @@ def command(
     merged = merging.merged(source, parts, method, density, seed or 0)
     if merged.config.num_labels:
         raise PronkError(
-            f"{' '.join(others)}: a reward model's adapter; what is lost is measured of models that predict tokens "
-            "alone: keep it beside BASE (pronk score BASE --adapter), or merge it with PEFT"
+            f"{' '.join(others)}: a reward model's adapter; what merging loses is measured by tokens, of which it "
+            "predicts none: keep it beside BASE (pronk score BASE --adapter), or merge it with PEFT"
         )
     write.check_destination(source, destination, to, overwrite)
     vocabulary, files = saving.tokenizer_for(source, to)

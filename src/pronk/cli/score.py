@@ -86,7 +86,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
     rows = [
         ("model", result["model"]),
         ("pairs", f"{result['pairs']} of {result['data']}" + (f" ({', '.join(left_out)})" if left_out else "")),
-        ("accuracy", f"{result['accuracy']:.1%}{_spread(result['accuracy_error'], '.1%')}"),
+        ("accuracy", f"{result['accuracy']:.1%}{_spread(result['accuracy_error'] or None, '.1%')}"),
         ("margin", f"{result['margin']:.4f}{_spread(result['margin_error'], '.4f')}"),
         ("loss", f"{result['loss']:.4f} (0.6931 where nothing is told apart)"),
     ]

@@ -41,7 +41,8 @@ def _as_text(found: Plan, settings: Settings) -> str:
             f"{answer} Trained: {method}, {found.trained / found.weights:.2%} of {found.weights / 1e6:,.1f} million "
             f"parameters, {settings.precision} on {found.device}, {settings.optimizer}{_recomputed(settings)}.",
             *_reference(settings),
-            f"The largest micro-batch has {found.tokens} tokens; a step takes {settings.accumulate} micro-batches.",
+            f"The largest micro-batch has {found.tokens} tokens; a step takes {settings.accumulate} "
+            f"micro-batch{'es' if settings.accumulate > 1 else ''}.",
         ]
     )
 

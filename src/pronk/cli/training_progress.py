@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ class Watch(Watcher):
     def training(self, run: Trainer) -> Iterator[None]:
         first, steps = run.loop.position.step, run.loop.schedule.steps
         begun, tokens, seconds, state = time.monotonic(), 0, 0.0, ""  # of the steps of this process
+        before = math.inf  # held-out loss of what is not trained yet
 
         def unit(done: int, total: int) -> str:
             return f"step {first + done} of {steps}{state}"
@@ -64,7 +66,7 @@ class Watch(Watcher):
             advance("", 0, max(1, steps - first))
 
             def tell(metrics: Mapping[str, Any]) -> None:
-                nonlocal tokens, seconds, state
+                nonlocal tokens, seconds, state, before
                 step = metrics["step"]
                 if "loss" in metrics:
                     tokens, seconds = tokens + metrics["tokens"], seconds + metrics["seconds"]
@@ -73,7 +75,12 @@ class Watch(Watcher):
                     advance("", step - first, steps - first)
                     return
                 look("", 1, 1)  # takes the bar away
-                best = " (the best so far)" if step and run.loop.position.waited == 0 else ""
+                best = ""
+                if step == 0:
+                    before = metrics["held_out_loss"]
+                elif run.loop.position.waited == 0:
+                    worse = "held_out_task" not in metrics and metrics["held_out_loss"] > before
+                    best = f" (the best so far{', but worse than at step 0' if worse else ''})"
                 left = ""
                 if first < step < steps:
                     each = (time.monotonic() - begun) / (step - first)
@@ -91,6 +98,8 @@ class Watch(Watcher):
             yield
             self.tell = lambda metrics: None  # and holds the run no longer
             self.looking = lambda done, total: None  # type: ignore[method-assign]
+        if first == steps:
+            console.note(f"the run was finished already, with step {steps}: a larger --epochs or --max-steps goes on")
         if not run.finished:
             late = self._run.out_of_time and not self.code
             why = ", for --max-time is over," if late else ","

@@ -30,7 +30,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         rows.append(("task", f"{task['first']:.4f} at first, {task['last']:.4f} at last; kept: {task['kept']:.4f}"))
     if rewards := report.get("rewards"):
         ends = (_reward({word: found[end] for word, found in rewards.items()}) for end in ("first", "last"))
-        rows.append(("rewards", " and ".join(ends)))
+        rows.append(("rewards", f"{' and '.join(ends)}: means as of the loss"))
         if kept := report["held_out_rewards"]:
             rows.append(("held-out rewards", f"{_reward(kept)}, of step {held_out['kept_step']}"))
     if reward := report.get("reward"):
@@ -50,7 +50,9 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines = [console.table(rows)]
     for sample in report["samples"]:
         lines += ["", sample["prompt"].strip()]
-        lines += [f"  {name:<8} {' '.join(said.split())}" for name, said in sample.items() if name != "prompt"]
+        lines += [
+            f"  {name:<8} {' '.join(said.split()) or '(nothing)'}" for name, said in sample.items() if name != "prompt"
+        ]
     return "\n".join(lines)
 
 

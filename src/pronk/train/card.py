@@ -114,7 +114,7 @@ def _use(folder: Path, base: str, settings: Settings, objective: str) -> str:
 
 def _of_data(settings: Settings, data: Data) -> Iterator[tuple[str, str]]:
     for name, (there, seen) in data.mixture.items():
-        yield _code(public(name)), f"{there}, of which an epoch has {seen}"
+        yield _code(public(name)), str(there) + (f", of which an epoch has {seen}" if seen != there else "")
     yield "examples", str(len(data.train))
     held_out = str(len(data.held_out))
     yield "held out", held_out + (f", of {_code(public(settings.eval_data))}" if settings.eval_data else "")
@@ -142,7 +142,13 @@ def _losses(folder: Path, found: Mapping[str, Any]) -> str:
         more = len(rows) - 1 - _MOST_LOOKS
         told = _table([rows[0], *rows[1:][-_MOST_LOOKS:]])
         told += f"\nThe last {_MOST_LOOKS} of {len(rows) - 1} looks.\n" if more > 0 else ""
-        return told + (f"\nKept is what it was at step {kept['kept_step']}.\n" if kept else "")
+        if found.get("reward"):
+            told += "\nThe held-out loss is minus the held-out reward.\n"
+        if kept:
+            judged = found.get("held_out_task")  # by what else than its loss
+            worse = ", which is worse than at step 0" if not judged and kept["kept"] > kept["first"] else ""
+            told += f"\nKept is what it was at step {kept['kept_step']}{worse}.\n"
+        return told
     losses = found["loss"]
     return f"{losses['first']:.4f} and {losses['last']:.4f}: means of the first and last {losses['steps']} steps.\n"
 

@@ -10,6 +10,7 @@ run.yaml                                           what it was asked for; see ru
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,12 +55,11 @@ def claimed(folder: Path, *, resume: bool) -> Iterator[Path]:
         if not resume and _never_began(folder, held):
             (folder / METRICS).unlink()
             held = []
+        shown = f"{folder}{os.sep}"  # or one that is called full would be taken for the option
         if not resume and state.checkpoints(folder / CHECKPOINTS):
-            raise BadRequest(f"{folder} holds a run already; go on with it (--resume), or choose another folder")
+            raise BadRequest(f"{shown} holds a run already; go on with it (--resume), or choose another folder")
         if foreign := not resume and bool(held):
-            raise BadRequest(
-                f"{folder} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one"
-            )
+            raise BadRequest(f"{shown} holds {short(held[0])}, which is no run's; choose an empty folder, or a new one")
         yield folder
     finally:
         with suppress(OSError):  # it does not matter, and some systems let no open file go

@@ -129,7 +129,8 @@ def parse(raw: object, where: str, kinds: Sequence[Kind] = KINDS) -> Record:
     form = forms.form_of(raw, kinds)
     if form.kind not in kinds:
         verb = _LEARNS.get(form.kind, "pronk finetune learns")
-        raise BadRecord(f"{'+'.join(form.needed)} is what {verb} from; here it is {forms.ways(kinds)}")
+        renamed = "" if kinds == ("text",) else " (--fields answer=output gives a key its name)"
+        raise BadRecord(f"{'+'.join(form.needed)} is what {verb} from; here it is {forms.ways(kinds)}{renamed}")
     values = forms.values_of(raw, form)
     read = {*form.needed, *form.optional, *(values if form.kind == "prompt" else ())}
     unread = tuple(key for key, value in raw.items() if key not in read and value is not None)

@@ -14,6 +14,7 @@ from pronk.limited.process import LimitedProcess
 from pronk.train.rewards.scorer import Text
 
 _WORK = Path(__file__).with_name("work.py")
+MODULE = "pronk_reward"  # what a file is called while its process has it
 _MEMORY = 16 << 30  # bytes of addresses, of which libraries of numbers take many
 
 
@@ -28,11 +29,14 @@ class InProcess:
 
     @classmethod
     def function(cls, label: str, file: str, name: str, seconds: float) -> InProcess:
-        """`(prompt, completion, record) -> float`. Raises BadRequest where there is no such file."""
+        """`(prompt, completion, record) -> float`. Raises BadRequest where there is no such file, or function."""
         path = Path(file).expanduser().resolve()
         if not path.is_file():
             raise BadRequest(f"{file}: there is no such file, in which the reward {name} is to be")
-        return cls(label, {"file": str(path), "name": name}, seconds)
+        made = cls(label, {"file": str(path), "name": name, "module": MODULE}, seconds)
+        if problem := made._answer({})[1]:
+            raise BadRequest(f"the reward {label} {one_line(problem, 400)}")
+        return made
 
     @classmethod
     def pattern(cls, label: str, pattern: str, seconds: float) -> InProcess:
@@ -43,11 +47,19 @@ class InProcess:
         return [self._one(text) for text in texts]
 
     def _one(self, one: Text) -> float:
-        asked = {"seconds": self._seconds, "prompt": one.prompt.said, "completion": one.text, **self._how}
-        answer = self._process.request(json.dumps(asked | {"record": one.prompt.record}))
+        asked = {"prompt": one.prompt.said, "completion": one.text, "record": one.prompt.record}
+        value, problem = self._answer(asked)
+        if problem is None:
+            return value
+        raise PronkError(
+            f"the reward {self._label} {one_line(problem, 300)}, on the completion {one_line(one.text, 60)!r}"
+        )
+
+    def _answer(self, asked: dict[str, Any]) -> tuple[float, str | None]:
+        """A number; or what is wrong."""
+        answer = self._process.request(json.dumps({"seconds": self._seconds, **self._how, **asked}))
         problem, value = answer.get("problem") or answer.get("broken"), answer.get("value")
         if problem is None and isinstance(value, float) and math.isfinite(value):
-            return value
+            return value, None
         problem = problem or f"gave {value!r}, which is no number to learn from"
-        said, shown = problem.removeprefix(f"the reward {self._label} "), one_line(one.text, 60)
-        raise PronkError(f"the reward {self._label} {one_line(said, 300)}, on the completion {shown!r}")
+        return 0.0, problem.removeprefix(f"the reward {self._label} ")

@@ -11,12 +11,14 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from typing import Any
 
-_MODULE = "pronk_reward"
 _functions: dict[tuple[str, str], Callable[..., Any]] = {}
 _nowhere = open(os.devnull, "w")  # noqa: PTH123, SIM115
 os.dup2(_nowhere.fileno(), 2)
@@ -30,8 +32,21 @@ def answer(line: bytes) -> bytes:
         except MemoryError:
             raise
         except BaseException as error:  # SystemExit, too
-            found = {"problem": f"raised {type(error).__name__}: {_said(error)}"[:1000]}
+            found = {"problem": _problem(error, asked.get("file"))[:1000]}
     return json.dumps(found).encode() + b"\n"
+
+
+class _Unfit(Exception):
+    """What is wrong with a function, or with what it gave."""
+
+
+def _problem(error: BaseException, file: str | None) -> str:
+    """With the line of the file where it was raised, or the last one that led there."""
+    if isinstance(error, _Unfit):
+        return str(error)
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+    place = f" ({os.path.basename(file)}, line {lines[-1]})" if file and lines else ""  # noqa: PTH119
+    return f"raised {type(error).__name__}: {_said(error)}{place}"
 
 
 def _said(error: BaseException) -> str:
@@ -44,25 +59,41 @@ def _said(error: BaseException) -> str:
 def _value(asked: dict[str, Any]) -> float:
     if "pattern" in asked:
         return float(re.search(asked["pattern"], asked["completion"]) is not None)
-    value = _function(asked["file"], asked["name"])(asked["prompt"], asked["completion"], asked["record"])
+    function = _function(asked["file"], asked["name"], asked["module"])
+    if "completion" not in asked:  # it is only looked whether it can be called
+        return 0.0
+    value = function(asked["prompt"], asked["completion"], asked["record"])
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"it gave {value!r:.80}, and a reward is a number")
+        raise _Unfit(f"gave {value!r:.80}, and a reward is a number")
     return float(value)
 
 
-def _function(file: str, name: str) -> Callable[..., Any]:
+def _function(file: str, name: str, called: str) -> Callable[..., Any]:
     if (file, name) not in _functions:
         sys.path.insert(0, os.path.dirname(file))  # noqa: PTH120
-        spec = spec_from_file_location(_MODULE, file)
+        spec = spec_from_file_location(called, file)
         assert spec
         assert spec.loader
         module = module_from_spec(spec)
-        sys.modules[_MODULE] = module
+        sys.modules[called] = module
         spec.loader.exec_module(module)
         if not callable(found := getattr(module, name, None)):
-            raise LookupError(f"{file} has no function {name}")
+            near = get_close_matches(name, [own for own in dir(module) if callable(getattr(module, own))], 1)
+            raise _Unfit(f"is no function of {file}" + (f"; did you mean {near[0]}?" if near else ""))
+        _check_arguments(found)
         _functions[file, name] = found
     return _functions[file, name]
+
+
+def _check_arguments(function: Callable[..., Any]) -> None:
+    try:
+        taken = signature(function)
+    except (TypeError, ValueError):  # as of some that are written in C
+        return
+    try:
+        taken.bind(None, None, None)
+    except TypeError:
+        raise _Unfit(f"is called with a prompt, a completion and a record, and takes {taken}") from None
 
 
 @contextmanager
