@@ -702,4 +702,8 @@ def test_large_rewards_are_short(capsys: pytest.CaptureFixture[str]) -> None:
         "tokens": 1, "ended": True,
     }  # fmt: skip
     show([line], as_json=False)
-    assert "  +1e+300  b" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "  +1e+300  b" in shown.out
+    assert "of 1 of 1 prompts all completions are worth the same: nothing is learned from these" in shown.err
+    show([line, {**line, "reward": 0.0}], as_json=False)
+    assert "worth the same" not in capsys.readouterr().err

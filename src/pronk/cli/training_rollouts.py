@@ -19,7 +19,8 @@ def show(lines: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         return
     step = lines[0]["step"]
     found = [f"step {step}" if step else "before training", ""]
-    for asked, group in by_prompt(lines):
+    groups = by_prompt(lines)
+    for asked, group in groups:
         found.append(_shown(asked))
         for line in group:
             each = " ".join(f"{name} {value:g}" for name, value in line["rewards"].items())
@@ -29,6 +30,10 @@ def show(lines: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
                 found.append(f"          {each}")
         found.append("")
     console.write("\n".join(found))
+    if alike := sum(len({line["reward"] for line in group}) == 1 for _, group in groups):
+        console.note(
+            f"of {alike} of {len(groups)} prompts all completions are worth the same: nothing is learned from these"
+        )
 
 
 def _number(reward: float) -> str:
