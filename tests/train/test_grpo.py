@@ -38,7 +38,7 @@ QUICK: dict[str, Any] = {
     "reward_timeout": 600.0,  # by the clock, which a busy machine does not heed
 }  # fmt: skip
 REWARDS_FILE = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 import numpy as np
 
 def vowels(prompt, completion, record):
@@ -68,6 +68,11 @@ def hangs(prompt, completion, record):
         pass
 
 def sleeps(prompt, completion, record):
+    time.sleep(1000)
+
+def clockless(prompt, completion, record):
+    signal.alarm(5)
+    signal.alarm(0)  # pronk's clock was this one
     time.sleep(1000)
 
 def reads(prompt, completion, record):
@@ -464,6 +469,7 @@ def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path
         ("leaves", "leaves raised SystemExit in mine.py, line 25: 3"),
         ("hangs", "hangs takes more than 1 s"),
         ("sleeps", "sleeps takes more than 1 s"),
+        ("clockless", "clockless takes more than 1 s"),
         ("reads", "reads raised EOFError"),
         ("nan", "nan gave nan, which is no number to learn from"),
         ("huge", "e+38, times its weight of 1: too large to learn from in float32"),

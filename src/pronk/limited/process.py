@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,11 +35,21 @@ class LimitedProcess:
     """Safe to share among threads, which wait for each other; a child of a fork starts a process of its own.
 
     `work`: a file whose `answer` makes a line of JSON of a line of JSON. `what` is too much where a limit is met ("the
-    template"), `of`: such things, in an error that says that no process can be started ("chat templates").
+    template"), `of`: such things, in an error that says that no process can be started ("chat templates"). `clock`:
+    seconds that an answer may take besides, idle ones too; not on Windows, where nobody can wait for a pipe so long.
     """
 
-    def __init__(self, work: Path, what: str, of: str, seconds: float = SECONDS, memory: int = MEMORY) -> None:
+    def __init__(
+        self,
+        work: Path,
+        what: str,
+        of: str,
+        seconds: float = SECONDS,
+        memory: int = MEMORY,
+        clock: float | None = None,
+    ) -> None:
         self.seconds, self.memory = seconds, memory
+        self.clock = clock if os.name == "posix" else None
         self.watched = sys.platform == "darwin"  # where no limit of memory is kept by the system
         self.process: subprocess.Popen[bytes] | None = None
         self._work, self._what = work, what
@@ -115,33 +127,40 @@ class LimitedProcess:
         with suppress(OSError):  # that it ended is seen below
             self.process.stdin.write(request)
             self.process.stdin.flush()
-        if self.watched and not self._stays_small():
-            return {"broken": f"{self._what} takes more than {self.memory >> 20} MB", "spent": True}
+        if limit := self._limit_met():
+            return {"broken": f"{self._what} takes more than {limit}", "spent": True}
         line = self.process.stdout.readline()
         if line.endswith(b"\n"):
             answer: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
             return answer
         return {"broken": f"{self._what} {self._how_it_ended()}", "spent": True}
 
-    def _stays_small(self) -> bool:
-        """Whether the process answers, or ends, without being seen to hold more memory than it may."""
+    def _limit_met(self) -> str | None:
+        """Of the limits that are kept from here, one that the process meets before it answers, or ends."""
         assert self.process
         assert self.process.stdout
+        if not (self.watched or self.clock):
+            return None
         asked = ("ps", "-o", "rss=", "-p", str(self.process.pid))  # KB
+        end = time.monotonic() + (self.clock or math.inf)
         with selectors.DefaultSelector() as answers:
             answers.register(self.process.stdout, selectors.EVENT_READ)
-            while not answers.select(0.02):
+            while not answers.select(0.02 if self.watched else max(0.0, end - time.monotonic())):
+                if time.monotonic() >= end:
+                    return f"{self.clock:g} s"
+                if not self.watched:
+                    continue
                 held = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
                 if int(held.strip() or 0) << 10 > self.memory:
-                    return False
-        return True
+                    return f"{self.memory >> 20} MB"
+        return None
 
     def _how_it_ended(self) -> str:
         assert self.process
         assert self.process.stderr
         _kill(self.process)
         code = self.process.wait()
-        if code in (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0)):  # the second: the work's own clock
+        if code == -getattr(signal, "SIGPROF", 0):
             return f"takes more than {self.seconds:g} s"
         last = self.process.stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()[-1:]
         return ": ".join([f"made its process end with {f'signal {-code}' if code < 0 else f'exit code {code}'}", *last])

@@ -23,8 +23,8 @@ class InProcess:
     of the file is part of it."""
 
     def __init__(self, label: str, how: dict[str, Any], seconds: float) -> None:
-        self._label, self._how, self._seconds = label, how, seconds
-        self._process = LimitedProcess(_WORK, f"the reward {label}", "rewards", seconds, _MEMORY)
+        self._label, self._how = label, how
+        self._process = LimitedProcess(_WORK, f"the reward {label}", "rewards", seconds, _MEMORY, clock=seconds)
         weakref.finalize(self, self._process.close)
 
     @classmethod
@@ -57,7 +57,7 @@ class InProcess:
 
     def _answer(self, asked: dict[str, Any]) -> tuple[float, str | None]:
         """A number; or what is wrong."""
-        answer = self._process.request(json.dumps({"seconds": self._seconds, **self._how, **asked}))
+        answer = self._process.request(json.dumps(self._how | asked))
         problem, value = answer.get("problem") or answer.get("broken"), answer.get("value")
         if problem is None and isinstance(value, float) and math.isfinite(value):
             return value, None

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
@@ -26,7 +25,7 @@ os.dup2(_nowhere.fileno(), 2)
 
 def answer(line: bytes) -> bytes:
     asked = json.loads(line)
-    with _within(asked["seconds"]), redirect_stdout(_nowhere), redirect_stderr(_nowhere):
+    with redirect_stdout(_nowhere), redirect_stderr(_nowhere):
         try:
             found: dict[str, Any] = {"value": _value(asked)}
         except MemoryError:
@@ -94,18 +93,3 @@ def _check_arguments(function: Callable[..., Any]) -> None:
         taken.bind(None, None, None)
     except TypeError:
         raise _Unfit(f"is called with a prompt, a completion and a record, and takes {taken}") from None
-
-
-@contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """By the clock; the time of the processor is limited besides. SIGALRM ends the process."""
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
