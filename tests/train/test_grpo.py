@@ -630,6 +630,7 @@ def test_functions_of_ones_own_are_found_by_their_file(functions: Path) -> None:
     assert labels([f"{functions}:vowels", "regex:a", "regex:b", "a/rm", "exact:x"]) == [
         "vowels", "regex", "regex#2", "rm", "exact",
     ]  # fmt: skip
+    assert labels(["x#2", "x", "x", "x"]) == ["x#2", "x", "x#3", "x#4"]  # of which two were one
 
 
 # -- what it learns --

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from inspect import getsourcefile, unwrap
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,6 @@ def labels(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for named in map(parse, names):
         label = {"function": named.of, "model": Path(named.of).name or named.of}.get(named.kind, named.kind)
-        same = sum(one == label or one.startswith(f"{label}#") for one in found)
-        found.append(f"{label}#{same + 1}" if same else label)
+        numbered = (f"{label}#{number}" for number in count(2))
+        found.append(next(name for name in chain((label,), numbered) if name not in found))
     return found
