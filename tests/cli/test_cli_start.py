@@ -68,6 +68,23 @@ def test_ctrl_c_at_any_moment_of_the_start_is_silent(script: Path, model: str) -
     assert early > 3
 
 
+def test_ctrl_c_within_what_cannot_fail_is_not_lost(script: Path) -> None:
+    """It was told of, in a traceback, and the program went on."""
+    script.write_text(
+        "import os, signal, time, weakref\n"
+        "from pronk import cli\n"
+        "class Thing: pass\n"
+        "thing = Thing()\n"
+        "def gone(_):\n    os.kill(os.getpid(), signal.SIGINT)\n    for _ in range(1000): pass\n"
+        "reference = weakref.ref(thing, gone)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "try:\n    with cli._interruptible():\n        del thing\n        time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
+
+
 @pytest.mark.slow
 def test_before_that_no_traceback_reaches_into_pronk(script: Path, model: str) -> None:
     """While Python itself starts, no program has a say: its traceback ends at our entry at the latest."""

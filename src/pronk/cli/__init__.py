@@ -12,6 +12,7 @@ import difflib
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -184,11 +185,14 @@ def main() -> None:
 def _interruptible() -> Iterator[None]:
     """In here Ctrl-C raises. Before and after, there is nothing to be cleared away, and it ends the program as a signal
     does: in silence, and not with the traceback of an import."""
+    before = sys.unraisablehook
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as main left it; in a test it is the test's
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = before
         if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -197,6 +201,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C raises, as always; the second one ends the program, for a library may have swallowed the first."""
     signal.signal(signal.SIGINT, _end)
     raise KeyboardInterrupt
+
+
+def _unraisable(told: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C in the midst of what cannot fail, as a callback of importlib's, is lost there: it comes again."""
+    if told.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(told)
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
