@@ -90,7 +90,40 @@ def test_empty_options_show_what_counts(server: Running, opened: Opened) -> None
     assert told == (str(asked[0]["temperature"]), str(asked[0]["top_p"]))
     temperature.fill("0")
     temperature.blur()
-    expect(top_p).to_have_attribute("placeholder", "default")
+    expect(top_p).to_have_attribute("placeholder", "1")
+    expect(view.locator("#option-max_tokens")).to_have_attribute("placeholder", "as many as fit")
+
+
+def test_an_option_that_cannot_be_is_told_of(server: Running, opened: Opened) -> None:
+    """Bug: it stood there as though it counted, and what was chosen before it was asked for without a word."""
+    view = opened(server.url)
+    asked: list[dict[str, Any]] = []
+    view.on("request", lambda request: request.post_data and asked.append(json.loads(request.post_data)))
+    set_options(view, max_tokens=4)
+    view.click("button:text-is('Options')")
+    problem = view.locator(".option:has(#option-max_tokens) .problem")
+    for wrong in ("8.5", "-3"):
+        view.locator("#option-max_tokens").fill(wrong)
+        view.locator("#option-max_tokens").blur()
+        expect(problem).to_contain_text("this counts: 4")
+    ask(view)
+    answered(view)
+    assert asked[0]["max_tokens"] == 4
+    view.locator("#option-max_tokens").fill("5")
+    view.locator("#option-max_tokens").blur()
+    expect(problem).to_be_hidden()
+
+
+def test_a_chat_is_called_by_its_first_question_as_it_stands(server: Running, opened: Opened) -> None:
+    """Bug: edited, it kept its first name in the list, in the file's and in its heading."""
+    view = opened(server.url)
+    set_options(view, max_tokens=4)
+    ask(view, "One?")
+    answered(view)
+    view.click("button:text-is('Edit')")
+    view.locator(".edit").fill("Another?")
+    view.keyboard.press("Enter")
+    expect(view.locator(".chats .chat[aria-current]")).to_have_text("Another?")
 
 
 def test_side_by_side_all_draw_with_one_seed(server: Running, opened: Opened) -> None:

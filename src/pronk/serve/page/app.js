@@ -105,7 +105,7 @@ export class App extends EventTarget {
   send(text, parent = tree.last(this.chat)) {
     const { chat } = this;
     const node = tree.add(chat, parent, "user", { text });
-    if (parent.id === chat.root && chat.title === "New chat") chat.title = text.trim().split("\n")[0].slice(0, 80) || "New chat";
+    if (parent.id === chat.root) chat.title = text.trim().split("\n")[0].slice(0, 80) || "New chat";
     this.answer(node);
   }
 

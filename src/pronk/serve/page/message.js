@@ -127,7 +127,7 @@ export class AnswerView {
 
   told() {
     const { node } = this;
-    const parts = node.tokens ? [`${number(node.tokens.ids.length)} tokens`] : [];
+    const parts = node.tokens && !(node.error && !node.tokens.ids.length) ? [`${number(node.tokens.ids.length)} tokens`] : [];
     const { took, usage } = node;
     if (took?.tokens_per_s) parts.push(`${number(took.tokens_per_s)} tokens/s`);
     if (took) parts.push(`first after ${number(1000 * took.first_token_s, 0)} ms`);

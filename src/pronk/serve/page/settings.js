@@ -100,7 +100,7 @@ export class Settings {
   // In each empty place what counts there. A temperature that is chosen changes what top p is.
   tellUsual(chat) {
     const advised = chat.models.map((model) => this.app.card(model)?.pronk?.sampling ?? {});
-    for (const { name, kind } of OPTIONS) if (kind === "number") this.panel.querySelector(`#option-${name}`).placeholder = usual(name, chat.options, advised) ?? "default";
+    for (const option of OPTIONS) if (option.kind === "number") this.panel.querySelector(`#option-${option.name}`).placeholder = usual(option, chat.options, advised);
   }
 
   option(chat, option) {
@@ -112,13 +112,17 @@ export class Settings {
     else input = el("input", { id, type: "text", placeholder: "nothing" });
     if (kind !== "choice") input.value = chat.options[name] ?? "";
     input.setAttribute("aria-describedby", `${id}-help`);
+    const problem = el("p", { class: "problem", role: "alert", hidden: true });
     input.addEventListener("change", () => {
-      if (!input.reportValidity()) return;
+      const wrong = !input.validity.valid;
+      problem.hidden = !wrong;
+      problem.textContent = wrong ? `${input.validationMessage} Until it is changed, this counts: ${chat.options[name] ?? input.placeholder}.` : "";
+      if (wrong) return;
       if (input.value === "") delete chat.options[name];
       else chat.options[name] = kind === "number" ? Number(input.value) : input.value;
       this.tellUsual(chat);
       if (Object.keys(chat.nodes).length > 1) this.app.save();
     });
-    return el("div", { class: "option" }, el("label", { for: id }, label), input, el("p", { class: "faint", id: `${id}-help` }, help));
+    return el("div", { class: "option" }, el("label", { for: id }, label), input, problem, el("p", { class: "faint", id: `${id}-help` }, help));
   }
 }
