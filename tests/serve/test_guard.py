@@ -210,7 +210,7 @@ def test_nothing_under_v1_opens_a_file(server: Running) -> None:
 def locked(folder: Path) -> Iterator[Running]:
     models = Models({"tiny": str(folder)}, {}, {"threads": 1}, max_sequences=4)
     running = Running(
-        models, keys=("first-key", "second-key"), origins=("https://chat.example",), hosts=("llm.example",)
+        models, keys=("first-key", "second-key", "clé"), origins=("https://chat.example",), hosts=("llm.example",)
     )
     yield running
     running.stop()
@@ -247,6 +247,13 @@ def test_each_key_opens(locked: Running) -> None:
     assert status(answer) == 200
     with pytest.raises(openai.AuthenticationError):
         locked.client("third-key").models.list()
+
+
+@pytest.mark.parametrize("header", ["Authorization: Bearer clé", "x-api-key: clé"])
+def test_a_key_beyond_ascii_opens(locked: Running, header: str) -> None:
+    """Bug: a key's bytes were compared with those of what they spell in Latin-1, and so it never opened anything."""
+    assert status(spoken(locked.port, "GET /v1/models HTTP/1.1", "Host: localhost", header)) == 200
+    assert status(spoken(locked.port, "GET /v1/models HTTP/1.1", "Host: localhost", header + "é")) == 401
 
 
 def test_what_one_key_has_sent_is_not_found_by_another(locked: Running) -> None:
