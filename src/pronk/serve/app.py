@@ -153,7 +153,7 @@ class Server:
             return Json(await while_there(request.receive, looked))
 
     async def list_models(self, request: Request) -> Response:
-        await asyncio.to_thread(self.models.forget_dropped)
+        await self.models.forget_dropped()
         return Json({"object": "list", "data": [self._card(name) for name in self.models.names]})
 
     async def one_model(self, request: Request) -> Response:
