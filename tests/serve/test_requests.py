@@ -143,6 +143,9 @@ def test_a_wrong_type_is_told_in_plain_words(server: Running, wrong: dict[str, A
         ("/v1/completions", {"prompt": "x" * 2000}, "prompt"),
         ("/v1/completions", {"prompt": "x", "truncate": "middle"}, "truncate"),
         ("/v1/completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"prompt": "x", "n": 3, "num_beams": 2}, "n"),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {"9999": 1}}, "logit_bias"),
+        ("/v1/responses", {"input": "x", "stop_token_ids": [9999]}, "stop_token_ids"),
         ("/v1/responses", {"input": "x" * 2000}, "input"),
         ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
@@ -153,6 +156,8 @@ def test_a_wrong_type_is_told_in_plain_words(server: Running, wrong: dict[str, A
     ],
 )
 def test_the_field_at_fault_is_named(server: Running, path: str, wrong: dict[str, Any], param: str) -> None:
+    """Bug: of tokens that the model has not, none was named; and of too many samples of a beam search, a field that
+    no request has: num_return_sequences."""
     status, body = posted(server, path, wrong)
     assert (status, body["error"]["param"]) == (400, param)
 

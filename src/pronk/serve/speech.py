@@ -12,6 +12,7 @@ from pronk.engine.generation import Chunk, Stats
 from pronk.serve.asking import Asked
 from pronk.serve.calls import Call, CallFinder, ForcedCalls
 from pronk.serve.engine import Engine
+from pronk.serve.failures import about
 
 _NEVER = -9999.0  # a log-probability of what cannot come, which JSON has no number for; OpenAI's own
 
@@ -88,7 +89,8 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
     texts, begun = asked.wanted.texts, time.perf_counter()
     engine.reserve(texts)
     try:
-        answer = await engine.submitted(asked.wanted)
+        with about(None, "logit_bias", "stop_token_ids"):  # whose tokens the model may not have
+            answer = await engine.submitted(asked.wanted)
         finders: dict[int, CallFinder | ForcedCalls] = {}
         try:
             async with aclosing(answer.chunks()) as coming:
