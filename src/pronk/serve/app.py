@@ -132,19 +132,19 @@ class Server:
             return Json(await while_there(request.receive, messages.whole(self.engine, asked)))
 
     async def count(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, CountRequest, messages.REFUSED)
+        asked_for, unheard = await _asked(request, CountRequest, messages.REFUSED)
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await messages.count(leased, asked_for))
+            return Json(await messages.count(leased, asked_for, unheard))
 
     async def tokenize(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, TokenizeRequest, {})
+        asked_for, unheard = await _asked(request, TokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for))
+            return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for, unheard))
 
     async def detokenize(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, DetokenizeRequest, {})
+        asked_for, unheard = await _asked(request, DetokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
+            return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for, unheard))
 
     async def look(self, request: Request) -> Response:
         asked_for, unheard = await _asked(request, LookRequest, {})
