@@ -21,6 +21,7 @@ import pytest
 from served import PATIENCE_S, Running, slowed, soon
 
 import pronk
+from pronk.cli import serve
 from pronk.serve import run as serving
 from pronk.serve.models import Models
 
@@ -191,3 +192,13 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
         assert status == code, error
         assert words in error
         assert "Traceback" not in error
+
+
+def test_keys_of_the_environment_are_one_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: each word of PRONK_API_KEY was a key by itself, and the whole of it was none."""
+    kept: list[str] = []
+    monkeypatch.setattr(serving, "run", lambda models, bound, *, keys, **_: (bound.close(), kept.extend(keys)))
+    monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)  # which other tests read
+    monkeypatch.setenv("PRONK_API_KEY", "correct horse battery\r\n\nanother\n")
+    serve.command.main(["-m", str(folder), "--port", "0"], standalone_mode=False)
+    assert kept == ["correct horse battery", "another"]

@@ -154,21 +154,49 @@ def test_deep_json(server: Running, body: bytes) -> None:
     assert status(asked(server, body=body)) == 400
 
 
+def is_cut_off(server: Running, begun: bytes, patience: float = PATIENCE_S) -> bool:
+    """Whether who begins so, and goes on without an end and never silent for long, loses the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(begun)
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            try:
+                connection.sendall(b"a")
+                time.sleep(0.02)
+            except ConnectionError:
+                return True
+    return False
+
+
 def test_slow_headers_and_slow_bodies_are_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as short:
         short.setattr(http, "HEADERS_S", 0.3)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
-            until, cut_off = time.monotonic() + PATIENCE_S, False
-            while not cut_off and time.monotonic() < until:  # headers without an end, and never silent for long
-                try:
-                    connection.sendall(b"a")
-                    time.sleep(0.02)
-                except ConnectionError:
-                    cut_off = True
-        assert cut_off
+        assert is_cut_off(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
     monkeypatch.setattr(http, "BODY_S", 0.3)
     assert status(asked(server, "Content-Length: 100", body=b"{")) == 408
+
+
+@pytest.mark.parametrize("head", ["GET /health", "POST /v1/completions", "GET /no"])
+def test_a_body_that_goes_on_behind_its_answer_is_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """Bug: who was answered before its body was whole, if only that it must not ask, could send the rest for ever, a
+    byte at a time, and kept its connection: nobody watched for the end."""
+    monkeypatch.setattr(http, "BODY_S", 0.3)
+    begun = f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    assert is_cut_off(server, begun.encode(), 10)
+
+
+def test_a_connection_whose_body_came_late_may_ask_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BODY_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\na")
+        assert b"200 OK" in connection.recv(65536)
+        connection.sendall(b"bGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
+        time.sleep(1.0)  # longer than the rest of that body might have taken
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
 
 
 def test_nothing_under_v1_opens_a_file(server: Running) -> None:
@@ -182,7 +210,7 @@ def test_nothing_under_v1_opens_a_file(server: Running) -> None:
 def locked(folder: Path) -> Iterator[Running]:
     models = Models({"tiny": str(folder)}, {}, {"threads": 1}, max_sequences=4)
     running = Running(
-        models, keys=("first-key", "second-key"), origins=("https://chat.example",), hosts=("llm.example",)
+        models, keys=("first-key", "second-key", "clé"), origins=("https://chat.example",), hosts=("llm.example",)
     )
     yield running
     running.stop()
@@ -219,6 +247,13 @@ def test_each_key_opens(locked: Running) -> None:
     assert status(answer) == 200
     with pytest.raises(openai.AuthenticationError):
         locked.client("third-key").models.list()
+
+
+@pytest.mark.parametrize("header", ["Authorization: Bearer clé", "x-api-key: clé"])
+def test_a_key_beyond_ascii_opens(locked: Running, header: str) -> None:
+    """Bug: a key's bytes were compared with those of what they spell in Latin-1, and so it never opened anything."""
+    assert status(spoken(locked.port, "GET /v1/models HTTP/1.1", "Host: localhost", header)) == 200
+    assert status(spoken(locked.port, "GET /v1/models HTTP/1.1", "Host: localhost", header + "é")) == 401
 
 
 def test_what_one_key_has_sent_is_not_found_by_another(locked: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,28 @@ def test_a_reward_model_s_adapter_that_comes_later_is_no_model(folder: Path, ada
     (given / "adapter_model.safetensors").symlink_to(adapter / "adapter_model.safetensors")
     assert [model.id for model in client.models.list()] == ["a", "judge", "poet"]  # it is another one by now
     assert say(running, "judge") == say(running, "poet")
+    running.stop()
+
+
+def test_an_adapter_whose_folder_goes_while_it_is_read(
+    folder: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: who listed the models just then dropped it, before the one who had read it could take it: 500."""
+    (tmp_path / "poet").symlink_to(adapter)
+    models = Models({"a": str(folder)}, {}, {"threads": 1}, adapters_folder=tmp_path, max_sequences=SEQUENCES)
+    running, add = Running(models), pronk.LLM.add_adapter
+
+    def added(*arguments: Any) -> str:
+        name = add(*arguments)
+        (tmp_path / "poet").unlink()
+        with contextlib.suppress(openai.APITimeoutError):  # it is listed once the adapter is in use
+            running.client().models.list(timeout=1)
+        return name
+
+    monkeypatch.setattr(pronk.LLM, "add_adapter", added)
+    assert say(running, "poet")
+    assert [model.id for model in running.client().models.list()] == ["a"]
+    assert not models.models["a"].llm.adapters  # type: ignore[union-attr]
     running.stop()
 
 

@@ -219,6 +219,18 @@ def test_echo_scores_the_prompt(client: openai.OpenAI, llm: pronk.LLM, stream: b
     assert choice.logprobs.text_offset == list(range(len(prompt)))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_places_in_the_text(client: openai.OpenAI, llm: pronk.LLM, stream: bool) -> None:
+    """Bug: a special token, which the text leaves out, and each part of a character moved all offsets behind it."""
+    ids = [*llm.tokenizer.encode("<s>a"), *llm.tokenizer.encode("é😀b", bos=False)]
+    asked: dict[str, Any] = {"max_tokens": 6, "echo": True, "logprobs": 0, "extra_body": {"guided_regex": "ü[c-x]{9}"}}
+    given = client.completions.create(model="tiny", prompt=ids, stream=stream, **asked)
+    choices = [chunk.choices[0] for chunk in given] if stream else [given.choices[0]]
+    assert "".join(choice.text for choice in choices)[:5] == "aé😀bü"
+    offsets = [offset for choice in choices for offset in (choice.logprobs.text_offset if choice.logprobs else ())]
+    assert offsets == [0, 0, *[1] * 2, *[2] * 4, 3, *[4] * 2, 5, 6, 7, 8]
+
+
 def test_echo_scores_with_the_adapter_that_was_asked(client: openai.OpenAI, llm: pronk.LLM) -> None:
     prompt = "It was a long and winding road, and nobody knew where it might end. "
     options = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}

@@ -18,6 +18,12 @@ class _Lines(logging.Handler):
         console.note(self.format(record))
 
 
+class _Key(click.types.StringParamType):
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """One a line, as in a file. Click would make each word a key, by which a phrase is soon guessed."""
+        return _in_lines(rv)
+
+
 @options.verb(
     epilog="""\b
 Examples:
@@ -54,7 +60,7 @@ one ends at once."""
                  help="Listen at this address; any other than loopback's needs a key."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="N",
                  help="Listen at this port; 0: at any that is free."),
-    click.option("--api-key", "api_keys", multiple=True, metavar="KEY", envvar="PRONK_API_KEY",
+    click.option("--api-key", "api_keys", type=_Key(), multiple=True, metavar="KEY", envvar="PRONK_API_KEY",
                  help="Answer only who gives this key. Repeatable. Others on this machine can read it; better is a "
                  "file, or the environment variable PRONK_API_KEY."),
     click.option("--api-key-file", type=options.NAME, metavar="FILE", help="Take keys from FILE, one a line."),
@@ -175,10 +181,14 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
 def _keys(file: str | None) -> list[str]:
     if file is None:
         return []
-    keys = [line.strip() for line in options.read_file(file).splitlines() if line.strip()]
+    keys = _in_lines(options.read_file(file))
     if not keys:
         raise BadRequest(f"{file}: holds no key")
     return keys
+
+
+def _in_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _log_to_stderr() -> None:

@@ -132,19 +132,19 @@ class Server:
             return Json(await while_there(request.receive, messages.whole(self.engine, asked)))
 
     async def count(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, CountRequest, messages.REFUSED)
+        asked_for, unheard = await _asked(request, CountRequest, messages.REFUSED)
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await messages.count(leased, asked_for))
+            return Json(await messages.count(leased, asked_for, unheard))
 
     async def tokenize(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, TokenizeRequest, {})
+        asked_for, unheard = await _asked(request, TokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for))
+            return Json(await asyncio.to_thread(tokens.tokenize, leased, asked_for, unheard))
 
     async def detokenize(self, request: Request) -> Response:
-        asked_for, _ = await _asked(request, DetokenizeRequest, {})
+        asked_for, unheard = await _asked(request, DetokenizeRequest, {})
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for))
+            return Json(await asyncio.to_thread(tokens.detokenize, leased, asked_for, unheard))
 
     async def look(self, request: Request) -> Response:
         asked_for, unheard = await _asked(request, LookRequest, {})
@@ -153,7 +153,7 @@ class Server:
             return Json(await while_there(request.receive, looked))
 
     async def list_models(self, request: Request) -> Response:
-        await asyncio.to_thread(self.models.forget_dropped)
+        await self.models.forget_dropped()
         return Json({"object": "list", "data": [self._card(name) for name in self.models.names]})
 
     async def one_model(self, request: Request) -> Response:

@@ -107,7 +107,7 @@ def sampling(
 
 def refused(error: BadRequest) -> ApiError:
     """A word of SamplingParams', with the field that is at fault."""
-    message = str(error).replace("max_new_tokens", "max_tokens")
+    message = str(error).replace("max_new_tokens", "max_tokens").replace("num_return_sequences", "n")
     word = message.partition(" ")[0].partition("=")[0]
     if word == "max_tokens":
         return ApiError(400, message, word)

@@ -17,6 +17,7 @@ from pronk.serve.speech import Account, logprob, speech
 
 if TYPE_CHECKING:
     from pronk.engine.generation import Chunk
+    from pronk.tokenizer.stream import StreamDecoder
 
 MAX_TOKENS = 16  # where nothing is said, as OpenAI has it
 MOST_PROMPTS = 256
@@ -46,35 +47,39 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
 class _Choice:
     """One text, and its log-probabilities in the older form."""
 
-    def __init__(self, asked: Asked, index: int) -> None:
+    def __init__(self, asked: Asked, index: int, prompt: Sequence[int]) -> None:
         self.asked, self.index, self.text, self.finish = asked, index, [""], ""
         self.tokens: list[str] = []
         self.values: list[float | None] = []
         self.tops: list[dict[str, float] | None] = []
         self.offsets: list[int] = []
         self._at = 0
+        if asked.wanted.params.logprobs is not None:
+            self._decoder = asked.llm.tokenizer.stream_decoder(previous=prompt)
 
     def echo(self, scored: Scored, text: str) -> None:
         """The prompt's part; its first token follows nothing, and has no probability."""
-        self.text = [text]
+        self.text, decoder = [text], self.asked.llm.tokenizer.stream_decoder()
         for token, value, top in zip(scored.ids, scored.logprobs, scored.tops, strict=True):
             first = math.isnan(value)
-            self._entry(token, None if first else value, None if first else top)
+            self._entry(decoder, token, None if first else value, None if first else top)
         self._at = len(text)
 
     def add(self, text: str, chunk: Chunk) -> None:
         self.text.append(text)
         if self.asked.wanted.params.logprobs is not None and chunk.token is not None:
-            self._entry(chunk.token, chunk.logprob, chunk.top)
+            self._entry(self._decoder, chunk.token, chunk.logprob, chunk.top)
 
-    def _entry(self, token: int, value: float | None, top: Sequence[tuple[int, float]] | None) -> None:
+    def _entry(
+        self, decoder: StreamDecoder, token: int, value: float | None, top: Sequence[tuple[int, float]] | None
+    ) -> None:
         text = self.asked.llm.tokenizer.token_text
         spell = (lambda token: f"token_id:{token}") if self.asked.as_ids else text
         self.tokens.append(spell(token))
         self.values.append(None if value is None else logprob(value))
         self.tops.append(None if top is None else {spell(other): logprob(its) for other, its in top})
         self.offsets.append(self._at)
-        self._at += len(text(token))
+        self._at += len(decoder.feed(token))  # none of a special token, and all of a character with its last part
 
     def logprobs(self) -> dict[str, Any] | None:
         if self.asked.wanted.params.logprobs is None:
@@ -95,7 +100,11 @@ class _Choice:
 
 async def _begin(engine: Engine, asked: Asked, request: CompletionRequest, account: Account) -> list[_Choice]:
     """The choices, with the prompts where these are to be echoed, scored where that is asked for."""
-    choices = [_Choice(asked, n) for n in range(len(asked.wanted.prompts) * asked.samples)]
+    choices = [
+        _Choice(asked, number * asked.samples + sample, prompt)
+        for number, prompt in enumerate(asked.wanted.prompts)
+        for sample in range(asked.samples)
+    ]
     if not request.echo:
         return choices
     top = asked.wanted.params.logprobs

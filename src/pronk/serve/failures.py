@@ -120,7 +120,7 @@ def log_failure(what: str, error: Exception) -> None:
 
 
 @contextmanager
-def about(param: str, *fields: str) -> Iterator[None]:
+def about(param: str | None, *fields: str) -> Iterator[None]:
     """What a model or its template refuses within is the fault of that field, or of the one of `fields` that the word
     begins with."""
     try:

@@ -109,7 +109,8 @@ class Guard:
             return 0
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        matches = [hmac.compare_digest(given.encode(), key.encode()) for key in self.keys]
+        sent = given.encode("latin-1")  # which headers are read as: the client's own bytes
+        matches = [hmac.compare_digest(sent, key.encode()) for key in self.keys]
         if True not in matches:
             problem = "a key is wanted, as in Authorization: Bearer KEY" if not given else "the key is wrong"
             raise ApiError(401, problem, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -43,7 +43,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._watch(HEADERS_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
@@ -60,15 +60,16 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._slow is None and self.conn.their_state is h11.IDLE:
-            self._watch()
+            self._watch(HEADERS_S)
         super().data_received(data)
 
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.conn.their_state is not h11.IDLE:
-            self._unwatch()
-        if self.cycle is not before and self.scope["http_version"] == "1.1":  # whose answers of no length are in chunks
+        if self.cycle is before:
+            return
+        self._unwatch()
+        if self.scope["http_version"] == "1.1":  # whose answers of no length are in chunks
             self.scope["extensions"] = {_CHUNK: {"send": self._chunk}}  # before the task that was made for it begins
 
     def _chunk(self, body: bytes) -> bool:
@@ -81,10 +82,11 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unwatch()
+        if self.conn.our_state is h11.DONE:  # and the request is not whole: a rest that nobody reads any more
+            self._watch(BODY_S)
 
-    def _watch(self) -> None:
-        self._slow = self.loop.call_later(HEADERS_S, self.transport.abort)
+    def _watch(self, seconds: float) -> None:
+        self._slow = self.loop.call_later(seconds, self.transport.abort)
 
     def _unwatch(self) -> None:
         if self._slow:

@@ -18,7 +18,7 @@ from pronk.serve.failures import ApiError, amid, renamed
 from pronk.serve.http import event
 from pronk.serve.models import Leased
 from pronk.serve.requests import MessagesRequest, sampling
-from pronk.serve.speech import Account, Piece, speech
+from pronk.serve.speech import Account, Piece, speech, warned
 
 REFUSED = {
     "container": "cannot be had: this server runs no code",
@@ -61,15 +61,15 @@ async def asked(leased: Leased, request: MessagesRequest, unheard: list[str], ma
     return replace(found, notes=notes)
 
 
-async def count(leased: Leased, request: MessagesRequest) -> dict[str, Any]:
+async def count(leased: Leased, request: MessagesRequest, unheard: list[str]) -> dict[str, Any]:
     """How many tokens the prompt has, also where these are more than the model can read. Raises what `asked` does."""
     try:
-        found = await asked(leased, request, [], 1)
+        found = await asked(leased, request, unheard, 1)
     except ApiError as error:
         if isinstance(error.__cause__, ContextOverflow):
-            return {"input_tokens": error.__cause__.prompt_tokens}
+            return {"input_tokens": error.__cause__.prompt_tokens, **warned(unheard)}
         raise
-    return {"input_tokens": len(found.wanted.prompts[0]) + found.cut}
+    return {"input_tokens": len(found.wanted.prompts[0]) + found.cut, **warned(found.unheard, found.notes)}
 
 
 class _Message:

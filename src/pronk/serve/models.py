@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -93,7 +92,7 @@ class Models:
                 raise BadRequest(f"an adapter and a model are both called {name}; give the adapter another NAME=FOLDER")
         self._adapters, self._folder = dict(adapters), adapters_folder
         self._chat_template = chat_template
-        self._max_sequences, self._drops = max_sequences, threading.Lock()
+        self._max_sequences = max_sequences
         free = engines.ENGINES[0].free_memory(None)
         self._max_memory = max_memory if max_memory is not None else int(_SHARE * (free or 1 << 62))
         self._loads = asyncio.Lock()  # one at a time, so that memory is counted once
@@ -178,7 +177,7 @@ class Models:
                 async with model.lock:
                     if name not in model.llm.adapters:
                         await asyncio.to_thread(model.llm.add_adapter, folder, name)
-                return model, model.llm.adapters[name]
+                    return model, model.llm.adapters[name]
             except PronkError as error:
                 problem = problem or error
             finally:
@@ -186,14 +185,19 @@ class Models:
         assert problem
         raise problem
 
-    def forget_dropped(self) -> None:
+    async def forget_dropped(self) -> None:
         """Let go of adapters whose folders are gone."""
-        there = self.adapters
-        for model in self.loaded:
-            assert model.llm
-            with self._drops:
-                for name in [name for name in model.llm.adapters if name not in there]:
-                    model.llm.drop_adapter(name)
+        there = await asyncio.to_thread(lambda: self.adapters)
+        for model in self.models.values():
+            if not model.llm:
+                continue
+            model.users += 1  # it is not unloaded meanwhile
+            try:
+                async with model.lock:  # and what is added is not gone before it is taken
+                    for name in [name for name in model.llm.adapters if name not in there]:
+                        await asyncio.to_thread(model.llm.drop_adapter, name)
+            finally:
+                model.users -= 1
 
     async def _load(self, model: Model) -> None:
         if model.llm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from pronk.engine.generation import Chunk, Stats
 from pronk.serve.asking import Asked
 from pronk.serve.calls import Call, CallFinder, ForcedCalls
 from pronk.serve.engine import Engine
+from pronk.serve.failures import about
 
 _NEVER = -9999.0  # a log-probability of what cannot come, which JSON has no number for; OpenAI's own
 
@@ -77,10 +78,18 @@ class Account:
             }
         if asked.cut:
             found["truncated_tokens"] = asked.cut
-        unheard = [f"{name} is not a field that this server knows; it changed nothing" for name in asked.unheard]
-        if unheard or asked.notes:
-            found["warnings"] = [*unheard, *asked.notes]
-        return found
+        return found | _warnings(asked.unheard, asked.notes)
+
+
+def warned(unheard: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """What an answer that is no text has besides: of fields that nobody heeds, and what else is to be said."""
+    found = _warnings(unheard, notes)
+    return {"pronk": found} if found else {}
+
+
+def _warnings(unheard: Sequence[str], notes: Sequence[str]) -> dict[str, list[str]]:
+    told = [f"{name} is not a field that this server knows; it changed nothing" for name in unheard]
+    return {"warnings": [*told, *notes]} if told or notes else {}
 
 
 async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerator[list[Piece], None]:
@@ -88,7 +97,8 @@ async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerat
     texts, begun = asked.wanted.texts, time.perf_counter()
     engine.reserve(texts)
     try:
-        answer = await engine.submitted(asked.wanted)
+        with about(None, "logit_bias", "stop_token_ids"):  # whose tokens the model may not have
+            answer = await engine.submitted(asked.wanted)
         finders: dict[int, CallFinder | ForcedCalls] = {}
         try:
             async with aclosing(answer.chunks()) as coming:

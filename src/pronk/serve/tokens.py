@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pronk.serve import asking
 from pronk.serve.failures import ApiError, about
 from pronk.serve.models import Leased
 from pronk.serve.requests import DetokenizeRequest, TokenizeRequest
+from pronk.serve.speech import warned
+
+_HEEDED = {  # of the fields that one form has and another has not
+    "prompt": {"add_special_tokens"},
+    "messages": set[str](),
+    "content": {"add_special", "parse_special", "with_pieces"},
+}
 
 
-def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
-    """Raises ApiError, and BadRequest for text that is none."""
+def tokenize(leased: Leased, request: TokenizeRequest, unheard: Sequence[str]) -> dict[str, Any]:
+    """`unheard`: fields that there are not, for the answer to say so. Raises ApiError, and BadRequest for text that is
+    none."""
     given = [name for name in ("prompt", "messages", "content") if getattr(request, name) is not None]
     if len(given) != 1:
         raise ApiError(400, "give one of prompt, messages and content", given[1] if given else "prompt")
+    notes = [
+        f"{name} is not for {given[0]}; it changed nothing"
+        for name in sorted(set[str]().union(*_HEEDED.values()) - _HEEDED[given[0]])
+        if getattr(request, name) is not None
+    ]
+    return {**_tokens(leased, request, given[0]), **warned(unheard, notes)}
+
+
+def _tokens(leased: Leased, request: TokenizeRequest, given: str) -> dict[str, Any]:
     llm = leased.llm
-    asking.check_length(llm, getattr(request, given[0]), given[0])
+    asking.check_length(llm, getattr(request, given), given)
     if request.messages is not None:
         template = leased.adapter.template if leased.adapter else None
         with about("messages"):
@@ -33,11 +51,11 @@ def tokenize(leased: Leased, request: TokenizeRequest) -> dict[str, Any]:
     return {"tokens": [{"id": id, "piece": _piece(llm.tokenizer.token_bytes(id))} for id in ids]}
 
 
-def detokenize(leased: Leased, request: DetokenizeRequest) -> dict[str, Any]:
+def detokenize(leased: Leased, request: DetokenizeRequest, unheard: Sequence[str]) -> dict[str, Any]:
     """Raises BadRequest for an id that there is not."""
     with about("tokens"):
         text = leased.llm.tokenizer.decode(request.tokens, skip_special=False)
-    return {"prompt": text, "content": text}
+    return {"prompt": text, "content": text, **warned(unheard)}
 
 
 def _vllm(leased: Leased, ids: list[int]) -> dict[str, Any]:

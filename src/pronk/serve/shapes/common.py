@@ -23,6 +23,12 @@ class Besides(Shape):
     warnings: list[str] | UnsetType = UNSET
 
 
+class Warned(Shape):
+    """The same of an answer that is no text."""
+
+    warnings: list[str]
+
+
 class Problem(Shape):
     message: str
     type: str
@@ -90,11 +96,13 @@ class Tokens(Shape):
     tokens: list[int | Spelled]
     count: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
+    pronk: Warned | UnsetType = UNSET
 
 
 class Text(Shape):
     prompt: str
     content: str
+    pronk: Warned | UnsetType = UNSET
 
 
 class Health(Shape):

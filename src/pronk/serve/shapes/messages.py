@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from pronk.serve.shapes.common import Besides, MessagesProblem, Shape
+from pronk.serve.shapes.common import Besides, MessagesProblem, Shape, Warned
 
 
 class Block(Shape):
@@ -69,3 +69,4 @@ class MessageEvent(Shape):
 
 class MessageCount(Shape):
     input_tokens: int
+    pronk: Warned | UnsetType = UNSET
