@@ -261,10 +261,16 @@ def _scorer(name: str, threads: int | None) -> Scored:
 
 
 def _held(name: str) -> int:
-    """Bytes of a reward model, which an adapter is a small part of."""
+    """Bytes of a reward model, which an adapter is a small part of; DoRA's is merged, in more bits than its base."""
     folder = expanded(name)
-    base = read_config(folder)[1] if (folder / CONFIG).is_file() else name
-    engine = cpu_engine.ENGINE.plan(open_source(base, None), {})
+    if (folder / CONFIG).is_file():
+        config, base = read_config(folder)
+        model = open_source(base, None)
+        if config.dora:
+            model = adapters.applied(model, adapters.open(folder, model))
+    else:
+        model = open_source(name, None)
+    engine = cpu_engine.ENGINE.plan(model, {})
     return engine.weights + engine.besides
 
 
