@@ -515,8 +515,8 @@ def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Pat
 def test_a_module_called_pronk_reward_is_anybody_s(
     folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reward's process calls its file by a name of its own, which was this one: whoever had imported a pronk_reward.py
-    was told that it begins a run."""
+    """It was what a reward's process calls its file: whoever had imported a pronk_reward.py was told that it begins a
+    run."""
     (tmp_path / "pronk_reward.py").write_text("def one(prompt, completion, record):\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     reward = __import__("pronk_reward").one
@@ -634,7 +634,8 @@ def test_a_reward_model_of_dora_is_foretold_as_it_is_held(data: Path, tmp_path: 
 
     for dora in (False, True):
         pronk.reward(base, pairs, tmp_path / f"rm{dora}", dora=dora, **quick).run()
-    in_float, in_codes = (ENGINE.plan(checkpoint.open(base), {"quantize": format}).weights for format in ("f32", "auto"))
+    opened = checkpoint.open(base)
+    in_float, in_codes = (ENGINE.plan(opened, {"quantize": format}).weights for format in ("f32", "auto"))
     more = foretold(tmp_path / "rmTrue") - foretold(tmp_path / "rmFalse")
     assert more > 0.8 * (in_float - in_codes)
 
