@@ -512,6 +512,20 @@ def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Pat
     assert subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True).returncode == 0
 
 
+def test_a_module_called_pronk_reward_is_anybody_s(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was what a reward's process calls its file: whoever had imported a pronk_reward.py was told that it begins a
+    run."""
+    (tmp_path / "pronk_reward.py").write_text("def one(prompt, completion, record):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = __import__("pronk_reward").one
+    try:
+        pronk.grpo(folder, data, tmp_path / "out", reward=reward, **{**QUICK, "max_steps": 1}).run()
+    finally:
+        del sys.modules["pronk_reward"]
+
+
 def test_what_a_reward_may_give_and_what_it_is_given(folder: Path, data: Path, functions: Path, tmp_path: Path) -> None:
     names = ["prompted", "numpys", "truth"]
     quick = {**QUICK, "max_steps": 1}
@@ -608,6 +622,24 @@ def test_what_is_foretold_is_with_reward_models_and_looks(folder: Path, data: Pa
     assert foretold("length:3", eval_share=0.5) - alone == engine.kv_a_token * longer * (10 - 4) * 4
 
 
+def test_a_reward_model_of_dora_is_foretold_as_it_is_held(data: Path, tmp_path: Path) -> None:
+    """It was counted in the 8 bits of its base's file, and is merged in float32."""
+    base, pairs = STORIES / "stories260K_q80.bin", tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    quick: dict[str, Any] = {"max_steps": 1, "samples": 0, "device": "cpu", "threads": 1, "lora_rank": 2}
+
+    def foretold(reward: str | Path) -> int:
+        plan = pronk.grpo(base, data, reward=reward, **QUICK).plan()
+        return plan.process - plan.held
+
+    for dora in (False, True):
+        pronk.reward(base, pairs, tmp_path / f"rm{dora}", dora=dora, **quick).run()
+    opened = checkpoint.open(base)
+    in_float, in_codes = (ENGINE.plan(opened, {"quantize": format}).weights for format in ("f32", "auto"))
+    more = foretold(tmp_path / "rmTrue") - foretold(tmp_path / "rmFalse")
+    assert more > 0.8 * (in_float - in_codes)
+
+
 def test_what_python_is_told(folder: Path, data: Path, functions: Path, tmp_path: Path) -> None:
     run = pronk.grpo(folder, data, tmp_path / "out", reward=f"{functions}:vowels", **QUICK, eval_every=1)
     held = [line for line in run if "held_out_loss" in line]
@@ -675,6 +707,13 @@ def test_bounds_of_ratios_are_numbers_of_float32() -> None:
     """1e300 passed, and the first step ended in torch's RuntimeError."""
     with pytest.raises(BadRequest, match=r"epsilon_high must be over 0 and up to 1e\+09"):
         GRPO(epsilon_high=1e300)
+
+
+def test_a_group_that_no_machine_holds() -> None:
+    """A million completions were rehearsed for minutes before memory was said not to suffice."""
+    with pytest.raises(BadRequest, match="1048576 tokens that a group may have"):
+        GRPO(num_generations=1_000_000)
+    GRPO(num_generations=1024, max_new_tokens=1024)
 
 
 def test_one_reward_has_one_weight(folder: Path, data: Path) -> None:

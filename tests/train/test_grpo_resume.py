@@ -18,7 +18,7 @@ from tiny_folder import save_tiny_chat_model
 from training_runs import signalled, timeless
 
 import pronk
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, PronkError
 from pronk.train import curves
 from pronk.train.objectives.rollouts import FILE
 from pronk.train.rollouts.page import PAGE
@@ -121,6 +121,18 @@ def test_a_reward_that_has_changed_is_told_of(
         line.write_text(json.dumps({k: v for k, v in json.loads(line.read_text()).items() if k != "loose"}))
     mine.write_text(REWARD)
     assert go_on(6) == ""
+
+
+def test_rollouts_that_cannot_be_read(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:
+    """A folder in their place ended in an IsADirectoryError, in going on as in showing them."""
+    options: dict[str, Any] = {**QUICK, **LORA, "reward": reward, "eval_share": 0}
+    pronk.grpo(folder, data, tmp_path / "run", **options, max_steps=1).run()
+    (tmp_path / "run" / FILE).unlink()
+    (tmp_path / "run" / FILE).mkdir()
+    again = pronk.grpo(folder, data, tmp_path / "run", **options, max_steps=2, resume=True)
+    for begin in (again.run, again.rollouts):
+        with pytest.raises(PronkError, match=r"rollouts\.jsonl: cannot be read: Is a directory"):
+            begin()
 
 
 def test_a_reward_may_be_given_more_time(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:

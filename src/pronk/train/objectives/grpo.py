@@ -47,6 +47,7 @@ Scale = Literal["group", "batch", "none"]
 Rollout = Literal["engine", "exact"]
 _STABLE = 1e-4  # beside a standard deviation, as TRL has it
 _MOST = 1e9  # of how far over 1 a ratio may be, which float32 has to hold
+_GROUP = 1 << 20  # tokens, in which there are more activations than machines hold; foretelling more takes minutes
 _LEAP = 100.0  # advantages are some units, and ratios have no bound where they are negative
 
 
@@ -109,6 +110,11 @@ class GRPO(Objective):
             parse(name)
         if self.num_generations < 2:
             raise BadRequest("num_generations must be 2 or more: a completion is held against the others of its group")
+        if self.num_generations * self.max_new_tokens > _GROUP:
+            raise BadRequest(
+                f"num_generations={self.num_generations} times max_new_tokens={self.max_new_tokens} is more than the "
+                f"{_GROUP} tokens that a group may have; write fewer"
+            )
         if self.epsilon_high is not None and not 0 < self.epsilon_high <= _MOST:
             raise BadRequest(f"epsilon_high must be over 0 and up to {_MOST:g}, not {self.epsilon_high!r}")
         if self.reward_weights and len(self.reward_weights) != len(self.reward):

@@ -19,7 +19,7 @@ from pronk.train.distributed import Group
 from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.objective import Writer
 from pronk.train.rewards.scorer import Scorer, Text
-from pronk.train.rollouts.lines import read
+from pronk.train.rollouts.lines import raw_lines, read
 from pronk.train.rollouts.sampler import Asked, Sampler
 from pronk.train.rollouts.texts import Answered, Completion
 
@@ -98,7 +98,7 @@ class Rollouts(Writer):
     def forget(self, after: int) -> None:
         """What was written in steps after a checkpoint, which will come again."""
         lines = []
-        for raw in self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []:
+        for raw in raw_lines(self._file):
             line = read(raw)
             if not raw.endswith(b"\n") or line is None or line["step"] > after:
                 break

@@ -14,7 +14,7 @@ from pronk.limited.process import LimitedProcess
 from pronk.train.rewards.scorer import Text
 
 _WORK = Path(__file__).with_name("work.py")
-MODULE = "pronk_reward"  # what a file is called while its process has it
+MODULE = "__pronk_reward__"  # what a file is called while its process has it: no name of anybody's own
 _MEMORY = 16 << 30  # bytes of addresses, of which libraries of numbers take many
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
+
+from pronk.errors import PronkError
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "step": int, "prompt": (str, list), "completion": str, "reward": (int, float), "rewards": dict,
     "advantage": (int, float), "tokens": int, "ended": bool,
 }  # fmt: skip
+
+
+def raw_lines(file: Path) -> list[bytes]:
+    """With their ends; none where there is no file. Raises PronkError."""
+    try:
+        return file.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PronkError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
 def read(raw: bytes) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ from pronk.train.rewards.names import labels, parse
 from pronk.train.rewards.process import InProcess
 from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
 from pronk.train.rollouts import page
-from pronk.train.rollouts.lines import read
+from pronk.train.rollouts.lines import raw_lines, read
 from pronk.train.rollouts.sampler import EngineSampler, ExactSampler, Sampler
 from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.run import Prepared
@@ -261,10 +261,16 @@ def _scorer(name: str, threads: int | None) -> Scored:
 
 
 def _held(name: str) -> int:
-    """Bytes of a reward model, which an adapter is a small part of."""
+    """Bytes of a reward model, which an adapter is a small part of; DoRA's is merged, in more bits than its base."""
     folder = expanded(name)
-    base = read_config(folder)[1] if (folder / CONFIG).is_file() else name
-    engine = cpu_engine.ENGINE.plan(open_source(base, None), {})
+    if (folder / CONFIG).is_file():
+        config, base = read_config(folder)
+        model = open_source(base, None)
+        if config.dora:
+            model = adapters.applied(model, adapters.open(folder, model))
+    else:
+        model = open_source(name, None)
+    engine = cpu_engine.ENGINE.plan(model, {})
     return engine.weights + engine.besides
 
 
@@ -279,7 +285,7 @@ def _of_file(file: str | Path) -> str:
 def _newest(file: Path) -> list[dict[str, Any]]:
     """The lines of the last step."""
     found: list[dict[str, Any]] = []
-    for raw in file.read_bytes().splitlines() if file.exists() else []:
+    for raw in raw_lines(file):
         if (line := read(raw)) is None:
             break
         found = [*found, line] if found and found[-1]["step"] == line["step"] else [line]
