@@ -23,7 +23,7 @@ from served import PATIENCE_S, Running, slowed, soon
 import pronk
 from pronk.cli import serve
 from pronk.serve import run as serving
-from pronk.serve.models import Models
+from pronk.serve.models import Models, names_of
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 
@@ -102,6 +102,35 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
         assert soon(lambda: any("ending: 8 texts" in line for line in said))  # two at once are one to a system
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
+
+
+@POSIX
+def test_a_whole_answer_that_is_ended_at_once_says_so(folder: Path) -> None:
+    """Bug: it was uvicorn's own, 500 and no JSON, and the log did not have it."""
+    with started(folder, "-c", SLOW) as (process, url, said):
+        body = json.dumps({"prompt": "x", "max_tokens": 1000, "ignore_eos": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        found: list[tuple[int, dict[str, Any]]] = []
+
+        def ask() -> None:
+            try:
+                urllib.request.urlopen(request, timeout=PATIENCE_S)
+            except urllib.error.HTTPError as error:
+                found.append((error.code, json.load(error)))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        running = b'pronk_texts_running{model="tiny"} 1'
+        assert soon(lambda: running in urllib.request.urlopen(f"{url}/metrics").read())
+        process.send_signal(signal.SIGTERM)
+        assert soon(lambda: any("ending: 1 text" in line for line in said))
+        process.send_signal(signal.SIGTERM)
+        asking.join(PATIENCE_S)
+        assert process.wait(PATIENCE_S) == 0
+    status, told = found[0]
+    assert status == 503
+    assert told["error"]["message"] == "the server has ended amid this answer"
+    assert any("/v1/completions 503" in line for line in said)
 
 
 def test_who_waits_for_its_end_is_told_why(
@@ -187,11 +216,23 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
         (("-m", str(folder), "--api-key-file", str(tmp_path / "empty")), 1, "holds no key"),
         (("-m", str(folder), "--adapter", "a=x", "--adapter", "a=y"), 2, "two adapters"),
         (("-m", str(folder), "-m", str(folder)), 1, "is given twice"),
+        (("-m", str(folder), "--host", "no.such.invalid", "--api-key", "x"), 1, "give a --host"),
+        (("-m", str(folder), "--host", "a..b", "--api-key", "x"), 1, "give a --host"),
+        (("-m", str(folder), "--host", "192.0.2.1", "--api-key", "x"), 1, "give a --host"),
     ]:
         status, error = said(*options)
         assert status == code, error
         assert words in error
         assert "Traceback" not in error
+
+
+def test_a_link_has_a_name_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """Bug: it was called what it led to, so that two models of one name could not be told apart by a link."""
+    (tmp_path / "mine").symlink_to(folder)
+    (tmp_path / "mine.gguf").symlink_to("elsewhere.gguf")
+    (tmp_path / "elsewhere.gguf").touch()
+    for source, name in [("mine", "mine"), ("mine.gguf", "mine"), ("mine/..", tmp_path.name)]:
+        assert list(names_of([str(tmp_path / source)])) == [name]
 
 
 def test_keys_of_the_environment_are_one_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

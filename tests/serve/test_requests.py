@@ -143,6 +143,7 @@ def test_a_wrong_type_is_told_in_plain_words(server: Running, wrong: dict[str, A
         ("/v1/completions", {"prompt": "x" * 2000}, "prompt"),
         ("/v1/completions", {"prompt": "x", "truncate": "middle"}, "truncate"),
         ("/v1/completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"messages": MESSAGES}, "messages"),
         ("/v1/completions", {"prompt": "x", "n": 3, "num_beams": 2}, "n"),
         ("/v1/completions", {"prompt": "x", "logit_bias": {"9999": 1}}, "logit_bias"),
         ("/v1/responses", {"input": "x", "stop_token_ids": [9999]}, "stop_token_ids"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
         if not folder:  # which would be the folder that one is in
             raise click.UsageError(f"--adapter {one!r} names no folder; write it as NAME=FOLDER")
         path = expanded(folder)
-        name = name or path.resolve().name
+        name = name or Path(os.path.abspath(path)).name  # a link has a name of its own
         if name in found:
             raise click.UsageError(f"two adapters are called {name}; give another NAME=FOLDER")
         found[name] = path

@@ -286,6 +286,11 @@ class _Endpoint:
         except Gone:
             self._server.note(self._path, scope, 499, begun)
             return
+        except asyncio.CancelledError:  # all of them, when the server ends at once
+            if not self._server.engine.draining:
+                raise
+            told = ApiError(503, "the server has ended amid this answer")
+            answer = Json(told.told(scope["path"]), told.status)
         except Exception as error:
             told = of(error)
             status = told.status

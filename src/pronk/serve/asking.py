@@ -285,4 +285,5 @@ def _grammar(llm: LLM, form: Structure | None, param: str, called: Toolset | Non
     try:
         return llm.grammar(structure) if structure else None
     except BadRequest as error:
-        raise ApiError(400, str(error), "tools" if called else param) from None
+        problem = called.told(str(error)) if called else str(error)
+        raise ApiError(400, problem, "tools" if called else param) from None

@@ -25,6 +25,7 @@ REFUSED = {
     "suffix": "cannot be had: LLaMA models continue a text, and fill no gaps",
     "chat_template": "is the server's, never a request's",
     "prompt_embeds": "cannot be had; give text or token ids",
+    "messages": "is a chat's, for /v1/chat/completions; a completion takes a prompt",
     "use_beam_search": "is num_beams here",
 }
 

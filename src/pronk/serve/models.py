@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -297,7 +298,8 @@ def names_of(sources: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in sources:
         path = system.expanded(source)
-        name = (path.resolve().stem if path.is_file() else path.resolve().name) if path.exists() else source
+        there = Path(os.path.abspath(path))  # a link has a name of its own
+        name = (there.stem if path.is_file() else there.name) if path.exists() else source
         if found.get(name) == source:
             raise BadRequest(f"{source} is given twice; name it once, or serve it in another format with --also")
         if name in found:

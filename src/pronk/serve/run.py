@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from errno import EADDRNOTAVAIL
 from types import FrameType
 from typing import Any
 
@@ -63,9 +64,11 @@ def listen(host: str, port: int) -> socket.socket:
             bound.bind(address)
             bound.listen(2048)
             undone.pop_all()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         said = os_problem(error) if isinstance(error, OSError) else str(error)
-        raise PronkError(f"cannot listen at {host}:{port}: {said}; choose another --port, 0 for any") from None
+        elsewhere = isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", 0) == EADDRNOTAVAIL
+        way_out = "give a --host that is this machine's" if elsewhere else "choose another --port, 0 for any"
+        raise PronkError(f"cannot listen at {host}:{port}: {said}; {way_out}") from None
     bound.setblocking(False)
     return bound
 

@@ -15,6 +15,7 @@ from pronk.serve.failures import ApiError
 
 OPENS, CLOSES, TOKEN = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 _MOST = 128  # tools of a request
+_PLACE = re.compile(r".*? at (\d+)\(\d+\): (failed to compile JSON schema: )?")  # in a grammar: line and column
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Toolset:
         if form and not self.forced:
             rules.append(f"form: %json {_with_our_spaces(json.loads(form.source))}")
         return Structure.grammar("\n".join([f"start: calls{' | form' * (not self.forced)}", *rules]))
+
+    def told(self, problem: str) -> str:
+        """What is wrong with the structure, by the tool's name in place of a line of a grammar that nobody wrote."""
+        place = _PLACE.match(problem)
+        n = (int(place[1]) - 4) // 2 if place else -1  # two lines a tool, behind three
+        if not place or not 0 <= n < len(self.allowed):
+            return problem
+        return f"the parameters of {self.allowed[n]} cannot be followed: {problem[place.end() :]}"
 
     def _schema(self, name: str) -> dict[str, Any]:
         """Of a tool's arguments. Raises ApiError where it is none that can be followed."""
