@@ -137,6 +137,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises where there is no such user
 
 
+def named(path: Path) -> Path:
+    """One whose last part is a name: of a link its own, of `.` and `..` what they lead to."""
+    return path.resolve() if path.name in ("", "..") else path
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path`, of a file or a folder, to write to. It takes its place at the end, and is removed on any

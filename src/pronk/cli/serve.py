@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ def _check_origin(given: str) -> None:
 
 
 def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
-    from pronk.system import expanded
+    from pronk.system import expanded, named
 
     found: dict[str, Path] = {}
     for one in given:
@@ -168,7 +167,7 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
         if not folder:  # which would be the folder that one is in
             raise click.UsageError(f"--adapter {one!r} names no folder; write it as NAME=FOLDER")
         path = expanded(folder)
-        name = name or Path(os.path.abspath(path)).name  # a link has a name of its own
+        name = name or named(path).name
         if name in found:
             raise click.UsageError(f"two adapters are called {name}; give another NAME=FOLDER")
         found[name] = path

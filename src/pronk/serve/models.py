@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -298,7 +297,7 @@ def names_of(sources: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in sources:
         path = system.expanded(source)
-        there = Path(os.path.abspath(path))  # a link has a name of its own
+        there = system.named(path)
         name = (there.stem if path.is_file() else there.name) if path.exists() else source
         if found.get(name) == source:
             raise BadRequest(f"{source} is given twice; name it once, or serve it in another format with --also")
