@@ -282,6 +282,20 @@ def test_no_better_than_before(finetune: Run, tmp_path: Path, monkeypatch: pytes
     )
 
 
+def test_a_resumed_run_knows_what_it_was_before_it_learned(
+    finetune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: what was worse than at step 0 was the best so far, and no more was said, where another process had looked
+    at step 0."""
+    from pronk.train.loop import Evaluation
+
+    losses = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr("pronk.train.loop.Loop.evaluate", lambda *_: Evaluation(next(losses), {}))
+    assert finetune("--max-steps", "3").exit_code == 0
+    result = finetune("--max-steps", "6", "--resume")
+    assert "held-out loss 2.0000 (the best so far, but worse than at step 0)" in result.stderr
+
+
 def test_a_finished_run_that_is_resumed_says_so(finetune: Run) -> None:
     """It printed its report again, as if it had trained."""
     assert "finished already" not in finetune().stderr

@@ -493,13 +493,16 @@ def test_a_reward_that_goes_wrong_stops_the_run_and_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Path, tmp_path: Path) -> None:
-    """Its reward's process imports it, which began a second run: "another run is at work here", it was told."""
+@pytest.mark.parametrize("begins", ["run", "rollouts"])
+def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Path, tmp_path: Path, begins: str) -> None:
+    """Its reward's process imports it, which began a second run: "another run is at work here", it was told. Where it
+    asked for rollouts alone, each such process began another one."""
     script = tmp_path / "script.py"
     script.write_text(
         "import pronk\n\ndef short(prompt, completion, record):\n    return -len(completion)\n\n"
         f"pronk.grpo({str(folder)!r}, {str(data)!r}, 'out', reward=short, reward_timeout=300, max_steps=1,\n"
-        "           num_generations=2, max_new_tokens=4, samples=0, device='cpu', threads=1).run()\n"
+        "           num_generations=2, max_new_tokens=4, samples=0, device='cpu', threads=1)"
+        f".{begins}()\n"
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1

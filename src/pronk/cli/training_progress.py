@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,14 @@ _UNITS: dict[Of, progress.Unit] = {
     "characters": lambda done, total: f"{done / 1e6:.1f} of {total / 1e6:.1f} million characters",
 }
 _LOGGED = ("characters", "examples")  # of which there may be so many that a file or a pipe is told, too
+
+
+def _at_first(folder: Path | None) -> float:
+    """What was told by the process that began it."""
+    from pronk.train.folder import read_metrics
+
+    lines = read_metrics(folder) if folder else []
+    return next((line["held_out_loss"] for line in lines if line["step"] == 0 and "held_out_loss" in line), math.inf)
 
 
 class Watch(Watcher):
@@ -53,7 +62,7 @@ class Watch(Watcher):
     def training(self, run: Trainer) -> Iterator[None]:
         first, steps = run.loop.position.step, run.loop.schedule.steps
         begun, tokens, seconds, state = time.monotonic(), 0, 0.0, ""  # of the steps of this process
-        before = math.inf  # held-out loss of what is not trained yet
+        before = _at_first(self._run.how.out) if first else math.inf  # held-out loss of what is not trained yet
 
         def unit(done: int, total: int) -> str:
             return f"step {first + done} of {steps}{state}"

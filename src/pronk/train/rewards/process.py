@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,16 @@ from pronk.train.rewards.scorer import Text
 _WORK = Path(__file__).with_name("work.py")
 MODULE = "__pronk_reward__"  # what a file is called while its process has it: no name of anybody's own
 _MEMORY = 16 << 30  # bytes of addresses, of which libraries of numbers take many
+
+
+def refuse_within() -> None:
+    """Raises BadRequest in a reward's process: its file begins something of its own when it is imported, which would
+    begin another such process, and so on."""
+    if file := getattr(sys.modules.get(MODULE), "__file__", None):
+        raise BadRequest(
+            f"{Path(file).name} begins a run when it is imported, as it is again for its reward: put what begins "
+            'the run under if __name__ == "__main__":'
+        )
 
 
 class InProcess:
@@ -31,6 +42,7 @@ class InProcess:
     def function(cls, label: str, file: str, name: str, seconds: float) -> InProcess:
         """`(prompt, completion, record) -> float`. Raises BadRequest where there is no such file, or function."""
         path = Path(file).expanduser().resolve()
+        refuse_within()
         if not path.is_file():
             raise BadRequest(f"{file}: there is no such file, in which the reward {name} is to be")
         made = cls(label, {"file": str(path), "name": name, "module": MODULE}, seconds)

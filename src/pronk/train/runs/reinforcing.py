@@ -92,7 +92,7 @@ class Reinforcing(Tuning):
         changes nothing."""
         if self.how.out is not None and (there := _newest(self.how.out / FILE)):
             return there
-        ready = self.prepared
+        ready, _ = self.prepared, self._rewards  # before the model is loaded
         sampler = EngineSampler(self._backend, ready.checkpoint, self._ends)
         if self.settings.from_adapter:
             sampler.adopt(adapters.open(expanded(self.settings.from_adapter), ready.checkpoint))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -24,7 +23,7 @@ from pronk.train.distributed import Group
 from pronk.train.folder import claimed
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
-from pronk.train.rewards.process import MODULE
+from pronk.train.rewards.process import refuse_within
 from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
 from pronk.train.runs.interrupt import closed_at_exit, unbroken
@@ -125,11 +124,7 @@ class Run(ABC):
             raise Contradiction(lambda o: f"name a folder for what comes out: {o('out')}")
         if self._begun:
             raise BadRequest("this run has begun already; make another with resume=True, which goes on with it")
-        if file := getattr(sys.modules.get(MODULE), "__file__", None):
-            raise BadRequest(
-                f"{Path(file).name} begins a run when it is imported, as it is again for its reward: put what begins "
-                'the run under if __name__ == "__main__":'
-            )
+        refuse_within()
         self._begun, folder, begun = True, self.how.out, monotonic()
         with ExitStack() as held:
             group.lead(lambda _: held.enter_context(claimed(folder, resume=self.how.resume)))
