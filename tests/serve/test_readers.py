@@ -55,7 +55,7 @@ def long(request: pytest.FixtureRequest, script: Script, monkeypatch: pytest.Mon
     if request.param == "streamed":
         script.says(*["x" * SIZE] * PIECES)
         return "/v1/completions", {"prompt": "x", "stream": True}
-    monkeypatch.setattr(tokens, "tokenize", lambda leased, request: {"tokens": "x" * SIZE * PIECES})
+    monkeypatch.setattr(tokens, "tokenize", lambda *_: {"tokens": "x" * SIZE * PIECES})
     return "/tokenize", {"prompt": "x"}
 
 

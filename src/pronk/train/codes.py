@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,16 +44,14 @@ class Codes:
     origin: int = 0
     turned: bool = False  # whether they are of turned rows: see formats.turn
 
-    def floats(self, part: slice, place: _Place | None = None) -> Tensor:
+    def floats(self, part: slice) -> Tensor:
         """[R, K] float32, to the bit what pronk.formats.quantize and gguf_blocks make of the same codes.
-
-        On a CPU they are written to the place, where one is given.
 
         On a CPU by numpy, on one thread and where the caches are: torch would have all its threads meet after each of
         seven operations on a few megabytes, which takes longer than they do.
         """
         if self.q.is_cpu and type(self.q) is Tensor:  # one without bytes (memory.py) is no array
-            return self._filled(part, place or _Place())
+            return self._filled(part)
         q = self.q[part]
         if q.dtype == torch.uint8:
             q = torch.cat((q & 15, q >> 4), dim=-1)
@@ -68,12 +65,12 @@ class Codes:
         # One without bytes stands for numpy's, which turns in place.
         return turn(found) if self.turned and type(self.q) is Tensor else found
 
-    def _filled(self, part: slice, place: _Place) -> Tensor:
+    def _filled(self, part: slice) -> Tensor:
         q, scale = self.q[part].numpy(), _wide(self.scale[part])
         minimum = None if self.minimum is None else _wide(self.minimum[part])
         packed = q.dtype == np.uint8
         height, groups, width = q.shape[0], q.shape[1], q.shape[2] * (2 if packed else 1)
-        found = place.take(height * groups * width).view(height, groups * width)
+        found = _empty(height * groups * width).view(height, groups * width)
         values: NDArray[np.float32] = found.numpy().reshape(height, groups, width)
         step = max(1, _CACHED // max(1, groups * width))
         for at in (slice(first, first + step) for first in range(0, height, step)):
@@ -92,34 +89,22 @@ class Codes:
                 some[:] = turn_rows(some)
         return found[:, : self.columns]
 
-    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        """A few rows at a time, and their floats, in whose place the next ones are written."""
+    def pieces(self) -> Iterator[slice]:
+        """Rows that are made floats at once."""
         step = max(1, _PIECE // self.columns)
-        for part in (slice(first, first + step) for first in range(0, len(self.q), step)):
-            yield part, self.floats(part, _PLACE)
+        return (slice(first, first + step) for first in range(0, len(self.q), step))
 
     def to(self, device: torch.device) -> Codes:
         minimum = None if self.minimum is None else self.minimum.to(device)
         return replace(self, q=self.q.to(device), scale=self.scale.to(device), minimum=minimum)
 
 
-class _Place(threading.local):
-    """Memory to write to again and again, of each thread its own.
-
-    torch aligns what it takes, so that where a piece was forgotten the next one of the same size does not always fit:
-    one taken for each product leaves a heap full of holes.
-    """
-
-    memory = torch.empty(0)
-
-    def take(self, n: int) -> Tensor:
-        """[n] float32"""
-        if len(self.memory) < n:
-            self.memory = torch.empty(n)
-        return self.memory[:n]
-
-
-_PLACE = _Place()
+def _empty(n: int) -> Tensor:
+    """[n] float32, at a multiple of 64 bytes. torch asks the system to align it, for which that takes more than what it
+    gives: where a piece was forgotten the next one of its size does not always fit, and the heap is full of holes."""
+    room = np.empty(n + 16, np.float32)
+    first = -room.ctypes.data % 64 // 4
+    return torch.from_numpy(room[first : first + n])
 
 
 def _wide(numbers: Tensor) -> NDArray[np.float32]:

@@ -61,8 +61,8 @@ class _Product(torch.autograd.Function):
         ctx.weight, ctx.like = weight, x.dtype
         given = x.to(dtype)
         y = given.new_empty(len(x), len(weight.q))  # before what is forgotten, in whose place it would leave a hole
-        for rows, floats in weight.pieces():
-            y[:, rows] = product(given, floats.to(dtype).t())
+        for rows in weight.pieces():
+            y[:, rows] = product(given, weight.floats(rows).to(dtype).t())
         return y
 
     @staticmethod
@@ -70,8 +70,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight: Codes = ctx.weight
         found: Tensor | None = None  # a sum in float32
-        for rows, floats in weight.pieces():
-            part = product(grad[:, rows].contiguous(), floats.to(grad.dtype)).float()
+        for rows in weight.pieces():
+            part = product(grad[:, rows].contiguous(), weight.floats(rows).to(grad.dtype)).float()
             found = part if found is None else found.add_(part)
         assert found is not None
         return found.to(ctx.like), None, None

@@ -150,7 +150,7 @@ def _lengths(linear: nn.Module) -> Tensor:
     """[N]: of the rows of its weight; of codes those of the numbers that they stand for."""
     if isinstance(linear, FrozenLinear):
         weight = linear.codes
-        return torch.cat([torch.linalg.vector_norm(floats, dim=1) for _, floats in weight.pieces()])
+        return torch.cat([torch.linalg.vector_norm(weight.floats(rows), dim=1) for rows in weight.pieces()])
     return torch.linalg.vector_norm(wide(cast(Tensor, linear.weight)), dim=1)
 
 
