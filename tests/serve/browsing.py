@@ -5,6 +5,7 @@ Wants playwright and a chromium of the system's (Debian: apt install chromium; p
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +75,13 @@ def set_options(view: Any, system: str = "", **options: Any) -> None:
     for name, value in options.items():
         view.fill(f"#option-{name}", str(value))
     view.click("button:text-is('Options')")
+
+
+def bodies(view: Any) -> list[dict[str, Any]]:
+    """Of what the page asks for from now on, as it goes out."""
+    found: list[dict[str, Any]] = []
+    view.on("request", lambda request: request.post_data and found.append(json.loads(request.post_data)))
+    return found
 
 
 def ask(view: Any, text: str = QUESTION) -> None:

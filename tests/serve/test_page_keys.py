@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from browsing import MARKS, QUESTION, Opened, answered, ask, browser, expect, opened, set_options
+from browsing import MARKS, QUESTION, Opened, answered, ask, bodies, browser, expect, opened, set_options
 from scripted import Scripted, long_answer
 from served import Running
 
@@ -80,8 +79,7 @@ def test_escape_closes_the_options_and_stops_nothing(opened: Opened) -> None:
 
 def test_empty_options_show_what_counts(server: Running, opened: Opened) -> None:
     view = opened(server.url)
-    asked: list[dict[str, Any]] = []
-    view.on("request", lambda request: request.post_data and asked.append(json.loads(request.post_data)))
+    asked = bodies(view)
     view.click("button:text-is('Options')")
     temperature, top_p = view.locator("#option-temperature"), view.locator("#option-top_p")
     told = temperature.get_attribute("placeholder"), top_p.get_attribute("placeholder")
@@ -97,8 +95,7 @@ def test_empty_options_show_what_counts(server: Running, opened: Opened) -> None
 def test_an_option_that_cannot_be_is_told_of(server: Running, opened: Opened) -> None:
     """Bug: it stood there as though it counted, and what was chosen before it was asked for without a word."""
     view = opened(server.url)
-    asked: list[dict[str, Any]] = []
-    view.on("request", lambda request: request.post_data and asked.append(json.loads(request.post_data)))
+    asked = bodies(view)
     set_options(view, max_tokens=4)
     view.click("button:text-is('Options')")
     problem = view.locator(".option:has(#option-max_tokens) .problem")
@@ -129,8 +126,7 @@ def test_a_chat_is_called_by_its_first_question_as_it_stands(server: Running, op
 def test_side_by_side_all_draw_with_one_seed(server: Running, opened: Opened) -> None:
     """Each drew with its own, and so two formats of one model parted at the first token."""
     view = opened(server.url)
-    asked: list[dict[str, Any]] = []
-    view.on("request", lambda request: request.post_data and asked.append(json.loads(request.post_data)))
+    asked = bodies(view)
     set_options(view, max_tokens=4)
     view.click("text=+ beside")
     ask(view)

@@ -32,7 +32,7 @@ _LOGGED = ("characters", "examples")  # of which there may be so many that a fil
 
 
 def _at_first(folder: Path | None) -> float:
-    """What was told by the process that began it."""
+    """The held-out loss at step 0 of a run that goes on; infinity where nobody looked."""
     from pronk.train.folder import read_metrics
 
     lines = read_metrics(folder) if folder else []

@@ -19,7 +19,7 @@ MODULE = "__pronk_reward__"  # what a file is called while its process has it: n
 _MEMORY = 16 << 30  # bytes of addresses, of which libraries of numbers take many
 
 
-def refuse_within() -> None:
+def refuse_in_reward_process() -> None:
     """Raises BadRequest in a reward's process: its file begins something of its own when it is imported, which would
     begin another such process, and so on."""
     if file := getattr(sys.modules.get(MODULE), "__file__", None):
@@ -42,7 +42,7 @@ class InProcess:
     def function(cls, label: str, file: str, name: str, seconds: float) -> InProcess:
         """`(prompt, completion, record) -> float`. Raises BadRequest where there is no such file, or function."""
         path = Path(file).expanduser().resolve()
-        refuse_within()
+        refuse_in_reward_process()
         if not path.is_file():
             raise BadRequest(f"{file}: there is no such file, in which the reward {name} is to be")
         made = cls(label, {"file": str(path), "name": name, "module": MODULE}, seconds)

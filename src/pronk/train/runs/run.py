@@ -23,7 +23,7 @@ from pronk.train.distributed import Group
 from pronk.train.folder import claimed
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
-from pronk.train.rewards.process import refuse_within
+from pronk.train.rewards.process import refuse_in_reward_process
 from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
 from pronk.train.runs.interrupt import closed_at_exit, unbroken
@@ -124,7 +124,7 @@ class Run(ABC):
             raise Contradiction(lambda o: f"name a folder for what comes out: {o('out')}")
         if self._begun:
             raise BadRequest("this run has begun already; make another with resume=True, which goes on with it")
-        refuse_within()
+        refuse_in_reward_process()
         self._begun, folder, begun = True, self.how.out, monotonic()
         with ExitStack() as held:
             group.lead(lambda _: held.enter_context(claimed(folder, resume=self.how.resume)))
