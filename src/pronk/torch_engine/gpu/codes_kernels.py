@@ -97,12 +97,12 @@ def few_rows(
     column = tl.arange(0, BLOCK * WORDS)
     for start in range(0, SHARE, BLOCK):
         chunks = part * SHARE + start + tl.arange(0, BLOCK)
-        inside = there[:, None] & (chunks < CHUNKS)[None, :]
-        of = _words(words, rows[:, None], chunks[None, :], inside, CHUNKS)
-        s = _scales(scale, rows[:, None], chunks[None, :], inside, CHUNKS, BITS)
-        low = tl.zeros((ROWS, BLOCK), tl.float32)
+        inside = (chunks < CHUNKS)[:, None] & there[None, :]
+        of = _words(words, rows[None, :], chunks[:, None], inside, CHUNKS)
+        s = _scales(scale, rows[None, :], chunks[:, None], inside, CHUNKS, BITS)
+        low = tl.zeros((BLOCK, ROWS), tl.float32)
         if minimum is not None:
-            low = _scales(minimum, rows[:, None], chunks[None, :], inside, CHUNKS, BITS)
+            low = _scales(minimum, rows[None, :], chunks[:, None], inside, CHUNKS, BITS)
         elif ORIGIN:
             low = -ORIGIN * s
         first = (part * SHARE + start + column // WORDS) * (PLACES * WORDS) + column % WORDS
@@ -116,7 +116,7 @@ def few_rows(
                     w += low[:, :, None]
             else:
                 w = code * s[:, :, None] + (low - _offset(p) * s)[:, :, None]
-            w = tl.reshape(w.to(dtype), (ROWS, BLOCK * WORDS))
+            w = tl.reshape(tl.permute(w.to(dtype), (1, 0, 2)), (ROWS, BLOCK * WORDS))
             found = tl.dot(w, h, found, input_precision="ieee")
     out: tl.constexpr = y.dtype.element_ty
     if SPLIT > 1:
