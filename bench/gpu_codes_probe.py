@@ -19,7 +19,7 @@ from pronk.torch_engine.gpu.codes import CodesProduct
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROW = [(8, 128), (4, 128), (16, 128), (8, 256)]  # rows, chunks
-FEW = [(64, 8, 4, 3), (64, 8, 4, 1), (128, 8, 8, 3), (32, 8, 4, 4), (64, 16, 4, 2)]  # rows, chunks, warps, stages
+FEW = [(64, 8, 4, 3), (64, 8, 4, 2), (64, 8, 4, 1), (64, 4, 4, 3), (128, 8, 8, 2), (128, 4, 4, 3)]  # rows, chunks, warps, stages
 CACHE = 100 << 20  # twice the second-level cache
 
 
@@ -82,7 +82,7 @@ def compile_one(bits: int, row: int, few: int) -> None:
     choose(ROW[row] if row >= 0 else None, FEW[few] if few >= 0 else None)
     for name, (n, k) in SHAPES.items():
         product = CodesProduct(codes(bits, n, k), None)
-        for t in (1,) if row >= 0 else (4, 32, 64):
+        for t in (1,) if row >= 0 else (4, 64):
             x = torch.zeros(t, k, device="cuda", dtype=torch.bfloat16)
             product(x, **call(name, x, n))  # type: ignore[arg-type]
 
