@@ -29,7 +29,8 @@ class Int8Product(Product):
             raise ValueError(f"no kernel has {scheme}")
         self.q, self.bias, self.turned = q, bias, turned
         self.scale = scale.expand(len(q), 1).contiguous().view(-1)
-        self.outliers = outliers if scheme == "llm-int8" and (outliers.least or outliers.threshold < float("inf")) else None
+        apart = scheme == "llm-int8" and (outliers.least > 0 or outliers.threshold < float("inf"))
+        self.outliers = outliers if apart else None
 
     def __call__(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False

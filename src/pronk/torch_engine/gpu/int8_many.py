@@ -48,10 +48,14 @@ def many_product(
     copied = outliers is not None and t >= COPIED_FROM
     by_columns = _by_columns(q) if copied else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
-    rest = dict(
-        APART=outliers is not None, COPIED=copied, LISTED=LISTED, FLOAT_COLUMNS=_FLOAT_COLUMNS,
-        EVEN_FLOATS=k % _FLOAT_COLUMNS == 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-    )  # fmt: skip
+    rest = {
+        "APART": outliers is not None,
+        "COPIED": copied,
+        "LISTED": LISTED,
+        "FLOAT_COLUMNS": _FLOAT_COLUMNS,
+        "EVEN_FLOATS": k % _FLOAT_COLUMNS == 0,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+    }
     given = (
         x, codes.q, codes.scale, codes.least, codes.count, codes.column, codes.value, q, by_columns, scale, bias,
         residual, y, outliers.threshold if outliers else 0.0, t, n, k,
@@ -61,7 +65,8 @@ def many_product(
         grid = (triton.cdiv(t, tile.rows) * triton.cdiv(n, tile.outputs),)
         _multiply[grid](
             *given, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, GROUP=_GROUP,
-            EVEN=k % tile.columns == 0, BESIDE=outliers is not None and not copied, **rest, num_warps=tile.warps, num_stages=tile.stages,
+            EVEN=k % tile.columns == 0, BESIDE=outliers is not None and not copied, **rest,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     else:
         grid = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
@@ -90,7 +95,8 @@ def _transpose(q, copy, rows, columns):
 def _multiply(
     x, x_codes, x_scale, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
     threshold, rows, outputs, columns,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, BESIDE: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+    BESIDE: tl.constexpr,
     APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr, FLOAT_COLUMNS: tl.constexpr,
     EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +197,7 @@ def _dense(
     found, t, n, x, leasts, q, threshold, rows, outputs, columns,
     FLOAT_COLUMNS: tl.constexpr, EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """With all outliers' products, as those of a matrix that has nothing else in it. They keep x's type, and are exact."""
+    """With products of all outliers, as of a matrix that has nothing else in it. They are exact: they keep x's type."""
     of_x = tl.where(t < rows, t, 0).to(tl.int64) * columns
     of_q = tl.where(n < outputs, n, 0).to(tl.int64) * columns
     least = tl.load(leasts + t, mask=t < rows, other=float("inf"))[:, None]
