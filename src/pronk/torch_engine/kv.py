@@ -39,6 +39,15 @@ class TorchKV(KVStorage):
 
         self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
 
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].keys.device
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where keys and values lie; growing moves them."""
+        return tuple(tensor.data_ptr() for layer in self.layers for tensor in (layer.keys, layer.values))
+
     def reserve(self, num_blocks: int) -> int:
         """See KVStorage. Nothing is set aside; of a GPU it is not known what its allocator can still give."""
         tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]

@@ -49,12 +49,16 @@ class Rope(nn.Module):
 
     def forward(self, positions: Tensor, furthest: int) -> Tensor:
         """Angles of T positions, none beyond `furthest`: [2, T, 1, D/2]."""
+        return self.reaching(furthest, positions.device)[:, positions].unsqueeze(2)
+
+    def reaching(self, furthest: int, device: torch.device) -> Tensor:
+        """The table, with `furthest` and more in it."""
         reached = self.table.shape[1]
-        if furthest >= reached or self.table.device != positions.device:
+        if furthest >= reached or self.table.device != device:
             cos, sin = cos_sin(self.inv_freq, 0, max(256, 2 * reached, furthest + 1))
             with torch.inference_mode(False):  # training may come after inference, on the same table
-                self.table = torch.stack((torch.from_numpy(cos), torch.from_numpy(sin))).to(positions.device)
-        return self.table[:, positions].unsqueeze(2)
+                self.table = torch.stack((torch.from_numpy(cos), torch.from_numpy(sin))).to(device)
+        return self.table
 
 
 class Attention(nn.Module):

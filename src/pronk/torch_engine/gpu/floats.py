@@ -1,0 +1,149 @@
+"""FloatProduct: a Product whose weights are floats. Of few rows a kernel of our own reads the weights once; of many,
+cuBLAS multiplies."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pronk.torch_engine.gpu.norms import gated as gated_of
+from pronk.torch_engine.gpu.norms import rms_norm, swiglu
+from pronk.torch_engine.gpu.product import Norm, Product
+
+FEW = 16  # rows, up to which reading the weights is all there is to it
+
+_ROW_OUTPUTS, _ROW_COLUMNS, _ROW_WARPS = 4, 1024, 4  # of one row: results of a program, weights of each at a time
+_FEW_OUTPUTS, _FEW_COLUMNS, _FEW_WARPS, _FEW_STAGES = 32, 256, 4, 4
+
+
+class FloatProduct(Product):
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [N, K], contiguous; bias [N]."""
+        self.weight, self.bias = weight, bias
+
+    def __call__(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
+    ) -> Tensor:
+        if len(x) == 1:
+            return self._of_a_row(x, norm, residual, gated)
+        h = rms_norm(x, *norm) if norm else x
+        if len(x) <= FEW and x.dtype != torch.float32:
+            return self._of_few(h, residual, gated)
+        if residual is None or self.bias is not None:
+            y = F.linear(h, self.weight, self.bias)
+            return swiglu(y) if gated else y if residual is None else y + residual
+        return torch.addmm(residual, h, self.weight.t())
+
+    def _of_a_row(self, x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool) -> Tensor:
+        n, k = self.weight.shape
+        outputs = n // 2 if gated else n
+        y = x.new_empty(1, outputs)
+        weight, eps = norm or (None, 0.0)
+        _row[(triton.cdiv(outputs, _ROW_OUTPUTS),)](
+            x, self.weight, self.bias, weight, residual, y, eps, outputs, k,
+            OUTPUTS=_ROW_OUTPUTS, COLUMNS=min(_ROW_COLUMNS, triton.next_power_of_2(k)), GATED=gated,
+            num_warps=_ROW_WARPS,
+        )  # fmt: skip
+        return y
+
+    def _of_few(self, x: Tensor, residual: Tensor | None, gated: bool) -> Tensor:
+        n, k = self.weight.shape
+        outputs = n // 2 if gated else n
+        y = x.new_empty(len(x), outputs)
+        width = _FEW_OUTPUTS // 2 if gated else _FEW_OUTPUTS
+        _few[(triton.cdiv(outputs, width),)](
+            x, self.weight, self.bias, residual, y, len(x), outputs, k,
+            ROWS=max(16, triton.next_power_of_2(len(x))), OUTPUTS=width, COLUMNS=_FEW_COLUMNS, GATED=gated,
+            num_warps=_FEW_WARPS, num_stages=_FEW_STAGES,
+        )  # fmt: skip
+        return y
+
+
+@triton.jit
+def _row(
+    x, weight, bias, norm, residual, y, eps, outputs, columns,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Of one row of x. Products with the norm's weight come first, and the norm's scale, which needs all of the row, last."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    there = n < outputs
+    start = n.to(tl.int64)[:, None] * columns
+    found = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+    ups = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+    squares = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, columns, COLUMNS):
+        k = first + tl.arange(0, COLUMNS)
+        inside = k < columns
+        mask = there[:, None] & inside[None, :]
+        w = tl.load(weight + start + k[None, :], mask=mask, other=0, eviction_policy="evict_first")
+        if GATED:
+            u = tl.load(
+                weight + (n + outputs).to(tl.int64)[:, None] * columns + k[None, :],
+                mask=mask,
+                other=0,
+                eviction_policy="evict_first",
+            )
+        h = tl.load(x + k, mask=inside, other=0).to(tl.float32)
+        if norm is not None:
+            squares += h * h
+            h *= tl.load(norm + k, mask=inside, other=0).to(tl.float32)
+        found += w.to(tl.float32) * h[None, :]
+        if GATED:
+            ups += u.to(tl.float32) * h[None, :]
+    result = tl.sum(found, 1)
+    other = tl.sum(ups, 1)
+    if norm is not None:
+        scale = tl.rsqrt(tl.sum(squares) / columns + eps)
+        result *= scale
+        other *= scale
+    if bias is not None:
+        result += tl.load(bias + n, mask=there, other=0).to(tl.float32)
+        if GATED:
+            other += tl.load(bias + outputs + n, mask=there, other=0).to(tl.float32)
+    if GATED:
+        result = gated_of(result, other, y.dtype.element_ty)
+    if residual is not None:
+        result = result.to(y.dtype.element_ty).to(tl.float32) + tl.load(residual + n, mask=there, other=0).to(
+            tl.float32
+        )
+    tl.store(y + n, result.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _few(
+    x, weight, bias, residual, y, rows, outputs, columns,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Of up to ROWS rows of x, which all programs read and each multiplies with its rows of weights."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    t = tl.arange(0, ROWS)
+    start = n.to(tl.int64)[None, :] * columns
+    found = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    ups = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for first in range(0, columns, COLUMNS):
+        k = first + tl.arange(0, COLUMNS)
+        mask = (k < columns)[:, None] & (n < outputs)[None, :]
+        h = tl.load(x + t[:, None] * columns + k[None, :], mask=(t < rows)[:, None] & (k < columns)[None, :], other=0)
+        w = tl.load(
+            weight + start + k[:, None], mask=mask, other=0, eviction_policy="evict_first"
+        )  # [COLUMNS, OUTPUTS]
+        found = tl.dot(h, w, found)
+        if GATED:
+            more = weight + (n + outputs).to(tl.int64)[None, :] * columns + k[:, None]
+            ups = tl.dot(h, tl.load(more, mask=mask, other=0, eviction_policy="evict_first"), ups)
+    there = n < outputs
+    if bias is not None:
+        found += tl.load(bias + n, mask=there, other=0).to(tl.float32)[None, :]
+        if GATED:
+            ups += tl.load(bias + outputs + n, mask=there, other=0).to(tl.float32)[None, :]
+    if GATED:
+        found = gated_of(found, ups, y.dtype.element_ty)
+    at = t[:, None] * outputs + n[None, :]
+    inside = (t < rows)[:, None] & there[None, :]
+    if residual is not None:
+        added = tl.load(residual + at, mask=inside, other=0).to(tl.float32)
+        found = found.to(y.dtype.element_ty).to(tl.float32) + added
+    tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
