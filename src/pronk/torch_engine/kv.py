@@ -29,15 +29,24 @@ class LayerKV:
 
 class TorchKV(KVStorage):
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        forgets: bool = False,
     ) -> None:
-        self.block_size, self.num_blocks = block_size, num_blocks
+        """`forgets`: all layers share one place, so that it serves a single pass over whole texts."""
+        self.block_size, self.num_blocks, self.forgets = block_size, num_blocks, forgets
         shape = (num_blocks * block_size, config.num_key_value_heads, config.head_dim)
 
         def empty() -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
+        layers = config.num_hidden_layers
+        self.layers = [LayerKV(empty(), empty()) for _ in range(1 if forgets else layers)] * (layers if forgets else 1)
 
     @property
     def device(self) -> torch.device:

@@ -25,14 +25,14 @@ TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5  # as in tests/torch_engine/test
 class Paged:
     """A Step over a cache, without graphs."""
 
-    def __init__(self, model: Llama, where: torch.device, dtype: torch.dtype) -> None:
-        self.model, self.step, self.where = model, Step(model), where
+    def __init__(self, model: Llama, where: torch.device, dtype: torch.dtype, invariant: bool) -> None:
+        self.model, self.step, self.where = model, Step(model, invariant=invariant), where
         self.kv = TorchKV(model.config, 40, BLOCK, dtype, where)
         self.group = model.config.num_attention_heads // model.config.num_key_value_heads
 
     def logits(self, batch: Batch, texts: int = 0) -> np.ndarray:
         """`texts`: how many there is room for, as in a graph."""
-        there = PagedBatch.of(batch, BLOCK, self.group, self.where)
+        there = PagedBatch.of(batch, BLOCK, self.group, self.where, invariant=self.step.invariant)
         if texts:
             room = Room(texts, texts, texts, 32, texts)
             host, buffer = torch.zeros(2, room.size, dtype=torch.int32)
@@ -43,10 +43,10 @@ class Paged:
             return self.step(self.model, there, self.kv).float().cpu().numpy()
 
 
-def make(name: str, where: torch.device, dtype: torch.dtype = torch.float32) -> Paged:
+def make(name: str, where: torch.device, dtype: torch.dtype = torch.float32, *, invariant: bool = False) -> Paged:
     config = tiny_config(**CONFIGS[name])
     model = load_model(in_memory(config, random_weights(config)), where, dtype).requires_grad_(False)
-    return Paged(model, where, dtype)
+    return Paged(model, where, dtype, invariant)
 
 
 def texts_of(vocab: int) -> list[list[int]]:
@@ -73,9 +73,10 @@ def test_logits_are_the_oracles(name: str, where: torch.device) -> None:
     assert np.abs(found - np.concatenate([wanted[0][8:], wanted[1][2:], wanted[2][10:]])).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_texts_that_go_on_together_or_alone(where: torch.device, dtype: torch.dtype) -> None:
-    passes = make("gqa", where, dtype)
+def test_texts_that_go_on_together_or_alone(where: torch.device, dtype: torch.dtype, invariant: bool) -> None:
+    passes = make("gqa", where, dtype, invariant=invariant)
     texts = texts_of(passes.model.config.vocab_size)
     passes.logits(Batch.of([Run(ids[:-1], 0, table, "none") for ids, table in zip(texts, TABLES, strict=True)]))
     last = [Run(ids[-1:], len(ids) - 1, table) for ids, table in zip(texts, TABLES, strict=True)]
@@ -87,6 +88,25 @@ def test_texts_that_go_on_together_or_alone(where: torch.device, dtype: torch.dt
     assert np.abs(passes.logits(Batch.of(last), texts=8)[:3] - wanted).max() < tolerance  # filled up with copies
     for run, row in zip(last, wanted, strict=True):
         assert np.abs(passes.logits(Batch.of([run]))[0] - row).max() < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bits_do_not_depend_on_the_batch(where: torch.device, dtype: torch.dtype) -> None:
+    """Whole, in parts, and beside others; without the switch sixteen bits differ."""
+
+    def found(invariant: bool) -> list[np.ndarray]:
+        passes = make("gqa", where, dtype, invariant=invariant)
+        texts = texts_of(passes.model.config.vocab_size)
+        runs = [Run(ids, 0, table, "all") for ids, table in zip(texts, TABLES, strict=True)]
+        together, alone = passes.logits(Batch.of(runs))[:19], passes.logits(Batch.of(runs[:1]))
+        parts = [passes.logits(Batch.of([Run([ids], at, TABLES[0])])) for at, ids in enumerate(texts[0])]
+        return [together, alone, np.concatenate(parts)]
+
+    first, *others = found(True)
+    assert all(np.array_equal(first, other) for other in others)
+    if dtype == torch.bfloat16:
+        assert not all(np.array_equal(first, other) for other in found(False))
 
 
 def test_keys_are_split_among_programs(where: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Attention over keys and values in blocks, for runs of any lengths in one call: FlashAttention (arXiv 2307.08691) that
-reads through block tables. Where each run is one token, its keys are split among programs (Flash-Decoding) and what these
-found is merged in a fixed order.
+reads through block tables. Where each run is one token, its keys are split among programs (Flash-Decoding), and what
+these found is merged in a fixed order.
 
 A program has one key head, and for its rows the query heads that share it, of one token or of several.
 """
@@ -45,7 +45,7 @@ def paged_attention(qkv: Tensor, batch: PagedBatch, kv: LayerKV) -> Tensor:
         qkv, kv.keys, kv.values, out, partial, batch.tables, batch.offsets, batch.starts, batch.tile_runs,
         batch.tile_firsts, qkv.shape[1], batch.tables.shape[1], size**-0.5 * _LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDE=max(16, wide), BLOCK_SIZE=batch.block_size, ROWS=tiling.rows,
-        QUERIES=tiling.queries, KEYS=32 if exact else _KEYS, CHUNK=tiling.chunk, SPLITS=splits,
+        QUERIES=tiling.queries, KEYS=32 if exact else _KEYS, CHUNK=tiling.chunk if splits > 1 else 0, SPLITS=splits,
         EXACT="ieee" if exact else "tf32", num_warps=8 if tiling.rows >= 128 else 4, num_stages=2 if exact else 3,
     )  # fmt: skip
     if partial is not None:
@@ -94,7 +94,7 @@ def _attend(
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """Scores are to the base 2: `scale` has log2(e) in it."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS  # noqa: N806
+    GROUP: tl.constexpr = HEADS // KV_HEADS
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     run, first = tl.load(tile_runs + tile), tl.load(tile_firsts + tile)
     begin, end, start = tl.load(offsets + run), tl.load(offsets + run + 1), tl.load(starts + run)
@@ -167,7 +167,7 @@ def _look(
 
 
 @triton.jit
-def _merge(partial, out, SIZE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, MANY: tl.constexpr):  # noqa: N803
+def _merge(partial, out, SIZE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, MANY: tl.constexpr):
     """A split that saw no key has a maximum of minus infinity, and counts nothing."""
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, d = tl.arange(0, MANY), tl.arange(0, WIDE)

@@ -1,5 +1,9 @@
 """FloatProduct: a Product whose weights are floats. Of few rows a kernel of our own reads the weights once; of many,
-cuBLAS multiplies."""
+cuBLAS multiplies.
+
+Where results are not to depend on how many rows there are, one kernel serves any number, by instructions that add up
+each result in one order, sixteen columns after the other.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,23 @@ from pronk.torch_engine.gpu.product import Norm, Product
 FEW = 16  # rows, up to which reading the weights is all there is to it
 
 _ROW_OUTPUTS, _ROW_COLUMNS, _ROW_WARPS = 4, 1024, 4  # of one row: results of a program, weights of each at a time
-_FEW_OUTPUTS, _FEW_COLUMNS, _FEW_WARPS, _FEW_STAGES = 32, 256, 4, 4
+# Rows, results and columns of a program, its warps and stages. Of fewer than 64 rows: with more, Hopper's tensor cores
+# take other instructions, which may add up in another order.
+_FEW_BLOCK, _MANY_BLOCK = (16, 32, 256, 4, 4), (32, 128, 64, 4, 4)
 
 
 class FloatProduct(Product):
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight [N, K], contiguous; bias [N]."""
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, invariant: bool = False) -> None:
+        """weight [N, K], contiguous; bias [N]. `invariant`: to the number of rows, to the bit."""
+        self.weight, self.bias, self.invariant = weight, bias, invariant
 
     def __call__(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor:
-        if len(x) == 1:
+        if len(x) == 1 and not self.invariant:
             return self._of_a_row(x, norm, residual, gated)
         h = rms_norm(x, *norm) if norm else x
-        if len(x) <= FEW and x.dtype != torch.float32:
+        if self.invariant or (len(x) <= FEW and x.dtype != torch.float32):
             return self._of_few(h, residual, gated)
         if residual is None or self.bias is not None:
             y = F.linear(h, self.weight, self.bias)
@@ -53,11 +59,15 @@ class FloatProduct(Product):
         n, k = self.weight.shape
         outputs = n // 2 if gated else n
         y = x.new_empty(len(x), outputs)
-        width = _FEW_OUTPUTS // 2 if gated else _FEW_OUTPUTS
-        _few[(triton.cdiv(outputs, width),)](
+        exact = x.dtype == torch.float32
+        rows, results, columns, warps, stages = _FEW_BLOCK if len(x) <= FEW else _MANY_BLOCK
+        if not self.invariant:
+            rows = max(rows, triton.next_power_of_2(len(x)))
+        results, columns = results // 2 if gated else results, 32 if exact else columns
+        _few[(triton.cdiv(outputs, results), triton.cdiv(len(x), rows))](
             x, self.weight, self.bias, residual, y, len(x), outputs, k,
-            ROWS=max(16, triton.next_power_of_2(len(x))), OUTPUTS=width, COLUMNS=_FEW_COLUMNS, GATED=gated,
-            num_warps=_FEW_WARPS, num_stages=_FEW_STAGES,
+            ROWS=rows, OUTPUTS=results, COLUMNS=columns, GATED=gated, EXACT="ieee" if exact else "tf32",
+            num_warps=warps, num_stages=1 if exact else stages,
         )  # fmt: skip
         return y
 
@@ -67,7 +77,7 @@ def _row(
     x, weight, bias, norm, residual, y, eps, outputs, columns,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Of one row of x. Products with the norm's weight come first, and the norm's scale, which needs all of the row, last."""
+    """Of one row of x. The norm's weight comes first, and its scale, which needs all of the row, last."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = n < outputs
     start = n.to(tl.int64)[:, None] * columns
@@ -115,25 +125,27 @@ def _row(
 @triton.jit
 def _few(
     x, weight, bias, residual, y, rows, outputs, columns,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Of up to ROWS rows of x, which all programs read and each multiplies with its rows of weights."""
+    """Of ROWS rows of x at a time, which all programs read and each multiplies with its rows of weights."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    t = tl.arange(0, ROWS)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    row = t.to(tl.int64)[:, None]
     start = n.to(tl.int64)[None, :] * columns
     found = tl.zeros((ROWS, OUTPUTS), tl.float32)
     ups = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for first in range(0, columns, COLUMNS):
         k = first + tl.arange(0, COLUMNS)
         mask = (k < columns)[:, None] & (n < outputs)[None, :]
-        h = tl.load(x + t[:, None] * columns + k[None, :], mask=(t < rows)[:, None] & (k < columns)[None, :], other=0)
+        h = tl.load(x + row * columns + k[None, :], mask=(t < rows)[:, None] & (k < columns)[None, :], other=0)
         w = tl.load(
             weight + start + k[:, None], mask=mask, other=0, eviction_policy="evict_first"
         )  # [COLUMNS, OUTPUTS]
-        found = tl.dot(h, w, found)
+        found = tl.dot(h, w, found, input_precision=EXACT)
         if GATED:
             more = weight + (n + outputs).to(tl.int64)[None, :] * columns + k[:, None]
-            ups = tl.dot(h, tl.load(more, mask=mask, other=0, eviction_policy="evict_first"), ups)
+            u = tl.load(more, mask=mask, other=0, eviction_policy="evict_first")
+            ups = tl.dot(h, u, ups, input_precision=EXACT)
     there = n < outputs
     if bias is not None:
         found += tl.load(bias + n, mask=there, other=0).to(tl.float32)[None, :]
@@ -141,7 +153,7 @@ def _few(
             ups += tl.load(bias + outputs + n, mask=there, other=0).to(tl.float32)[None, :]
     if GATED:
         found = gated_of(found, ups, y.dtype.element_ty)
-    at = t[:, None] * outputs + n[None, :]
+    at = row * outputs + n[None, :]
     inside = (t < rows)[:, None] & there[None, :]
     if residual is not None:
         added = tl.load(residual + at, mask=inside, other=0).to(tl.float32)

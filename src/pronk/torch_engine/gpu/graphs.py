@@ -1,12 +1,13 @@
-"""Graphs: passes in which each text gets one token, captured once for every size and then replayed by a single launch."""
+"""Graphs: passes in which each text gets one token, captured once for every size, then replayed by one launch."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from pronk.torch_engine.predictions import likeliest
 
 MOST = 256  # texts of a pass that is captured
 _KEPT = 64  # graphs
+_BLOCK = 64  # tokens, of a cache of one pass
 _ANGLES = 8192  # positions that have theirs from the first pass on: where they lie is written into graphs
 
 
@@ -48,11 +50,16 @@ class Graphs:
         self._lock = threading.Lock()
         self._copied = torch.cuda.Event()
 
-    def __call__(self, batch: Batch, kv: TorchKV) -> Found:
+    def __call__(self, batch: Batch, kv: TorchKV | None) -> Found:
+        """`kv` None: of whole texts, whose keys and values a layer forgets when it is done."""
+        invariant = self.step.invariant
+        if kv is None:
+            batch, kv = forgetful(batch, self._model)
         texts = len(batch.offsets) - 1
-        if not len(batch.token_ids) == texts == len(batch.logits_rows) or texts > MOST:
-            return self._computed(PagedBatch.of(batch, kv.block_size, self._group, kv.device), kv)
-        tiling, size = Tiling.of(True, self._group, batch.furthest), _bucket(texts)
+        if kv.forgets or not len(batch.token_ids) == texts == len(batch.logits_rows) or texts > MOST:
+            there = PagedBatch.of(batch, kv.block_size, self._group, kv.device, invariant=invariant)
+            return self._computed(there, kv)
+        tiling, size = Tiling.of(True, self._group, batch.furthest, invariant=invariant), _bucket(texts)
         reach = tiling.chunk * tiling.splits
         angles = max(reach, min(_ANGLES, self._model.config.max_position_embeddings))
         rope = self._model.model.rope.reaching(angles - 1, kv.device)
@@ -95,6 +102,20 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
             found = self._computed(paged, kv)
         return _Captured(graph, host, to, there, found)
+
+
+def forgetful(batch: Batch, model: Llama) -> tuple[Batch, TorchKV]:
+    """A cache that holds the batch's keys and values, of one layer at a time. Raises ValueError for a run that does not
+    begin at position 0."""
+    starts = batch.positions[batch.offsets[:-1]]
+    if starts.any():
+        run = int(starts.nonzero()[0][0])
+        raise ValueError(f"run {run} starts at position {starts[run]}, but there is no cache to hold those before")
+    ends = np.cumsum(-(-batch.lengths // _BLOCK), dtype=np.int32)
+    weight = model.model.embed_tokens.weight
+    kv = TorchKV(model.config, int(ends[-1]), _BLOCK, weight.dtype, weight.device, forgets=True)
+    blocks, offsets = np.arange(ends[-1], dtype=np.int32), np.concatenate((np.zeros(1, np.int32), ends))
+    return replace(batch, blocks=blocks, block_offsets=offsets), kv
 
 
 def _bucket(texts: int) -> int:

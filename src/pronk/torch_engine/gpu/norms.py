@@ -40,7 +40,7 @@ def normed(h, square, weight, eps, columns, dtype: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, columns, WIDE: tl.constexpr):  # noqa: N803
+def _rms_norm(x, weight, out, eps, columns, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, WIDE)
     there = at < columns
@@ -58,7 +58,7 @@ def gated(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def _swiglu(gate_up, out, columns, WIDE: tl.constexpr):  # noqa: N803
+def _swiglu(gate_up, out, columns, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = at < columns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ Int32 = NDArray[np.int32]
 A = TypeVar("A", Int32, Tensor)
 
 _TILE = 128  # rows of a program of attention: query heads that share a key head, of several tokens
+_UNSPLIT = 32  # of one where all batches are dealt out alike
 _SPLIT = 128  # keys of a program where each run is one token, at least
 _SPLITS = 32  # programs that share the keys of a text, at most
 
@@ -29,15 +29,19 @@ class Tiling:
 
     rows: int  # of a tile, a power of two
     queries: int  # tokens of a tile
-    chunk: int  # keys of a split
+    chunk: int  # keys of a split; where there is one, as far as they may reach
     splits: int
 
     @classmethod
-    def of(cls, decodes: bool, group: int, furthest: int) -> Tiling:
-        """`decodes`: whether each run is one token. `group`: query heads that share a key head."""
+    def of(cls, decodes: bool, group: int, furthest: int, *, invariant: bool = False) -> Tiling:
+        """`decodes`: whether each run is one token. `group`: query heads that share a key head. `invariant`: the same
+        for every batch, so that no row's sums depend on it."""
+        if invariant:
+            rows = max(_UNSPLIT, 1 << (group - 1).bit_length())
+            return cls(rows, rows // group, max(_SPLIT, 1 << furthest.bit_length()), 1)
         if not decodes:
             rows = max(_TILE, 1 << (group - 1).bit_length())
-            return cls(rows, rows // group, 0, 1)
+            return cls(rows, rows // group, 1 << furthest.bit_length(), 1)
         reach = max(_SPLIT, 1 << furthest.bit_length())
         chunk = max(_SPLIT, reach // _SPLITS)
         return cls(max(16, 1 << (group - 1).bit_length()), 1, chunk, reach // chunk)
@@ -74,9 +78,12 @@ class Room:
 
     def within(self, buffer: A) -> dict[str, A]:
         """Its parts of a buffer of `size` numbers."""
-        ends = list(accumulate(map(prod, self.shapes.values())))
-        spans = zip(self.shapes.items(), [0, *ends], ends, strict=False)
-        return {name: buffer[begin:end].reshape(shape) for (name, shape), begin, end in spans}
+        parts: dict[str, A] = {}
+        begin = 0
+        for name, shape in self.shapes.items():
+            parts[name] = buffer[begin : begin + prod(shape)].reshape(shape)
+            begin += prod(shape)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,12 @@ class PagedBatch:
     tiling: Tiling
 
     @classmethod
-    def of(cls, batch: Batch, block_size: int, group: int, device: torch.device) -> PagedBatch:
+    def of(
+        cls, batch: Batch, block_size: int, group: int, device: torch.device, *, invariant: bool = False
+    ) -> PagedBatch:
         """In one copy. Raises ValueError where a run's blocks cannot hold its tokens."""
         lengths, runs = batch.lengths, len(batch.lengths)
-        tiling = Tiling.of(len(batch.token_ids) == runs, group, batch.furthest)
+        tiling = Tiling.of(len(batch.token_ids) == runs, group, batch.furthest, invariant=invariant)
         tiles = -(-lengths // tiling.queries)
         blocks = np.diff(batch.block_offsets)
         room = Room(len(batch.token_ids), len(batch.logits_rows), runs, int(blocks.max()), int(tiles.sum()))
@@ -125,8 +134,8 @@ class PagedBatch:
 
 
 def fill(to: Mapping[str, Int32], batch: Batch, block_size: int) -> None:
-    """What differs from one pass to the next of its kind. Where there is room for more runs, they are copies of the last,
-    which compute and store the same as it does."""
+    """What differs from one pass to the next of its kind. Where there is room for more runs, they are copies of the
+    last, which compute and store the same as it does."""
     runs, tokens = len(batch.offsets) - 1, len(batch.token_ids)
     tables, bounds = to["tables"], batch.block_offsets.tolist()
     for row, begin, end in zip(tables, bounds, bounds[1:], strict=False):

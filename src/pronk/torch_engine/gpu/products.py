@@ -11,13 +11,13 @@ from pronk.torch_engine.gpu.floats import FloatProduct
 from pronk.torch_engine.gpu.product import Product
 
 
-def can_join(module: nn.Module) -> bool:
+def can_join(module: nn.Module, invariant: bool) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def join(modules: Sequence[nn.Module]) -> Product:
-    """All of one kind, which `can_join` knows."""
-    return FloatProduct(_joined(modules, "weight"), _joined_biases(modules))
+def join(modules: Sequence[nn.Module], invariant: bool) -> Product:
+    """All of one kind, which `can_join` knows. `invariant`: to the number of rows, to the bit."""
+    return FloatProduct(_joined(modules, "weight"), _joined_biases(modules), invariant=invariant)
 
 
 def _joined(modules: Sequence[nn.Module], name: str) -> Tensor:
@@ -33,5 +33,6 @@ def _joined(modules: Sequence[nn.Module], name: str) -> Tensor:
 
 
 def _joined_biases(modules: Sequence[nn.Module]) -> Tensor | None:
-    biases = [module.bias for module in modules]
-    return None if biases[0] is None else torch.cat([bias.detach() for bias in biases])  # type: ignore[union-attr]
+    biases: list[Tensor | None] = [getattr(module, "bias") for module in modules]  # noqa: B009
+    there = [bias.detach() for bias in biases if bias is not None]
+    return torch.cat(there) if there else None

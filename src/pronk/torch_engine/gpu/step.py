@@ -28,24 +28,26 @@ class _Layer:
     down: Product
 
     @classmethod
-    def of(cls, block: Block) -> _Layer:
+    def of(cls, block: Block, invariant: bool) -> _Layer:
         attention, mlp = block.self_attn, block.mlp
         return cls(
             norm=_norm(block.input_layernorm),
-            qkv=join([attention.q_proj, attention.k_proj, attention.v_proj]),
-            o=join([attention.o_proj]),
+            qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], invariant),
+            o=join([attention.o_proj], invariant),
             norm_after=_norm(block.post_attention_layernorm),
-            gate_up=join([mlp.gate_proj, mlp.up_proj]),
-            down=join([mlp.down_proj]),
+            gate_up=join([mlp.gate_proj, mlp.up_proj], invariant),
+            down=join([mlp.down_proj], invariant),
         )
 
 
 class Step:
     """Of one module, whose matrices it joins: those that share their input become one, and the module's views of it."""
 
-    def __init__(self, model: Llama) -> None:
-        self._layers = [_Layer.of(block) for block in model.model.layers]  # type: ignore[arg-type]
-        self._norm, self._head = _norm(model.model.norm), join([model.lm_head])
+    def __init__(self, model: Llama, *, invariant: bool = False) -> None:
+        """`invariant`: whether a token's logits are to be the same to the bit whatever else is in the pass."""
+        self.invariant = invariant
+        self._layers = [_Layer.of(block, invariant) for block in model.model.layers]  # type: ignore[arg-type]
+        self._norm, self._head = _norm(model.model.norm), join([model.lm_head], invariant)
 
     def __call__(self, model: Llama, batch: PagedBatch, kv: TorchKV) -> Tensor:
         """Logits [R, V] of the rows that want them. `model`: the one of which the embedding is taken."""
@@ -65,10 +67,10 @@ class Step:
         return self._head(x, norm=self._norm)
 
 
-def can_step(model: Llama) -> bool:
+def can_step(model: Llama, *, invariant: bool = False) -> bool:
     """Whether there is a Product for each of its matrices."""
     matrices = (module for module in model.modules() if hasattr(module, "out_features"))
-    return not model.config.num_labels and not model.every_row and all(map(can_join, matrices))
+    return not model.config.num_labels and not model.every_row and all(can_join(m, invariant) for m in matrices)
 
 
 def _norm(module: RMSNorm | nn.Module) -> Norm:
