@@ -13,6 +13,7 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 from pronk.engine.batch import Batch, Run
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.gpu import paged
+from pronk.torch_engine.gpu.likeliest import likeliest
 from pronk.torch_engine.gpu.paged import PagedBatch, Room, Tiling, fill
 from pronk.torch_engine.gpu.step import Step
 from pronk.torch_engine.kv import TorchKV
@@ -129,6 +130,19 @@ def test_the_check_can_fail(where: torch.device) -> None:
     last = ids[-1:]
     assert np.abs(passes.logits(Batch.of([Run(last, 18, [8, *table[1:]])])) - wanted).max() > 100 * TOLERANCE
     assert np.abs(passes.logits(Batch.of([Run(last, 17, table)])) - wanted).max() > 100 * TOLERANCE
+
+
+def test_the_likeliest_token_is_numpys(where: torch.device) -> None:
+    """Of equals the first, of NaN the first, and over parts of a row; what is not finite is said so."""
+    rows = np.random.default_rng(0).normal(size=(6, 9001)).astype(np.float32)
+    rows[1, [4095, 4096, 9000]] = rows[2, 5000] = rows[2, 3] = 9
+    rows[3, [8000, 20]] = np.nan
+    rows[4] = -np.inf
+    rows[5, 8999] = np.inf
+    found = likeliest(torch.from_numpy(rows).to(where)).cpu().numpy()
+    assert np.array_equal(found[0], rows.argmax(-1))
+    assert found[1].tolist() == [1, 1, 1, 0, 0, 0]
+    assert likeliest(torch.empty(0, 7, device=where)).shape == (2, 0)
 
 
 def test_matrices_are_not_there_twice(where: torch.device) -> None:

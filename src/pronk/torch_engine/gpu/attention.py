@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pronk.torch_engine.gpu.chain import chained, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.paged import PagedBatch
 from pronk.torch_engine.kv import LayerKV
 
@@ -28,7 +29,7 @@ def rotate_and_store(qkv: Tensor, rope: Tensor, batch: PagedBatch, kv: LayerKV) 
     _rotate_and_store[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
         qkv, rope, batch.positions, batch.slots, kv.keys, kv.values, rope.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, HALF=size // 2, WIDE=triton.next_power_of_2(size // 2), BLOCK=block,
-        num_warps=4,
+        num_warps=4, **chained(qkv),
     )  # fmt: skip
 
 
@@ -47,11 +48,13 @@ def paged_attention(qkv: Tensor, batch: PagedBatch, kv: LayerKV) -> Tensor:
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDE=max(16, wide), BLOCK_SIZE=batch.block_size, ROWS=tiling.rows,
         QUERIES=tiling.queries, KEYS=32 if exact else _KEYS, CHUNK=tiling.chunk if splits > 1 else 0, SPLITS=splits,
         EXACT="ieee" if exact else "tf32", num_warps=8 if tiling.rows >= 128 else 4, num_stages=2 if exact else 3,
+        **chained(qkv),
     )  # fmt: skip
     if partial is not None:
         _merge[(len(qkv), heads)](
-            partial, out, SIZE=size, WIDE=wide, SPLITS=splits, MANY=triton.next_power_of_2(splits), num_warps=4
-        )
+            partial, out, SIZE=size, WIDE=wide, SPLITS=splits, MANY=triton.next_power_of_2(splits), num_warps=4,
+            **chained(qkv),
+        )  # fmt: skip
     return out
 
 
@@ -59,7 +62,9 @@ def paged_attention(qkv: Tensor, batch: PagedBatch, kv: LayerKV) -> Tensor:
 def _rotate_and_store(
     qkv, rope, positions, slots, keys, values, tabulated,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     half = tl.arange(0, WIDE)
@@ -68,6 +73,7 @@ def _rotate_and_store(
     inside = half < HALF
     cos = tl.load(rope + position.to(tl.int64) * HALF + half, mask=inside, other=0)[None, :]
     sin = tl.load(rope + (tabulated + position).to(tl.int64) * HALF + half, mask=inside, other=0)[None, :]
+    wait_for_last(CHAINED)
     mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
     at = qkv + token * (HEADS + 2 * KV_HEADS) * 2 * HALF + head[:, None] * 2 * HALF + half[None, :]
     first, second = tl.load(at, mask=mask, other=0), tl.load(at + HALF, mask=mask, other=0)
@@ -91,10 +97,11 @@ def _attend(
     q, keys, values, out, partial, tables, offsets, starts, tile_runs, tile_firsts, width, table_width, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Scores are to the base 2: `scale` has log2(e) in it."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    let_next_begin(CHAINED)
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     run, first = tl.load(tile_runs + tile), tl.load(tile_firsts + tile)
     begin, end, start = tl.load(offsets + run), tl.load(offsets + run + 1), tl.load(starts + run)
@@ -104,6 +111,7 @@ def _attend(
     there = (row < QUERIES * GROUP) & (token < end)
     position = start + token - begin
     d = tl.arange(0, WIDE)
+    wait_for_last(CHAINED)
     given = tl.load(
         q + token.to(tl.int64)[:, None] * width + head[:, None] * SIZE + d[None, :],
         mask=there[:, None] & (d < SIZE)[None, :], other=0,
@@ -167,8 +175,13 @@ def _look(
 
 
 @triton.jit
-def _merge(partial, out, SIZE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, MANY: tl.constexpr):
+def _merge(
+    partial, out, SIZE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, MANY: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
     """A split that saw no key has a maximum of minus infinity, and counts nothing."""
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, d = tl.arange(0, MANY), tl.arange(0, WIDE)
     at = partial + (place * SPLITS + split) * (SIZE + 2)

@@ -13,13 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pronk.torch_engine.gpu.chain import ask_for, chained, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import gated as gated_of
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
 
 FEW = 16  # rows, up to which reading the weights is all there is to it
 
-_ROW_OUTPUTS, _ROW_COLUMNS, _ROW_WARPS = 4, 1024, 4  # of one row: results of a program, weights of each at a time
+# Of one row: results of a program, weights of each at a time, and warps; and of gates with their ups.
+_ROW_BLOCK, _GATED_ROW_BLOCK = (2, 2048, 8), (4, 1024, 4)
 # Rows, results and columns of a program, its warps and stages. Of fewer than 64 rows: with more, Hopper's tensor cores
 # take other instructions, which may add up in another order.
 _FEW_BLOCK, _MANY_BLOCK = (16, 32, 256, 4, 4), (32, 128, 64, 4, 4)
@@ -48,10 +50,11 @@ class FloatProduct(Product):
         outputs = n // 2 if gated else n
         y = x.new_empty(1, outputs)
         weight, eps = norm or (None, 0.0)
-        _row[(triton.cdiv(outputs, _ROW_OUTPUTS),)](
+        results, columns, warps = _GATED_ROW_BLOCK if gated else _ROW_BLOCK
+        _row[(triton.cdiv(outputs, results),)](
             x, self.weight, self.bias, weight, residual, y, eps, outputs, k,
-            OUTPUTS=_ROW_OUTPUTS, COLUMNS=min(_ROW_COLUMNS, triton.next_power_of_2(k)), GATED=gated,
-            num_warps=_ROW_WARPS,
+            OUTPUTS=results, COLUMNS=min(columns, triton.next_power_of_2(k)), GATED=gated, num_warps=warps,
+            **chained(x),
         )  # fmt: skip
         return y
 
@@ -72,15 +75,27 @@ class FloatProduct(Product):
         return y
 
 
+_LINE = tl.constexpr(64)  # weights of 16 bits in a line of the cache
+
+
 @triton.jit
 def _row(
     x, weight, bias, norm, residual, y, eps, outputs, columns,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Of one row of x. The norm's weight comes first, and its scale, which needs all of the row, last."""
+    LINES: tl.constexpr = COLUMNS // _LINE if COLUMNS > _LINE else 1
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = n < outputs
     start = n.to(tl.int64)[:, None] * columns
+    let_next_begin(CHAINED)
+    for first in range(0, columns, COLUMNS):
+        k = first + tl.arange(0, LINES) * _LINE
+        mine = weight + tl.where(there[:, None] & (k < columns)[None, :], start + k[None, :], 0)
+        ask_for(mine, CHAINED)
+        if GATED:
+            ask_for(mine + (outputs + 0 * n).to(tl.int64)[:, None] * columns, CHAINED)
+    wait_for_last(CHAINED)
     found = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
     ups = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
     squares = tl.zeros((COLUMNS,), tl.float32)

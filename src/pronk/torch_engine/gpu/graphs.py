@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from pronk.engine.batch import Batch
+from pronk.torch_engine.gpu.likeliest import likeliest
 from pronk.torch_engine.gpu.paged import Int32, PagedBatch, Room, Tiling, fill
 from pronk.torch_engine.gpu.step import Step
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import Llama
-from pronk.torch_engine.predictions import likeliest
 
 MOST = 256  # texts of a pass that is captured
 _KEPT = 64  # graphs

@@ -19,8 +19,8 @@ A = TypeVar("A", Int32, Tensor)
 
 _TILE = 128  # rows of a program of attention: query heads that share a key head, of several tokens
 _UNSPLIT = 32  # of one where all batches are dealt out alike
-_SPLIT = 128  # keys of a program where each run is one token, at least
-_SPLITS = 32  # programs that share the keys of a text, at most
+_SPLIT = 64  # keys of a program where each run is one token, at least
+_SPLITS = 64  # programs that share the keys of a text, at most
 
 
 @dataclass(frozen=True)
