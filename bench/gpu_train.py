@@ -313,7 +313,8 @@ def line(name: str, found: dict[str, Any]) -> str:
     memory = "" if found["peak_bytes"] is None else f", {found['peak_bytes'] / 1e9:.1f} GB"
     return (
         f"  {name} ({found['batch']}): {found['step_s']['median']:.4f} s a step, {found['tokens_s']:.0f} tokens/s, "
-        f"{found['model_tflop_s']:.1f} TFLOP/s{share}{memory}; losses {found['losses'][0]:.3f} {found['losses'][-1]:.3f}"
+        f"{found['model_tflop_s']:.1f} TFLOP/s{share}{memory}; "
+        f"losses {found['losses'][0]:.3f} {found['losses'][-1]:.3f}"
     )
 
 
