@@ -28,7 +28,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
 ULP = 2.0**-23
 # A row, a few, many; odd columns, less than a tile, more than one; blocks of a turn of 1, 2, 64, 256.
 SHAPES = [(1, 33, 7), (1, 4352, 24), (2, 576, 50), (7, 130, 31), (20, 1, 5), (FEW + 3, 320, 70)]
-RULES = [Outliers(), Outliers(6.0, 0), Outliers(math.inf, 3), Outliers(0.0, 0), Outliers(math.inf, 0), Outliers(1.0, 40)]
+RULES = [
+    Outliers(),
+    Outliers(6.0, 0),
+    Outliers(math.inf, 3),
+    Outliers(0.0, 0),
+    Outliers(math.inf, 0),
+    Outliers(1.0, 40),
+]
 KINDS: list[tuple[Scheme, bool]] = [("llm-int8", False), ("int8", True), ("int8", False), ("absmax-row", False)]
 
 

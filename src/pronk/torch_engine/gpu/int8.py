@@ -29,7 +29,9 @@ class Int8Product(Product):
             raise ValueError(f"no kernel has {scheme}")
         self.q, self.bias, self.turned = q, bias, turned
         self.scale = scale.expand(len(q), 1).contiguous().view(-1)
-        self.outliers = outliers if scheme == "llm-int8" and (outliers.least or outliers.threshold < float("inf")) else None
+        self.outliers = (
+            outliers if scheme == "llm-int8" and (outliers.least or outliers.threshold < float("inf")) else None
+        )
 
     def __call__(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False

@@ -124,7 +124,9 @@ def _row(
     if GATED:
         result = gated_of(result, _finished(tl.sum(ups, 1), scale, bias, n + outputs, there), y.dtype.element_ty)
     if residual is not None:
-        result = result.to(y.dtype.element_ty).to(tl.float32) + tl.load(residual + n, mask=there, other=0).to(tl.float32)
+        result = result.to(y.dtype.element_ty).to(tl.float32) + tl.load(residual + n, mask=there, other=0).to(
+            tl.float32
+        )
     tl.store(y + n, result.to(y.dtype.element_ty), mask=there)
 
 

@@ -7,17 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pronk.torch_engine.gpu import int8
 from pronk.torch_engine.gpu.floats import FloatProduct
 from pronk.torch_engine.gpu.product import Product
+from pronk.torch_engine.quantized import Int8Linear
 
 
 def can_join(module: nn.Module, invariant: bool) -> bool:
-    return isinstance(module, nn.Linear)
+    return isinstance(module, nn.Linear) or (
+        isinstance(module, Int8Linear) and module.scheme in int8.SCHEMES and not invariant
+    )
 
 
 def join(modules: Sequence[nn.Module], invariant: bool) -> Product:
     """All of one kind, which `can_join` knows. `invariant`: to the number of rows, to the bit."""
-    return FloatProduct(_joined(modules, "weight"), _joined_biases(modules), invariant=invariant)
+    first, biases = modules[0], _joined_biases(modules)
+    if isinstance(first, Int8Linear):
+        scale = torch.cat([module.scale.expand(module.out_features, 1) for module in modules])  # type: ignore[operator]
+        return int8.Int8Product(_joined(modules, "q"), scale, biases, first.scheme, first.outliers, first.turned)
+    return FloatProduct(_joined(modules, "weight"), biases, invariant=invariant)
 
 
 def _joined(modules: Sequence[nn.Module], name: str) -> Tensor:
