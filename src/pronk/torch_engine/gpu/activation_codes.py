@@ -103,7 +103,7 @@ def is_outlier(x, threshold, least):
 
 
 @triton.jit
-def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):  # noqa: N803
+def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
     """Sums and differences in the order of formats.turn."""
     x = tl.reshape(x, (WIDE // BLOCK, BLOCK))
     for power in tl.static_range(1, 9):

@@ -77,7 +77,7 @@ def as_floats(q, dtype: tl.constexpr):
 
 
 @triton.jit
-def _loaded(q, start, k, columns, inside, EVEN: tl.constexpr):  # noqa: N803
+def _loaded(q, start, k, columns, inside, EVEN: tl.constexpr):
     at = start[:, None] + k[None, :]
     if EVEN:
         w = tl.load(q + at, eviction_policy="evict_first")
@@ -87,7 +87,7 @@ def _loaded(q, start, k, columns, inside, EVEN: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _by_sixteen(products, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def _by_sixteen(products, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr):
     """Sums of what one thread loads at once: they need no other thread."""
     return tl.sum(tl.reshape(products, (OUTPUTS, COLUMNS // 16, 16)), 2)
 
@@ -131,7 +131,7 @@ def _row(
 
 
 @triton.jit
-def _of_both(sums, x_scale, rows, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BOTH: tl.constexpr):  # noqa: N803
+def _of_both(sums, x_scale, rows, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BOTH: tl.constexpr):
     t = tl.arange(0, ROWS)
     by = tl.load(x_scale + t, mask=t < rows, other=0)[:, None]
     if BOTH:
@@ -153,7 +153,7 @@ def _few(
     there = n < outputs
     start = tl.where(there, n, 0).to(tl.int64) * columns
     other = tl.where(there, n + outputs, 0).to(tl.int64) * columns
-    ALL: tl.constexpr = ROWS * (2 if BOTH else 1)  # noqa: N806
+    ALL: tl.constexpr = ROWS * (2 if BOTH else 1)
     part = tl.arange(0, PARTS)[:, None, None]
     within = tl.arange(0, COLUMNS // PARTS)[None, None, :]
     line = tl.arange(0, ALL)
