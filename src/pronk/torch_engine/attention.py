@@ -119,7 +119,8 @@ def _causal_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tens
     if mask is None and queries % _ROUND == 0:
         with sdpa_kernel(_KERNELS, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return _flash(*(x.transpose(1, 2) for x in (q, k, v)), None, queries, keys).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return _flash(q, k, v, None, queries, keys).transpose(1, 2)
 
 
 def _has_flash(q: Tensor) -> bool:

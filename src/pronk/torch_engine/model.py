@@ -124,10 +124,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """x [T, C] -> [T, C], or only the `rows` that anyone reads."""
         x, normed = self.input_layernorm.after(x)
-        delta: Tensor | None = self.self_attn(normed, rope, batch, kv)
-        if rows is not None:
-            x, delta = (x + delta).index_select(0, rows), None  # unlike that of x[rows], its gradient adds up in order
-        x, normed = self.post_attention_layernorm.after(x, delta)
+        heard = self.self_attn(normed, rope, batch, kv)
+        if rows is not None:  # unlike that of x[rows], the gradient of this is added up in order
+            x, heard = (x + heard).index_select(0, rows), None
+        x, normed = self.post_attention_layernorm.after(x, heard)
         return x + self.mlp(normed)
 
 

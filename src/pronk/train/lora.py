@@ -65,8 +65,8 @@ class LoraLinear(nn.Module):
         if self.enabled and self.lora_magnitude_vector is None and fuses(x) and type(self.base) is Linear:
             dropped = drop(x, self.dropout) if self.training and self.dropout else None
             scale = self.scale / (1 - self.dropout if dropped is not None else 1.0)
-            weight, bias = self.base.weight, self.base.bias
-            return cast(Tensor, _Both.apply(x, weight, bias, self.lora_A, self.lora_B, scale, dropped, compute_type(x)))
+            frozen = self.base.weight, self.base.bias
+            return cast(Tensor, _Both.apply(x, *frozen, self.lora_A, self.lora_B, scale, dropped, compute_type(x)))
         y: Tensor = self.base(x)
         if not self.enabled:
             return y

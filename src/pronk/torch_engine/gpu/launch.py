@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from pronk.torch_engine.gpu import available
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = False  # for tests, which have Triton's interpreter run kernels on a CPU
@@ -16,12 +17,12 @@ INTERPRETED = False  # for tests, which have Triton's interpreter run kernels on
 
 def fuses(x: Tensor) -> bool:
     """Whether kernels take tensors like this one."""
-    return (x.is_cuda or INTERPRETED) and x.dtype in _TYPES and _has_triton()
+    return x.dtype in _TYPES and (INTERPRETED or (x.is_cuda and _available(x.device)))
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _available(device: torch.device) -> bool:
+    return available(device)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *given: Any, warps: int = 4, **constants: Any) -> None:

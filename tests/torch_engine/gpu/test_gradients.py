@@ -39,7 +39,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plainly(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(launch, "_has_triton", lambda: False)
+    monkeypatch.setattr(launch, "_TYPES", ())
     return monkeypatch
 
 
@@ -227,3 +227,36 @@ def test_unequal_texts_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_flash", flash)
     torch.testing.assert_close(attention.attention(q, k, v, batch, None, "flash"), expected)
     assert calls == [[0, 5, 12]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="attention in 16 bits is a GPU's")
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("which", ["alike", "unlike", "behind a prefix"])
+def test_attention_in_16_bits(which: str, size: int) -> None:
+    """Values and gradients of each way to it, against attention written out in float32."""
+    none = torch.zeros(300, dtype=torch.int64, device=WHERE)
+    runs = {
+        "alike": (Rows(0, 128, 0, None), Rows(128, 256, 0, None)),
+        "unlike": (Rows(0, 5, 0, None), Rows(5, 105, 0, None), Rows(105, 300, 0, None)),
+        "behind a prefix": (
+            Rows(0, 100, 0, None),
+            Rows(100, 180, 100, None, (0, 100)),
+            Rows(180, 260, 100, None, (0, 100)),
+            Rows(260, 300, 100, None, (0, 100)),
+        ),
+    }[which]
+    batch = TorchBatch(none, none, none, runs, None, 300)
+    tokens = runs[-1].end
+    given = [draw(tokens, heads, size, dtype=torch.bfloat16) for heads in (8, 2, 2)]
+    wanted = draw(tokens, 8, size)
+
+    def found(mode: str, kind: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(kind).requires_grad_() for x in given]
+        out = attention.attention(*inputs, batch, None, mode)
+        return [out, *torch.autograd.grad(out, inputs, wanted.to(kind))]
+
+    for ours, right in zip(found("flash", torch.bfloat16), found("math", torch.float32), strict=True):
+        assert (ours - right).abs().max() <= 0.02 * right.abs().max()
+    for ours, right in zip(found("flash", torch.float32), found("math", torch.float32), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-3, atol=1e-4)
