@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import devices
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -53,6 +54,8 @@ def smollm2() -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws without a seed of its own is the same, whichever tests its worker has run before."""
+    if item.get_closest_marker("gpu") and not devices.has_gpu():
+        pytest.skip(devices.WITHOUT)
     random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
@@ -71,3 +74,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if "1 skipped" in child.stdout:
         pytest.skip(child.stdout)
     return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Whoever reads a green run is told what has not been run."""
+    left_out = [
+        report for report in terminalreporter.stats.get("skipped", ()) if devices.WITHOUT in str(report.longrepr)
+    ]
+    if left_out:
+        terminalreporter.write_line(f"{len(left_out)} tests of the suite `gpu` were left out: {devices.WITHOUT}")
