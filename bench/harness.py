@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pronk import _native
 from pronk.measure import machine as own_machine
 from pronk.system import processors
 
@@ -56,6 +55,8 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 def machine(*packages: str) -> dict[str, Any]:
     """Processor and the best kernels that it can run, for its name may be that of others too; cores, memory, the load
     at the start, and the versions of Python and of `packages`."""
+    from pronk import _native  # the torch engine is measured where this was not built, too
+
     found = own_machine.machine()
     return {
         **{key: found[key] for key in ("cpu", "cores", "system", "python")},

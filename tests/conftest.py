@@ -9,11 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import devices
 import pytest
 from hypothesis import HealthCheck, settings
 
 # One thread a worker, set before anything loads torch: threads that spin against each other on few cores cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Without a driver kernels for GPUs run by Triton's interpreter, which is asked for before anybody imports Triton.
+if not Path("/proc/driver/nvidia/version").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell's background job is born deaf to Ctrl-C, which some tests send to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,6 +54,8 @@ def smollm2() -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws without a seed of its own is the same, whichever tests its worker has run before."""
+    if item.get_closest_marker("gpu") and not devices.has_gpu():
+        pytest.skip(devices.WITHOUT)
     random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
@@ -67,3 +74,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if "1 skipped" in child.stdout:
         pytest.skip(child.stdout)
     return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Whoever reads a green run is told what has not been run."""
+    left_out = [
+        report for report in terminalreporter.stats.get("skipped", ()) if devices.WITHOUT in str(report.longrepr)
+    ]
+    if left_out:
+        terminalreporter.write_line(f"{len(left_out)} tests of the suite `gpu` were left out: {devices.WITHOUT}")

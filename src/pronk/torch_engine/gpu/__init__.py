@@ -1,7 +1,7 @@
-"""Inference on a GPU: the pass of a Llama module by fused Triton kernels, one call of each a layer, in CUDA graphs.
+"""Triton kernels: for inference the pass of a Llama module, one call of each a layer, in CUDA graphs; and for training.
 
-The plain module says what a pass means (pronk.torch_engine.model); this room computes the same within its type's rounding
-noise. Nothing here is imported where there is no GPU or no Triton, which torch brings on Linux.
+The plain module says what a pass means (pronk.torch_engine.model); this room computes the same within its type's
+rounding noise. Nothing here is imported where there is no GPU or no Triton, which torch brings on Linux.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pronk.torch_engine.gpu.chain import chained, let_next_begin, wait_for_last
+
 _WIDE = 4096  # numbers of a row that a program of SwiGLU takes
 
 
@@ -15,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     columns = x.shape[1]
     wide = triton.next_power_of_2(columns)
-    _rms_norm[(len(x),)](x, weight, out, eps, columns, WIDE=wide, num_warps=_warps(wide))
+    _rms_norm[(len(x),)](x, weight, out, eps, columns, WIDE=wide, num_warps=_warps(wide), **chained(x))
     return out
 
 
@@ -24,7 +26,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, columns)
     wide = min(_WIDE, triton.next_power_of_2(columns))
-    _swiglu[(rows, triton.cdiv(columns, wide))](gate_up, out, columns, WIDE=wide, num_warps=_warps(wide))
+    _swiglu[(rows, triton.cdiv(columns, wide))](
+        gate_up, out, columns, WIDE=wide, num_warps=_warps(wide), **chained(gate_up)
+    )
     return out
 
 
@@ -40,7 +44,9 @@ def normed(h, square, weight, eps, columns, dtype: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, columns, WIDE: tl.constexpr):  # noqa: N803
+def _rms_norm(x, weight, out, eps, columns, WIDE: tl.constexpr, CHAINED: tl.constexpr):
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, WIDE)
     there = at < columns
@@ -58,7 +64,9 @@ def gated(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def _swiglu(gate_up, out, columns, WIDE: tl.constexpr):  # noqa: N803
+def _swiglu(gate_up, out, columns, WIDE: tl.constexpr, CHAINED: tl.constexpr):
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = at < columns
