@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pronk.torch_engine.codes import Codes
 from pronk.torch_engine.gpu import codes_kernels as kernels
+from pronk.torch_engine.gpu.chain import chained
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
 
@@ -64,7 +65,8 @@ class CodesProduct(Product):
         weight, eps = norm or (None, 0.0)
         kernels.one_row[(triton.cdiv(self.rows, rows),)](
             x, self.words, self.scale, self.minimum, self.bias, weight, residual, y, eps, self.rows, self.columns,
-            *kernels.MASKS[self.bits], self.words.shape[1], self.bits, self.origin, gated, rows, block, num_warps=max(1, block // 32),
+            *kernels.MASKS[self.bits], self.words.shape[1], self.bits, self.origin, gated, rows, block,
+            num_warps=max(1, block // 32), **chained(x),
         )  # fmt: skip
         return y
 
@@ -80,11 +82,11 @@ class CodesProduct(Product):
         kernels.few_rows[(*programs, split)](
             x, self.words, self.scale, self.minimum, self.bias, residual, parts, tokens, self.rows, self.columns,
             *kernels.MASKS[self.bits], chunks, self.bits, self.origin, gated, split, width, _FEW_ROWS, block,
-            num_warps=_FEW_WARPS, num_stages=_FEW_STAGES,
+            num_warps=_FEW_WARPS, num_stages=_FEW_STAGES, **chained(x),
         )  # fmt: skip
         if split > 1:
             kernels.merged[(tokens, triton.cdiv(y.shape[1], _MERGE_BLOCK))](
-                parts, self.bias, residual, y, tokens, self.rows, split, gated, _MERGE_BLOCK
+                parts, self.bias, residual, y, tokens, self.rows, split, gated, _MERGE_BLOCK, **chained(x)
             )
         return y
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pronk.torch_engine.gpu.chain import ask_for, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import gated as gated_of
 
 STRIP = tl.constexpr(8)  # rows whose scales of a group lie side by side
 WORDS = tl.constexpr(4)  # of a chunk
+_LINE = tl.constexpr(8)  # chunks in a line of the cache, or scales of strips
 # What makes floats of bits in their mantissa, by the bits of a code: for those at even places, and at odd ones.
 MASKS = {8: (0x4B000080, 0x4B000080), 4: (0x43000000, 0x45000000)}
 
@@ -23,12 +25,17 @@ MASKS = {8: (0x4B000080, 0x4B000080), 4: (0x43000000, 0x45000000)}
 def one_row(
     x, words, scale, minimum, bias, norm, residual, y, eps, N, K, even, odd, CHUNKS: tl.constexpr,
     BITS: tl.constexpr, ORIGIN: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x [K] times rows of the matrix, by multiplying and adding in float32. The squares of x are summed up on the way,
     and its norm's scale is multiplied with last."""
     PLACES: tl.constexpr = 32 // BITS
     exact: tl.constexpr = x.dtype.element_ty == tl.float32
     rows, outputs, there = _rows(tl.program_id(0), N, ROWS, GATED)
+    let_next_begin(CHAINED)
+    if CHAINED:
+        _ask(words, scale, minimum, rows, there, CHUNKS, BITS, BLOCK)
+    wait_for_last(CHAINED)
     total = tl.zeros((BLOCK, ROWS), tl.float32)
     squares = tl.zeros((BLOCK, WORDS), tl.float32)
     for first in range(0, CHUNKS, BLOCK):
@@ -80,7 +87,7 @@ def one_row(
 def few_rows(
     x, words, scale, minimum, bias, residual, y, T, N, K, even, odd, CHUNKS: tl.constexpr,
     BITS: tl.constexpr, ORIGIN: tl.constexpr, GATED: tl.constexpr, SPLIT: tl.constexpr,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Rows of the matrix times TOKENS rows of x [T, K], by tensor cores: weights are made numbers of x's type.
 
@@ -89,6 +96,8 @@ def few_rows(
     PLACES: tl.constexpr = 32 // BITS
     dtype: tl.constexpr = x.dtype.element_ty
     exact: tl.constexpr = dtype == tl.float32
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     rows, outputs, there = _rows(tl.program_id(0), N, ROWS, GATED and SPLIT == 1)
     tokens = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     part = tl.program_id(2)
@@ -142,8 +151,11 @@ def few_rows(
 @triton.jit
 def merged(
     parts, bias, residual, y, T, N, SPLIT: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """What `few_rows` left in parts [SPLIT, T, N], added up in their order."""
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     token, out = tl.program_id(0), y.dtype.element_ty
     outputs = N // 2 if GATED else N
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -204,6 +216,22 @@ def _rows(program, N, ROWS: tl.constexpr, GATED: tl.constexpr):
         return at // HALF * (N // 2) + outputs, outputs, outputs < N // 2
     rows = program * ROWS + at
     return rows, rows, rows < N
+
+
+@triton.jit
+def _ask(words, scale, minimum, rows, there, CHUNKS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """For all of these rows' codes and scales, while the kernel before ends."""
+    LINES: tl.constexpr = BLOCK // _LINE if BLOCK > _LINE else 1
+    GROUPS: tl.constexpr = CHUNKS // (BITS // 4)
+    start = tl.where(there, rows, 0).to(tl.int64)[None, :]
+    for first in range(0, CHUNKS, BLOCK):
+        chunks = tl.minimum(first + tl.arange(0, LINES) * _LINE, CHUNKS - 1)[:, None]
+        ask_for(words + start * (CHUNKS * WORDS) + chunks * WORDS, True)
+        groups = chunks // (BITS // 4)
+        strips = start // STRIP * (GROUPS * STRIP) + groups * STRIP
+        ask_for(scale + strips, True)
+        if minimum is not None:
+            ask_for(minimum + strips, True)
 
 
 @triton.jit
