@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, settings
 # One thread a worker, set before anything loads torch: threads that spin against each other on few cores cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Without a driver kernels for GPUs run by Triton's interpreter, which is asked for before anybody imports Triton.
+if not Path("/proc/driver/nvidia/version").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A shell's background job is born deaf to Ctrl-C, which some tests send to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,6 +43,7 @@ def load(
     device: str | None = None,
     compute_dtype: Literal["f32", "bf16", "f16"] | None = None,
     attn: Literal["flash", "math"] | None = None,
+    batch_invariant: bool | None = None,
     threads: int | None = None,
     ctx_size: int | None = None,
     revision: str | None = None,
@@ -74,7 +75,8 @@ def load(
     bits, and of each token at least the `int8_outliers` largest (6; 0 leaves the threshold alone, as in the paper).
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
     bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 bits `compute_dtype`, the type
-    of all else (None: as the default of `quantize`).
+    of all else (None: as the default of `quantize`); and on a GPU `batch_invariant`, with which a text's logits are the
+    same to the bit whatever is computed beside it, as they always are on the CPU engine: slower, and of floats alone.
 
     `pack_cache`: the CPU engine keeps weights that take 256 MB and more as it has packed them, in the folder `packed`
     beside what pronk downloads; later starts map that file, which processes share.
@@ -108,6 +110,7 @@ def load(
         "device": device,
         "compute_dtype": compute_dtype,
         "attn": attn,
+        "batch_invariant": batch_invariant or None,
     }
     chosen = engines.named(engines.choose(engine, options))
     as_stored: Checkpoint | None = None

@@ -45,7 +45,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
     options = (
         "-m some/model --tokenizer tok.bin --adapter mine --merge-adapter --revision v1 --threads 3 -c 99 "
         "--engine torch --quantize q4 --int8-threshold 5 --int8-outliers 4 --kv-dtype int8 "
-        "--device cuda:1 --compute-dtype bf16 --attn math --no-pack-cache "
+        "--device cuda:1 --compute-dtype bf16 --attn math --batch-invariant --no-pack-cache "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 "
         "--presence-penalty 0.25 --frequency-penalty 0.75 --logit-bias 7=-5 --logit-bias 8=2.5 --seed 9 --rng xorshift "
         "--stop END --stop STOP --stop-token-id 3 --ignore-eos --num-samples 2 "
@@ -70,6 +70,7 @@ def test_every_option_reaches_the_library(run: Run, loaded: list[FakeLLM]) -> No
         "device": "cuda:1",
         "compute_dtype": "bf16",
         "attn": "math",
+        "batch_invariant": True,
         "threads": 3,
         "ctx_size": 99,
         "pack_cache": False,

@@ -277,6 +277,9 @@ _how = together(
     click.option("--attn", type=click.Choice(["flash", "math"]),
                  help="Torch engine: compute attention with the fused kernel (flash), or written out step by step "
                  "(math), which is slower and takes more memory.  [default: flash]"),
+    click.option("--batch-invariant", is_flag=True, default=None,
+                 help="Torch engine on a GPU: give a text the same logits to the bit whatever is computed beside it, "
+                 "as the CPU engine always does; slower, and for f32, bf16 and f16 weights."),
     threads_option,
     click.option(
         "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",

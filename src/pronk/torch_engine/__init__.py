@@ -25,7 +25,7 @@ class TorchEngine(Engine):
     compared = ("llm-int8", "int8")
     options: ClassVar = {
         "int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "device": (),
-        "compute_dtype": INT8, "attn": (),
+        "compute_dtype": INT8, "attn": (), "batch_invariant": (),
     }  # fmt: skip
     devices = ("cpu", "cuda")
     batch_invariant = False

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pronk.torch_engine.batch import Rows, TorchBatch
 from pronk.torch_engine.functions import wide
@@ -23,11 +24,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
         kv.write(batch.slots, k, v)
         read = kv.read
     elif mode == "flash":
-        return _joined([_dense(q, k, v, runs) for runs in batch.alike])
+        return _all(q, k, v, batch)
     else:
         read = partial(_behind, k, v)
     one = flash if mode == "flash" else math
     return _joined([one(q[run.begin : run.end], *read(run), run) for run in batch.runs])
+
+
+def _all(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch) -> Tensor:
+    """Without a cache."""
+    if _has_flash(q) and len(batch.alike) > 1 and not any(run.prefix for run in batch.runs):
+        return _flash(q, k, v, batch.bounds, batch.longest, batch.longest)
+    return _joined([_dense(q, k, v, runs) for runs in batch.alike])
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -87,7 +95,43 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tens
     """q [N, H, S, D], k and v [N, K, keys, D] -> [N, H, S, D]: of whole texts, or as the mask [S, keys] has it."""
     if torch.is_grad_enabled() and q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
         return cast(Tensor, _Causal.apply(q, k, v, mask))
+    if q.is_cuda:
+        return _causal_on_gpu(q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+
+# Of torch's kernels, the fastest first; those that take none of the shapes are passed over.
+_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+_ROUND = 128  # cuDNN makes a program of each length, in some tenths of a second: only for lengths that come again
+
+
+def _causal_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """`mask`: aligned at the ends, as FlashAttention has it of its own accord."""
+    queries, keys = q.shape[2], k.shape[2]
+    if not _has_flash(q):  # and what there is for other types wants a key for each head
+        k, v = (_to_heads(x, q.shape[1]) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    if mask is None and queries % _ROUND == 0:
+        with sdpa_kernel(_KERNELS, set_priority=True):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return _flash(q, k, v, None, queries, keys).transpose(1, 2)
+
+
+def _has_flash(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, queries: int, keys: int) -> Tensor:
+    """FlashAttention, causal, as torch has it, with its gradient. q [N, S, H, D], k and v [N, keys, K, D]; or with
+    `bounds` runs of at most so many tokens, [T, heads, D]."""
+    kernel = torch.ops.aten._flash_attention_forward
+    return cast(Tensor, kernel(q, k, v, bounds, bounds, queries, keys, 0.0, True, False)[0])
 
 
 class _Causal(torch.autograd.Function):

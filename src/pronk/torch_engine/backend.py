@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS, packed
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
-from pronk.torch_engine import ENGINE, device_memory, inspection
+from pronk.torch_engine import ENGINE, device_memory, gpu, inspection
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.adapters import Adapters
 from pronk.torch_engine.batch import TorchBatch
@@ -31,13 +31,21 @@ from pronk.torch_engine.packed import PackedLinear, pack
 from pronk.torch_engine.predictions import TorchPredictions
 from pronk.torch_engine.quantized import Int8Codes, Int8Linear, weight_codes
 
+if TYPE_CHECKING:
+    from pronk.torch_engine.gpu.graphs import Found, Graphs
+    from pronk.torch_engine.gpu.step import Step
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class TorchBackend(Backend):
-    engine, batch_invariant = ENGINE.name, ENGINE.batch_invariant
+    engine = ENGINE.name
 
-    def __init__(self, model: Llama, ctx_size: int | None = None) -> None:
+    def __init__(
+        self, model: Llama, ctx_size: int | None = None, *, step: Step | None = None, batch_invariant: bool = False
+    ) -> None:
+        """`step`: of the same matrices, where they are joined already. Raises BadRequest where passes cannot be made
+        batch-invariant."""
         self.model, self.config = model, model.config
         self.ctx_size = ctx_size or model.config.max_position_embeddings
         weight = model.model.embed_tokens.weight
@@ -48,6 +56,13 @@ class TorchBackend(Backend):
         self.dtype = "+".join([*schemes, self.kv_dtype])
         self.shares_scales = model.every_row = any(FORMATS[scheme].shares_scales for scheme in schemes)
         self._adapters = Adapters(model, weight.dtype)
+        self._graphs = _graphs(model, weight.device, step, batch_invariant)
+        self.batch_invariant = self._graphs is not None and self._graphs.step.invariant
+        if batch_invariant and not self.batch_invariant:
+            raise BadRequest(
+                "batch_invariant takes a GPU and weights that are floats (quantize f32, bf16 or f16), with "
+                "attn='flash'; on a CPU, engine='cpu' is so without being asked"
+            )
 
     @classmethod
     def from_checkpoint(
@@ -60,6 +75,7 @@ class TorchBackend(Backend):
         device: str | None = None,
         compute_dtype: str | None = None,
         attn: AttentionMode = "flash",
+        batch_invariant: bool = False,
         threads: int | None = None,
         ctx_size: int | None = None,
         progress: Progress | None = None,
@@ -69,7 +85,8 @@ class TorchBackend(Backend):
         `quantize`: a type that all weights are and are computed in, stored codes included (None: float32 on a CPU, the
         stored 16-bit type on a GPU); or a scheme of formats.int8 for every Linear but lm_head, and `compute_dtype` for
         all else (None: that same type). `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's
-        (pronk.formats.int8.Outliers). `threads` is torch's, and holds for the whole process.
+        (pronk.formats.int8.Outliers). `batch_invariant`: on a GPU, of floats alone. `threads` is
+        torch's, and holds for the whole process.
         """
         _check(attn, threads, ctx_size)
         scheme, dtype = _scheme(quantize, int8_threshold, int8_outliers, compute_dtype)
@@ -89,7 +106,7 @@ class TorchBackend(Backend):
         )
         model.eval().requires_grad_(False)
         pack(model)
-        return cls(model, ctx_size)
+        return cls(model, ctx_size, batch_invariant=batch_invariant)
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +146,7 @@ class TorchBackend(Backend):
         signs = torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight) * 2 - 1
         nudged = weight * (1 + signs * torch.finfo(weight.dtype).eps)
         embedding._parameters = {"weight": torch.nn.Parameter(nudged, requires_grad=False)}
-        other = TorchBackend(model, self.ctx_size)
+        other = TorchBackend(model, self.ctx_size, step=self._graphs.step if self._graphs else None)
         other.adapter, other._adapters = self.adapter, self._adapters  # whose hooks the layers have
         return other
 
@@ -161,6 +178,8 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def predict(self, batch: Batch, kv: KVStorage | None) -> TorchPredictions:
+        if (found := self._by_graphs(batch, kv)) is not None:
+            return TorchPredictions(*found)
         return TorchPredictions(self._logits(batch, kv))
 
     @torch.inference_mode()
@@ -168,7 +187,7 @@ class TorchBackend(Backend):
         check_predicts(self.config)
         every = replace(batch, logits_rows=np.arange(len(batch.token_ids), dtype=np.int32))  # the last layer's, too
         with overheard(self.model) as seen:
-            self._logits(every, kv)
+            self._by_modules(every, kv)
         return seen
 
     @torch.inference_mode()
@@ -183,6 +202,18 @@ class TorchBackend(Backend):
 
     def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         """[R, V] on the device, in the type that they are computed in."""
+        found = self._by_graphs(batch, kv)
+        return self._by_modules(batch, kv) if found is None else found.logits
+
+    def _by_graphs(self, batch: Batch, kv: KVStorage | None) -> Found | None:
+        """None where there are none, or the pass is not for them."""
+        check_predicts(self.config)
+        if self._graphs is None or batch.adapters_of_runs(self.adapter) is not None:
+            return None
+        assert kv is None or isinstance(kv, TorchKV)
+        return self._graphs(batch, kv)
+
+    def _by_modules(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         check_predicts(self.config)
         where = self._on_device(batch, kv)
         with self._adapters.beside(batch, self.adapter):
@@ -200,6 +231,19 @@ def _tensors(model: Llama) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, PackedLinear):
             yield from (tensor for tensor in (module.weight, module.bias) if tensor is not None)
+
+
+def _graphs(model: Llama, device: torch.device, step: Step | None, invariant: bool) -> Graphs | None:
+    """Where there are fused kernels for the device and for all matrices; attention that is to be read is not fused."""
+    if not gpu.available(device):
+        return None
+    from pronk.torch_engine.gpu.graphs import Graphs
+    from pronk.torch_engine.gpu.step import Step, can_step
+
+    attention = model.model.layers[0].self_attn
+    if attention.mode == "math" or not can_step(model, invariant=invariant):
+        return None
+    return Graphs(step or Step(model, invariant=invariant), model)
 
 
 def _check(attn: str, threads: int | None, ctx_size: int | None) -> None:

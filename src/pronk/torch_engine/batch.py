@@ -68,6 +68,16 @@ class TorchBatch:
         )
 
     @cached_property
+    def bounds(self) -> Tensor:
+        """Where runs begin and end, [runs + 1] int32, on the device."""
+        places = [0, *(run.end for run in self.runs)]
+        return torch.tensor(places, dtype=torch.int32, device=self.token_ids.device)
+
+    @cached_property
+    def longest(self) -> int:
+        return max(run.end - run.begin for run in self.runs)
+
+    @cached_property
     def alike(self) -> list[list[Rows]]:
         """Runs, of one length and behind one prefix where they stand side by side: without a cache one dense attention
         serves them all."""

@@ -29,15 +29,33 @@ class LayerKV:
 
 class TorchKV(KVStorage):
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        forgets: bool = False,
     ) -> None:
-        self.block_size, self.num_blocks = block_size, num_blocks
+        """`forgets`: all layers share one place, so that it serves a single pass over whole texts."""
+        self.block_size, self.num_blocks, self.forgets = block_size, num_blocks, forgets
         shape = (num_blocks * block_size, config.num_key_value_heads, config.head_dim)
 
         def empty() -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.layers = [LayerKV(empty(), empty()) for _ in range(config.num_hidden_layers)]
+        layers = config.num_hidden_layers
+        self.layers = [LayerKV(empty(), empty()) for _ in range(1 if forgets else layers)] * (layers if forgets else 1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].keys.device
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where keys and values lie; growing moves them."""
+        return tuple(tensor.data_ptr() for layer in self.layers for tensor in (layer.keys, layer.values))
 
     def reserve(self, num_blocks: int) -> int:
         """See KVStorage. Nothing is set aside; of a GPU it is not known what its allocator can still give."""

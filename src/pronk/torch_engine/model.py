@@ -16,7 +16,8 @@ from pronk.config import ModelConfig
 from pronk.config.rope import cos_sin, inverse_frequencies
 from pronk.torch_engine.attention import attention
 from pronk.torch_engine.batch import TorchBatch
-from pronk.torch_engine.functions import linear, rms_norm, rotate, swiglu
+from pronk.torch_engine.functions import added_and_normed, linear, rms_norm, rotate, swiglu
+from pronk.torch_engine.gpu.launch import fuses
 from pronk.torch_engine.kv import LayerKV, TorchKV
 
 AttentionMode = Literal["flash", "math"]
@@ -38,6 +39,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
+    def after(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + delta, and that normed."""
+        return added_and_normed(x, delta, self.weight, self.eps)
+
 
 class Rope(nn.Module):
     """cos and sin of every position's angles, tabulated as far as positions have reached."""
@@ -49,12 +54,16 @@ class Rope(nn.Module):
 
     def forward(self, positions: Tensor, furthest: int) -> Tensor:
         """Angles of T positions, none beyond `furthest`: [2, T, 1, D/2]."""
+        return self.reaching(furthest, positions.device)[:, positions].unsqueeze(2)
+
+    def reaching(self, furthest: int, device: torch.device) -> Tensor:
+        """The table, with `furthest` and more in it."""
         reached = self.table.shape[1]
-        if furthest >= reached or self.table.device != positions.device:
+        if furthest >= reached or self.table.device != device:
             cos, sin = cos_sin(self.inv_freq, 0, max(256, 2 * reached, furthest + 1))
             with torch.inference_mode(False):  # training may come after inference, on the same table
-                self.table = torch.stack((torch.from_numpy(cos), torch.from_numpy(sin))).to(positions.device)
-        return self.table[:, positions].unsqueeze(2)
+                self.table = torch.stack((torch.from_numpy(cos), torch.from_numpy(sin))).to(device)
+        return self.table
 
 
 class Attention(nn.Module):
@@ -80,6 +89,9 @@ class Attention(nn.Module):
 
     def queries_and_keys(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Where they stand: [T, H, D] and [T, K, D]."""
+        if fuses(x):  # to put them side by side would be one more pass over memory
+            qs, ks = (of(x).unflatten(-1, (-1, self.head_dim)) for of in (self.q_proj, self.k_proj))
+            return rotate(qs, rope), rotate(ks, rope)
         qk = torch.cat((self.q_proj(x), self.k_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))  # [T, H+K, D]
         q, k = rotate(qk, rope).split((self.heads, self.kv_heads), dim=1)
         return q, k
@@ -111,10 +123,12 @@ class Block(nn.Module):
         self, x: Tensor, rope: Tensor, batch: TorchBatch, kv: LayerKV | None, rows: Tensor | None = None
     ) -> Tensor:
         """x [T, C] -> [T, C], or only the `rows` that anyone reads."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, batch, kv)
-        if rows is not None:
-            x = x.index_select(0, rows)  # unlike that of x[rows], its gradient is added up in order
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x, normed = self.input_layernorm.after(x)
+        heard = self.self_attn(normed, rope, batch, kv)
+        if rows is not None:  # unlike that of x[rows], the gradient of this is added up in order
+            x, heard = (x + heard).index_select(0, rows), None
+        x, normed = self.post_attention_layernorm.after(x, heard)
+        return x + self.mlp(normed)
 
 
 class Decoder(nn.Module):

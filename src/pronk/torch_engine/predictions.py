@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from pronk.engine.filters import Float32
@@ -11,9 +12,17 @@ from pronk.engine.predictions import Ask, Predictions
 from pronk.engine.sampling import NotNumbers, Sampled
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """The likeliest token of each row [R, V], and whether its logit is finite: [2, R] int64. Of equals the lowest, and
+    NaN before all, as numpy has it."""
+    most, tokens = logits.max(dim=-1)
+    return torch.stack((tokens, most.isfinite().to(tokens.dtype)))
+
+
 class TorchPredictions(Predictions):
-    def __init__(self, logits: Tensor) -> None:
-        self._there = logits  # [R, V], in the type that they were computed in
+    def __init__(self, logits: Tensor, likeliest: Tensor | None = None) -> None:
+        """logits [R, V], in the type that they were computed in; `likeliest` of them, where that is known."""
+        self._there, self._found = logits, likeliest
 
     def logits(self, first: int, count: int) -> Float32:
         return self._here.logits(first, count)
@@ -28,9 +37,9 @@ class TorchPredictions(Predictions):
 
     @cached_property
     def _likeliest(self) -> list[tuple[int, bool]]:
-        """Of every row, and whether its logit is finite. Of equals the lowest, and NaN before all, as numpy has it."""
-        most, tokens = self._there.max(dim=-1)
-        return list(zip(tokens.tolist(), most.isfinite().tolist(), strict=True))
+        """In one copy from the device, which is waited for."""
+        found = likeliest(self._there) if self._found is None else self._found
+        return [(token, bool(finite)) for token, finite in zip(*found.tolist(), strict=True)]
 
     @cached_property
     def _here(self) -> Predictions:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
 from pronk.torch_engine.functions import compute_type, product
+from pronk.torch_engine.gpu.launch import fuses
 from pronk.train import codes
 from pronk.train.codes import Codes
 
@@ -60,6 +61,8 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Codes, dtype: torch.dtype) -> Tensor:
         ctx.weight, ctx.like = weight, x.dtype
         given = x.to(dtype)
+        if fuses(given) and not weight.turned:
+            return given @ _whole(weight, dtype).t()
         y = given.new_empty(len(x), len(weight.q))  # before what is forgotten, in whose place it would leave a hole
         for rows in weight.pieces():
             y[:, rows] = product(given, weight.floats(rows).to(dtype).t())
@@ -69,12 +72,21 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight: Codes = ctx.weight
+        if fuses(grad) and not weight.turned:
+            return (grad @ _whole(weight, grad.dtype)).to(ctx.like), None, None
         found: Tensor | None = None  # a sum in float32
         for rows in weight.pieces():
             part = product(grad[:, rows].contiguous(), weight.floats(rows).to(grad.dtype)).float()
             found = part if found is None else found.add_(part)
         assert found is not None
         return found.to(ctx.like), None, None
+
+
+def _whole(weight: Codes, dtype: torch.dtype) -> Tensor:
+    """[N, K]: a GPU makes floats of a matrix in one pass, and multiplies well by nothing smaller."""
+    from pronk.torch_engine.gpu.dequantize import dequantize
+
+    return dequantize(weight.q, weight.scale, weight.minimum, weight.origin, weight.columns, dtype)
 
 
 def linear(

@@ -180,7 +180,7 @@ class Loop:
 
     def _update(self, micro: Sequence[Any], weight: int, read: Sequence[int]) -> tuple[float, float, Counter[str]]:
         """Of parameters: the loss, the norm of its gradient before clipping, and sums of what else is to be seen."""
-        total, seen = 0.0, Counter[str]()
+        summed, seen = torch.zeros((), dtype=torch.float64, device=self.device), Counter[str]()
         for number, batch in enumerate(micro, 1):
             self.group.reduce(self.model, last=number == len(micro))
             cost, shown = self._loss(batch)
@@ -188,16 +188,17 @@ class Loop:
             scaled = self.scaler.scale(loss)  # of any loss: a scaler that met none cannot take a step
             if self.group.size > 1 or self.objective.teaches(batch):  # several reduce their gradients together
                 scaled.backward()
-            total += float(loss.detach())
+            summed += loss.detach()
             seen.update(shown)
-        total, seen = self._summed(total, seen)
-        self._check(total, read)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for parameter in trained:
             if parameter.grad is None:  # where nothing taught, the optimizer goes on with what it remembers
                 parameter.grad = torch.zeros_like(parameter)
         self.scaler.unscale_(self.optimizer)
-        norm = float(self.group.whole(nn.utils.clip_grad_norm_(trained, self.clip or math.inf)))  # before clipping
+        length = self.group.whole(nn.utils.clip_grad_norm_(trained, self.clip or math.inf))  # before clipping
+        total, norm = torch.stack((summed, length.to(summed))).tolist()  # a GPU is waited for here, and nowhere else
+        total, seen = self._summed(total, seen)
+        self._check(total, read)
         if not (math.isfinite(norm) or self.scaler.is_enabled()):  # which leaves such steps out, with a smaller scale
             self._break("gradient is not a number", read)
         self.scaler.step(self.optimizer)

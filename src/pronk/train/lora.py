@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from pronk.checkpoint.adapter import TINY, LoraConfig
 from pronk.errors import BadRequest
-from pronk.torch_engine.functions import wide
-from pronk.torch_engine.model import Llama
+from pronk.torch_engine.functions import compute_type, wide
+from pronk.torch_engine.gpu.launch import fuses
+from pronk.torch_engine.model import Linear, Llama
 from pronk.train.dropout import drop, without
 from pronk.train.frozen import FrozenLinear
 
@@ -61,6 +62,11 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]"""
+        if self.enabled and self.lora_magnitude_vector is None and fuses(x) and type(self.base) is Linear:
+            dropped = drop(x, self.dropout) if self.training and self.dropout else None
+            scale = self.scale / (1 - self.dropout if dropped is not None else 1.0)
+            frozen = self.base.weight, self.base.bias
+            return cast(Tensor, _Both.apply(x, *frozen, self.lora_A, self.lora_B, scale, dropped, compute_type(x)))
         y: Tensor = self.base(x)
         if not self.enabled:
             return y
@@ -122,6 +128,44 @@ class _Beside(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_x = without(of_thin @ a.to(kind), dropped).to(x.dtype)
         return grad, of_x, of_a.to(a.dtype), of_b.to(b.dtype), None, None
+
+
+class _Both(torch.autograd.Function):
+    """x W^T + bias + scale * x A^T B^T of a frozen W, where passes over memory count, on a GPU: the gradients of x are
+    added up where the product puts them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        dropped: Tensor | None,
+        kind: torch.dtype,
+    ) -> Tensor:
+        ctx.scale, ctx.like = scale, x.dtype
+        x, weight = x.to(kind), weight.to(kind)
+        y = nn.functional.linear(x, weight, None if bias is None else bias.to(kind))
+        thin = without(x, dropped) @ a.to(kind).t()  # [T, rank]
+        ctx.save_for_backward(x, weight, a, b, thin, dropped)
+        return y.addmm_(thin, b.to(kind).t(), alpha=scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b, thin, dropped = ctx.saved_tensors
+        of_thin = (grad @ b.to(grad.dtype)).mul_(ctx.scale)  # [T, rank]
+        of_a = of_thin.t() @ without(x, dropped)
+        of_b = (grad.t() @ thin).mul_(ctx.scale)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x, narrow = grad @ weight, a.to(grad.dtype)
+            of_x = of_x.addmm_(of_thin, narrow) if dropped is None else of_x.add_(without(of_thin @ narrow, dropped))
+            of_x = of_x.to(ctx.like)
+        return of_x, None, None, of_a.to(a.dtype), of_b.to(b.dtype), None, None, None
 
 
 def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None) -> None:

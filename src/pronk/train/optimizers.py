@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from pronk.errors import BadRequest
+from pronk.torch_engine.gpu.launch import fuses
 from pronk.train import muon
 from pronk.train.unread import Unread
 
@@ -68,7 +69,10 @@ def make(
         return Adafactor(groups, lr=rate)
     if kind == "muon":
         return muon.Muon(groups, rate, betas)
-    return (AdamW if kind == "adamw" else AdamW8bit)(groups, lr=rate, betas=betas)
+    if kind == "adamw8bit":
+        return AdamW8bit(groups, lr=rate, betas=betas)
+    on_gpu = all(parameter.is_cuda for _, parameter in trained)
+    return AdamW(groups, lr=rate, betas=betas, fused=on_gpu or None)
 
 
 def states_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Tensor]]:
@@ -83,11 +87,16 @@ def states_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Tensor]]:
         for one in bare.values():
             one.grad = torch.empty_like(one)
         rehearsal.param_groups = [
-            {**group, "params": [bare[p] for p in group["params"]]} for group in part.param_groups
+            # torch has no fused step of tensors without bytes.
+            {**group, "params": [bare[p] for p in group["params"]], "fused": None}
+            for group in part.param_groups
         ]
         with Unread():
             rehearsal.step()
         found |= {parameter: dict(rehearsal.state[one]) for parameter, one in bare.items()}
+        for group in part.param_groups:
+            for parameter in group["params"] if group.get("fused") else ():  # which counts steps on its device
+                found[parameter]["step"] = found[parameter]["step"].to("meta")
     return found
 
 
@@ -132,6 +141,14 @@ class AdamW8bit(Optimizer):
         correction = (1 - beta2**step) ** 0.5
         rate = group["lr"] / (1 - beta1**step)
         values, grads = parameter.view(-1), grad.reshape(-1)
+        if "first_scale" in state and fuses(parameter):
+            from pronk.torch_engine.gpu import adamw8bit
+
+            moments = (state[name] for name in ("first", "first_scale", "second", "second_scale"))
+            how = {"eps": group["eps"], "rate": rate, "correction": correction}
+            keep = 1 - group["lr"] * group["weight_decay"]
+            adamw8bit.update(values, grads, *moments, betas=(beta1, beta2), keep=keep, **how)
+            return
         for at in range(0, len(values), _PIECE):
             piece = slice(at, min(at + _PIECE, len(values)))
             first, second = _recall(state, "first", piece), _recall(state, "second", piece)

@@ -229,7 +229,7 @@ def _make_room(loop: Loop, reader: Reader, position: Position) -> None:
             if value.shape == parameter.shape:
                 room = torch.zeros_like(parameter.detach(), dtype=value.dtype)
             else:
-                device = parameter.device if value.ndim else "cpu"
+                device = parameter.device if value.ndim or value.is_meta else "cpu"
                 room = torch.zeros(value.shape, dtype=value.dtype, device=device)
             loop.optimizer.state[parameter][key] = room
 

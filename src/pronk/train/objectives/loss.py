@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pronk.torch_engine.functions import linear, product
+from pronk.torch_engine.gpu.launch import fuses
 
-CHUNK_BYTES = 64 << 20  # of float32 logits at once
+# Of float32 logits at once. A GPU takes long for few rows of a product, where on a CPU many leave the caches.
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 IGNORED = -100  # a target that costs nothing, as torch has it
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int | None = None) -> Tensor:
     """The sum over rows of -log softmax(hidden weight^T)[target], in nats: a float32 scalar.
 
     hidden [R, C], what the head is given; weight [V, C]; targets [R] int64, of which those that are IGNORED count
@@ -31,7 +33,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: 
     return cast(Tensor, _CrossEntropy.apply(hidden, weight, targets, rows))
 
 
-def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int | None = None) -> Tensor:
     """log softmax(hidden weight^T)[target] of each row, [R] float32: for losses that need more than their sum.
 
     IGNORED ones have 0. Where the weight is trained as well, the logits of a chunk are computed again for its gradient.
@@ -46,7 +48,7 @@ def log_likelihoods(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes
     return torch.cat(parts)
 
 
-def logits_at(hidden: Tensor, weight: Tensor, at: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def logits_at(hidden: Tensor, weight: Tensor, at: Sequence[int], chunk_bytes: int | None = None) -> Tensor:
     """[N, V] float32, of the rows `at`, which ascend: to the bit those whose log-likelihoods come of the same `hidden`.
 
     So many rows are multiplied together there, and they are here: a product of fewer may differ in its last bits.
@@ -59,10 +61,11 @@ def logits_at(hidden: Tensor, weight: Tensor, at: Sequence[int], chunk_bytes: in
     return torch.cat(found)
 
 
-def _rows(weight: Tensor, chunk_bytes: int) -> int:
-    """Of a chunk: a multiple of 16, but where that is none."""
-    rows = max(1, chunk_bytes // (4 * len(weight)))
-    return rows - rows % 16 or rows
+def _rows(weight: Tensor, chunk_bytes: int | None) -> int:
+    """Of a chunk: a multiple of 16, on a GPU of 256, but where that is none."""
+    device = weight.device.type
+    rows = max(1, (chunk_bytes or CHUNK_BYTES[device]) // (4 * len(weight)))
+    return rows - rows % (256 if device == "cuda" else 16) or rows
 
 
 def _of_chunk(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -89,6 +92,24 @@ def _log_softmax(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor,
     return torch.log_softmax(logits, -1, out=logits), index, targets == IGNORED
 
 
+def _judged(hidden: Tensor, head: Tensor, targets: Tensor, slopes: bool) -> tuple[Tensor, Tensor | None]:
+    """log softmax(hidden head^T)[target] of each row, [rows] float32; with `slopes` the gradient of minus their sum by
+    the logits, [rows, V] in the type of `hidden`."""
+    if fuses(hidden):
+        from pronk.torch_engine.gpu.cross_entropy import cross_entropy as fused
+
+        logits = product(hidden, head.T)
+        return fused(logits, targets, IGNORED, slopes), logits if slopes else None
+    likelihoods, index, ignored = _log_softmax(hidden, head, targets)
+    found = likelihoods[index].masked_fill_(ignored, 0)
+    if not slopes:
+        return found, None
+    slope = likelihoods.exp_()
+    slope[index] -= 1
+    slope[ignored] = 0
+    return found, slope.to(hidden.dtype)
+
+
 class _LogLikelihoods(torch.autograd.Function):
     """Of a weight that is not trained. How a row's number changes with the row is kept, not its logits: weighing that
     is all that is left for the backward pass."""
@@ -100,13 +121,10 @@ class _LogLikelihoods(torch.autograd.Function):
         head = weight.to(hidden.dtype)
         for at in range(0, len(hidden), rows):
             here = slice(at, at + rows)
-            likelihoods, index, ignored = _log_softmax(hidden[here], head, targets[here])
-            found[here] = likelihoods[index].masked_fill_(ignored, 0)
-            if slopes is not None:
-                slope = likelihoods.exp_().neg_()
-                slope[index] += 1
-                slope[ignored] = 0
-                slopes[here] = product(slope.to(hidden.dtype), head)
+            found[here], slope = _judged(hidden[here], head, targets[here], slopes is not None)
+            if slopes is not None and slope is not None:
+                slopes[here] = product(slope, head).neg_()
+            del slope  # before the next one is made
         ctx.save_for_backward(slopes)
         return found
 
@@ -127,18 +145,15 @@ class _CrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         for at in range(0, len(hidden), rows):
             x, target = hidden[at : at + rows], targets[at : at + rows]
-            likelihoods, index, ignored = _log_softmax(x, head, target)
-            total -= likelihoods[index].masked_fill_(ignored, 0).sum()
-            if grad_hidden is None and grad_weight is None:
+            found, grad = _judged(x, head, target, wants_hidden or wants_weight)
+            total -= found.sum()
+            if grad is None:
                 continue
-            grad = likelihoods.exp_()
-            grad[index] -= 1
-            grad[ignored] = 0
-            grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[at : at + rows] = product(grad, head)
             if grad_weight is not None:
                 grad_weight += product(grad.T, x).to(weight.dtype)
+            del grad  # before the next one is made
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 

@@ -1,0 +1,177 @@
+"""The codes of activations, a row a program: its norm, its turn, its outliers and its codes in one kernel.
+
+Codes and outliers are those of formats.int8 to the bit: no product and sum may be fused into one here, and the one
+division is rounded. A number that is none counts as infinite, which makes all results of its row NaN or infinite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pronk.formats.int8 import Outliers
+from pronk.formats.turn import together
+from pronk.torch_engine.gpu.norms import normed
+from pronk.torch_engine.gpu.product import Norm
+
+LISTED = 32  # outliers of a row that have a place in lists
+
+
+@dataclass(frozen=True)
+class RowCodes:
+    """Of rows x [T, K] for a product with many of them."""
+
+    q: Tensor  # [T, K] int8, 0 where an outlier is
+    scale: Tensor  # [T] float32
+    least: Tensor  # [T] float32: what is as large as this is an outlier
+    count: Tensor  # [T] int32: outliers
+    column: Tensor  # [T, LISTED] int32
+    value: Tensor  # [T, LISTED] float32, 0 where there are fewer
+
+
+def of_many(x: Tensor, outliers: Outliers | None, turned: bool) -> RowCodes:
+    t, k = x.shape
+    new = x.new_empty
+    codes = RowCodes(
+        new(t, k, dtype=torch.int8),
+        new(t, dtype=torch.float32),
+        new(t, dtype=torch.float32),
+        new(t, dtype=torch.int32),
+        new(t, LISTED, dtype=torch.int32),
+        new(t, LISTED, dtype=torch.float32),
+    )
+    _start("many", x, None, outliers, turned, codes.q, codes.scale, codes)
+    return codes
+
+
+def of_few(x: Tensor, norm: Norm | None, outliers: Outliers | None, turned: bool) -> tuple[Tensor, Tensor]:
+    """[T, K] codes in the type of x, then, where there can be outliers, as much with nothing else in it; scales [T]."""
+    t, k = x.shape
+    both = x.new_empty(t * (1 if outliers is None else 2), k)
+    scale = x.new_empty(t, dtype=torch.float32)
+    _start("few", x, norm, outliers, turned, both, scale, None)
+    return both, scale
+
+
+def of_a_row(x: Tensor, norm: Norm | None, outliers: Outliers | None, turned: bool) -> Tensor:
+    """[1, K] float32: what codes stand for, and outliers as they are."""
+    out = torch.empty_like(x, dtype=torch.float32)
+    _start("row", x, norm, outliers, turned, out, out, None)
+    return out
+
+
+def _start(
+    form: str,
+    x: Tensor,
+    norm: Norm | None,
+    outliers: Outliers | None,
+    turned: bool,
+    out: Tensor,
+    scale: Tensor,
+    lists: RowCodes | None,
+) -> None:
+    t, k = x.shape
+    weight, eps = norm or (None, 0.0)
+    block = together(k) if turned else 1
+    wide = triton.next_power_of_2(k)
+    _codes[(t,)](
+        x, weight, out, scale,
+        lists and lists.least, lists and lists.count, lists and lists.column, lists and lists.value,
+        eps, outliers.threshold if outliers else 0.0, t, k,
+        FORM=form, WIDE=wide, BLOCK=block, SHRINK=float(np.float32(1) / np.sqrt(np.float32(block))),
+        APART=outliers is not None, LEAST=min(outliers.least, k) if outliers else 0, LISTED=LISTED,
+        num_warps=max(1, min(16, wide // 512)), enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _magnitude(x):
+    return tl.where(x == x, tl.abs(x), float("inf"))
+
+
+@triton.jit
+def is_outlier(x, threshold, least):
+    """`least`: the smallest of those that are taken whatever the threshold; infinite where none are, and then what is
+    infinite itself is taken too, which changes no result: it is not finite either way."""
+    size = _magnitude(x)
+    return (size > threshold) | ((size >= least) & (size > 0))
+
+
+@triton.jit
+def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
+    """Sums and differences in the order of formats.turn."""
+    x = tl.reshape(x, (WIDE // BLOCK, BLOCK))
+    for power in tl.static_range(1, 9):
+        if (1 << power) <= BLOCK:
+            halves = tl.permute(tl.reshape(x, (WIDE // BLOCK, 2, BLOCK // 2)), (0, 2, 1))
+            first, second = tl.split(halves)
+            x = tl.reshape(tl.join(first + second, first - second), (WIDE // BLOCK, BLOCK))
+    return tl.reshape(x, (WIDE,)) * SHRINK
+
+
+@triton.jit
+def _codes(
+    x, norm, out, scales, leasts, counts, columns_of, values, eps, threshold, rows, columns,
+    FORM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr,
+    APART: tl.constexpr, LEAST: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    start = row.to(tl.int64) * columns
+    at = tl.arange(0, WIDE)
+    there = at < columns
+    given = tl.load(x + start + at, mask=there, other=0)
+    h = given.to(tl.float32)
+    if norm is not None:
+        h = normed(h, tl.sum(h * h), tl.load(norm + at, mask=there, other=0), eps, columns, given.dtype)
+        h = h.to(given.dtype).to(tl.float32)
+    if BLOCK > 1:
+        h = turn(h, WIDE, BLOCK, SHRINK)
+
+    size = _magnitude(h)
+    least = tl.full((), float("inf"), tl.float32)
+    if LEAST > 0:
+        left = size
+        for _ in range(LEAST):
+            least, place = tl.max(left, 0, return_indices=True)
+            left = tl.where(at == place, -1.0, left)
+    if APART:
+        apart = there & is_outlier(h, threshold, least)
+        size = tl.where(apart, 0.0, size)
+    largest = tl.max(size, 0)
+    inverse = tl.div_rn(127.0, largest)
+    tiny = inverse == float("inf")
+    inverse = tl.where(tiny, 0.0, inverse)
+    scale = tl.where(tiny, 0.0, tl.div_rn(largest, 127.0))
+    q = h * inverse
+    if APART:
+        q = tl.where(apart, 0.0, q)
+    q = tl.where(q == q, q, 0.0)
+    q = (q + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest whole number, of two the even
+
+    if FORM == "row":
+        value = scale * q
+        if APART:
+            value = tl.where(apart, h, value)
+        tl.store(out + start + at, value, mask=there)
+    else:
+        tl.store(scales + row, scale)
+        tl.store(out + start + at, q.to(out.dtype.element_ty), mask=there)
+    if FORM == "few" and APART:
+        kept = tl.where(apart, h, 0.0).to(out.dtype.element_ty)
+        tl.store(out + rows.to(tl.int64) * columns + start + at, kept, mask=there)
+    if FORM == "many" and APART:
+        number = tl.cumsum(apart.to(tl.int32), 0) - 1
+        some = tl.sum(apart.to(tl.int32), 0)
+        tl.store(leasts + row, least)
+        tl.store(counts + row, some)
+        listed = apart & (number < LISTED)
+        tl.store(columns_of + row * LISTED + number, at, mask=listed)
+        tl.store(values + row * LISTED + number, h, mask=listed)
+        slot = tl.arange(0, LISTED)
+        tl.store(columns_of + row * LISTED + slot, tl.zeros((LISTED,), tl.int32), mask=slot >= some)
+        tl.store(values + row * LISTED + slot, tl.zeros((LISTED,), tl.float32), mask=slot >= some)

@@ -1,0 +1,46 @@
+"""What becomes of matrices that share their input: one Product, and the modules' weights are views of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pronk.torch_engine.gpu import int8
+from pronk.torch_engine.gpu.floats import FloatProduct
+from pronk.torch_engine.gpu.product import Product
+from pronk.torch_engine.quantized import Int8Linear
+
+
+def can_join(module: nn.Module, invariant: bool) -> bool:
+    return isinstance(module, nn.Linear) or (
+        isinstance(module, Int8Linear) and module.scheme in int8.SCHEMES and not invariant
+    )
+
+
+def join(modules: Sequence[nn.Module], invariant: bool) -> Product:
+    """All of one kind, which `can_join` knows. `invariant`: to the number of rows, to the bit."""
+    first, biases = modules[0], _joined_biases(modules)
+    if isinstance(first, Int8Linear):
+        scale = torch.cat([module.scale.expand(module.out_features, 1) for module in modules])  # type: ignore[operator]
+        return int8.Int8Product(_joined(modules, "q"), scale, biases, first.scheme, first.outliers, first.turned)
+    return FloatProduct(_joined(modules, "weight"), biases, invariant=invariant)
+
+
+def _joined(modules: Sequence[nn.Module], name: str) -> Tensor:
+    """Rows of all of them, one after the other. No weight is there twice when this is done."""
+    own: list[Tensor] = [getattr(module, name).detach() for module in modules]
+    if len(own) == 1:
+        return own[0].contiguous()
+    rows = torch.cat(own)
+    for module, part in zip(modules, rows.split([len(one) for one in own]), strict=True):
+        kept = nn.Parameter(part, requires_grad=False) if name in module._parameters else part
+        setattr(module, name, kept)
+    return rows
+
+
+def _joined_biases(modules: Sequence[nn.Module]) -> Tensor | None:
+    biases: list[Tensor | None] = [getattr(module, "bias") for module in modules]  # noqa: B009
+    there = [bias.detach() for bias in biases if bias is not None]
+    return torch.cat(there) if there else None
