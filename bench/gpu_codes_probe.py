@@ -19,7 +19,14 @@ from pronk.torch_engine.gpu.codes import CodesProduct
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROW = [(8, 128), (4, 128), (16, 128), (8, 256)]  # rows, chunks
-FEW = [(64, 8, 4, 3), (64, 8, 4, 2), (64, 8, 4, 1), (64, 4, 4, 3), (128, 8, 8, 2), (128, 4, 4, 3)]  # rows, chunks, warps, stages
+FEW = [
+    (64, 8, 4, 3),
+    (64, 8, 4, 2),
+    (64, 8, 4, 1),
+    (64, 4, 4, 3),
+    (128, 8, 8, 2),
+    (128, 4, 4, 3),
+]  # rows, chunks, warps, stages
 CACHE = 100 << 20  # twice the second-level cache
 
 
@@ -96,9 +103,16 @@ def main() -> None:
     if given.compile:
         return compile_one(*given.compile)
     began = time.time()
-    jobs = [(b, r, -1) for b in given.bits for r in range(len(ROW))] + [(b, -1, f) for b in given.bits for f in range(len(FEW))]
+    jobs = [(b, r, -1) for b in given.bits for r in range(len(ROW))] + [
+        (b, -1, f) for b in given.bits for f in range(len(FEW))
+    ]
     children = [
-        (job, subprocess.Popen([sys.executable, __file__, "--compile", *map(str, job)], stderr=subprocess.PIPE, text=True))
+        (
+            job,
+            subprocess.Popen(
+                [sys.executable, __file__, "--compile", *map(str, job)], stderr=subprocess.PIPE, text=True
+            ),
+        )
         for job in jobs
     ]
     broken = set()
