@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
 MODE = int(
     __import__("os").environ.get("PRONK_CHAIN", "0")
 )  # 0: one after the other; 1: chained; 2: weights are asked for, too
