@@ -1,4 +1,4 @@
-"""Tokens that are drawn on the device are those of pronk.engine.sampling, to the last, of whatever rows side by side."""
+"""Tokens that are drawn on the device are those of pronk.engine.sampling, to the last, whatever rows are beside."""
 
 from __future__ import annotations
 
