@@ -229,6 +229,19 @@ def backends(model: Llama, formats: Sequence[str]) -> Iterator[tuple[str, TorchB
         yield format, backend
 
 
+def peers(model: Llama, names: Sequence[str]) -> dict[str, Any]:
+    """Modules of transformers, by name: of those that can be made."""
+    import gpu_peers
+
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = getattr(gpu_peers, name)(model)
+        except Exception as error:
+            harness.say(f"SKIPPED {name}: {error!r:.300}")
+    return found
+
+
 def as_llm(backend: TorchBackend, **options: Any) -> LLM:
     """What a user calls; prompts are token ids, for there is no tokenizer."""
     checkpoint = Checkpoint(Path("random"), "random", backend.config, {})

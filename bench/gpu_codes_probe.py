@@ -133,7 +133,7 @@ def main() -> None:
                 x = torch.randn(t, k, device="cuda", dtype=torch.bfloat16)
                 how = call(name, x, n)
                 for number, config in enumerate(ROW if t == 1 else FEW):
-                    if (bits, number, -1) in broken and t == 1 or (bits, -1, number) in broken and t > 1:
+                    if ((bits, number, -1) in broken and t == 1) or ((bits, -1, number) in broken and t > 1):
                         continue
                     choose(*((config, None) if t == 1 else (None, config)))  # type: ignore[arg-type]
                     try:

@@ -180,23 +180,14 @@ def measure(
 
 def peers_of(model: Any, options: argparse.Namespace, shape: str) -> dict[str, Any]:
     """By name: a transformers model, and how it generates."""
-    made: dict[str, Any] = {}
-    if options.peers == []:
-        return made
-    import gpu_peers
-    from transformers import CompileConfig
+    found = {f"{name} generate": (peer, {}) for name, peer in gpu.peers(model, options.peers).items()}
+    if shape in (options.compiled or ()):
+        from transformers import CompileConfig
 
-    if "transformers" in options.peers:
-        made["transformers generate"] = (gpu_peers.transformers(model), {})
-    if options.compiled and shape in options.compiled:
         how = {"cache_implementation": "static", "compile_config": CompileConfig(mode="reduce-overhead")}
-        made["transformers static"] = (gpu_peers.transformers(model), how)
-    if "bitsandbytes" in options.peers:
-        try:
-            made["bitsandbytes generate"] = (gpu_peers.bitsandbytes(model), {})
-        except Exception as error:
-            harness.say(f"SKIPPED bitsandbytes: {error!r:.300}")
-    return made
+        for peer in gpu.peers(model, ["transformers"]).values():
+            found["transformers static"] = (peer, how)
+    return found
 
 
 def report(results: dict[str, Any]) -> str:
@@ -239,7 +230,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.compiled == []:
         options.compiled = options.shape[:1]
-    budget = Budget(options.seconds)
     results: dict[str, Any] = {
         "conditions": gpu.conditions(),
         "settings": {"prompt": PROMPT, "new": NEW, "weights": "random", **vars(options)},
@@ -247,6 +237,7 @@ def main() -> None:
     }
     ceiling = (results["conditions"]["read_gb_s"] or {}).get("ceiling")
     harness.say(f"{results['conditions']}")
+    budget = Budget(options.seconds)
     for at, shape in enumerate(options.shape):
         if budget.spent(shape):
             continue

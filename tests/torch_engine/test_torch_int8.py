@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from tiny import in_memory, random_weights, tiny_config
 from torch import Tensor, nn
 
@@ -26,7 +27,6 @@ from pronk.torch_engine.quantized import Int8Linear, activation_codes, find_outl
 
 SHAPES = [(1, 1, 1), (5, 33, 7), (17, 576, 65), (40, 2100, 31)]
 ULP = 2.0**-23
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def tensors(tokens: int, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,13 +62,14 @@ def test_codes_are_those_of_numpy(scheme: Scheme, shape: tuple[int, int, int], d
         assert (0 if found.zero is None else int(found.zero)) == expected.zero
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", [(6.0, 0), (6.0, 8), (math.inf, 3), (0.0, 0), (1.0, 10_000)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outliers_are_those_of_numpy(shape: tuple[int, int, int], rule: tuple[float, int]) -> None:
+def test_outliers_are_those_of_numpy(shape: tuple[int, int, int], rule: tuple[float, int], device: str) -> None:
     x, _ = tensors(*shape)
-    found, expected = find_outliers(torch.from_numpy(x), Outliers(*rule)), Outliers(*rule).find(x)
-    assert np.array_equal(found.mask.numpy(), expected)
-    assert np.array_equal(found.columns.numpy(), np.flatnonzero(expected.any(0)))
+    found, expected = find_outliers(torch.from_numpy(x).to(device), Outliers(*rule)), Outliers(*rule).find(x)
+    assert np.array_equal(found.mask.cpu().numpy(), expected)
+    assert np.array_equal(found.columns.cpu().numpy(), np.flatnonzero(expected.any(0)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -120,11 +121,12 @@ def test_the_comparison_can_fail() -> None:
         assert (off > 100 * bound[token]).mean() > 0.8  # one row is all zeros
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_bias_is_added_and_types_are_kept(scheme: Scheme) -> None:
-    x, w = map(torch.from_numpy, tensors(5, 33, 7))
-    plain = linear(w.numpy(), scheme, Outliers())
-    bias = nn.Parameter(torch.arange(7.0), requires_grad=False)
+def test_a_bias_is_added_and_types_are_kept(scheme: Scheme, device: str) -> None:
+    x, w = (torch.from_numpy(array).to(device) for array in tensors(5, 33, 7))
+    plain = linear(w.cpu().numpy(), scheme, Outliers(), device)
+    bias = nn.Parameter(torch.arange(7.0, device=device), requires_grad=False)
     layer = Int8Linear(weight_codes(w, scheme), bias, scheme, Outliers())
     assert torch.equal(layer(x), plain(x) + bias)
     for dtype in (torch.bfloat16, torch.float16):
@@ -132,12 +134,13 @@ def test_a_bias_is_added_and_types_are_kept(scheme: Scheme) -> None:
     assert layer(x[:0]).shape == (0, 7)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_wrong_number_does_not_look_like_a_right_one(scheme: Scheme, bad: float) -> None:
-    x, w = map(torch.from_numpy, tensors(5, 33, 4))
+def test_a_wrong_number_does_not_look_like_a_right_one(scheme: Scheme, bad: float, device: str) -> None:
+    x, w = tensors(5, 33, 4)
     x[1, 2] = bad
-    assert not linear(w.numpy(), scheme, Outliers())(x)[1].isfinite().any()
+    assert not linear(w, scheme, Outliers(), device)(torch.from_numpy(x).to(device))[1].isfinite().any()
 
 
 def test_tokens_do_not_depend_on_their_neighbours() -> None:

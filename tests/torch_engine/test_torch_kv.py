@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
@@ -17,10 +20,6 @@ from pronk.torch_engine.backend import TorchBackend
 from pronk.torch_engine.kv import TorchKV
 
 CONFIG = tiny_config()
-BACKENDS = {
-    attn: TorchBackend.from_checkpoint(in_memory(CONFIG, random_weights(CONFIG)), device="cpu", attn=attn)
-    for attn in ("math", "flash")
-}
 TOLERANCE = 2e-5  # the same sums in another order: a few units in the last place of logits about 4
 BLOCK = 4
 
@@ -29,14 +28,21 @@ def ids(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, length).tolist()
 
 
-def free(text: list[int], attn: str) -> np.ndarray:
-    return BACKENDS[attn].forward(Batch.of([Run(text, logits="all")]), None)
+@cache
+def backend_of(device: str, attn: str = "flash") -> TorchBackend:
+    checkpoint = in_memory(CONFIG, random_weights(CONFIG))
+    return TorchBackend.from_checkpoint(checkpoint, device=device, attn=attn, quantize="f32")
 
 
+def free(backend: TorchBackend, text: list[int]) -> np.ndarray:
+    return backend.forward(Batch.of([Run(text, logits="all")]), None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), attn=st.sampled_from(["math", "flash"]))
-def test_any_chunks_in_any_company_in_any_blocks(data: st.DataObject, attn: str) -> None:
-    backend = BACKENDS[attn]
+def test_any_chunks_in_any_company_in_any_blocks(data: st.DataObject, attn: str, device: str) -> None:
+    backend = backend_of(device, attn)
     lengths = data.draw(st.lists(st.integers(1, 25), min_size=1, max_size=4))
     texts = [ids(length, seed) for seed, length in enumerate(lengths)]
     need = [-(-length // BLOCK) for length in lengths]
@@ -56,26 +62,28 @@ def test_any_chunks_in_any_company_in_any_blocks(data: st.DataObject, attn: str)
             logits = logits[len(run.token_ids) :]
             done[n] += len(run.token_ids)
     for n, text in enumerate(texts):
-        assert np.abs(np.concatenate(rows[n]) - free(text, attn)).max() < TOLERANCE
+        assert np.abs(np.concatenate(rows[n]) - free(backend, text)).max() < TOLERANCE
 
 
-def test_that_check_can_fail() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_that_check_can_fail(device: str) -> None:
     """A table that names one block twice is seen (two blocks swapped would not be: keys carry their positions)."""
-    backend, text = BACKENDS["flash"], ids(12, 0)
+    backend, text = backend_of(device), ids(12, 0)
     kv = backend.new_kv(3, BLOCK)
     backend.forward(Batch.of([Run(text[:11], 0, (0, 1, 2), "none")]), kv)
     wrong = backend.forward(Batch.of([Run(text[11:], 11, (0, 0, 2))]), kv)
-    assert np.abs(wrong - free(text, "flash")[-1]).max() > 100 * TOLERANCE
+    assert np.abs(wrong - free(backend, text)[-1]).max() > 100 * TOLERANCE
 
 
-def test_storage_grows_and_copies_blocks() -> None:
-    backend, text = BACKENDS["flash"], ids(8, 0)
+@pytest.mark.parametrize("device", DEVICES)
+def test_storage_grows_and_copies_blocks(device: str) -> None:
+    backend, text = backend_of(device), ids(8, 0)
     kv = backend.new_kv(2, BLOCK)
     backend.forward(Batch.of([Run(text[:7], 0, (1, 0), "none")]), kv)
     kv.resize(5)
     kv.copy([(1, 4), (0, 2)])
     after = backend.forward(Batch.of([Run(text[7:], 7, (4, 2))]), kv)
-    assert np.abs(after - free(text, "flash")[-1]).max() < TOLERANCE
+    assert np.abs(after - free(backend, text)[-1]).max() < TOLERANCE
 
 
 @pytest.mark.alone
@@ -108,17 +116,19 @@ def test_a_budget_is_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kv.reserve(1000) == 1000
 
 
-def test_only_wanted_rows_get_logits() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_wanted_rows_get_logits(device: str) -> None:
+    backend = backend_of(device)
     a, b, c = ids(3, 0), ids(5, 1), ids(2, 2)
     batch = Batch.of([Run(a), Run(b, logits="none"), Run(c, logits="all")])
-    logits = BACKENDS["flash"].forward(batch, None)
+    logits = backend.forward(batch, None)
     assert logits.shape == (3, CONFIG.vocab_size)
-    assert np.abs(logits[0] - free(a, "flash")[-1]).max() < TOLERANCE
-    assert np.abs(logits[1:] - free(c, "flash")).max() < TOLERANCE
+    assert np.abs(logits[0] - free(backend, a)[-1]).max() < TOLERANCE
+    assert np.abs(logits[1:] - free(backend, c)).max() < TOLERANCE
 
 
 def test_misuse_is_refused() -> None:
-    backend = BACKENDS["flash"]
+    backend = backend_of("cpu")
     with pytest.raises(ValueError, match="starts at position 3"):
         backend.forward(Batch.of([Run([1], 3)]), None)
     with pytest.raises(ValueError, match="cannot hold"):

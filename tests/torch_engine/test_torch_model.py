@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from devices import DEVICES
 from peers import hugging_face
 from tiny import CONFIGS, in_memory, random_weights, tiny_config
 
@@ -23,14 +24,14 @@ LENGTH = 40
 TOLERANCE = 10 * 4 * 2.0**-24 * (12 * 2) ** 0.5
 
 
-def backend(config: ModelConfig, attn: str = "flash", dtype: str = "f32") -> TorchBackend:
+def backend(config: ModelConfig, attn: str = "flash", dtype: str = "f32", device: str = "cpu") -> TorchBackend:
     checkpoint = in_memory(config, random_weights(config))
-    return TorchBackend.from_checkpoint(checkpoint, device="cpu", attn=attn, quantize=dtype, ctx_size=LENGTH)
+    return TorchBackend.from_checkpoint(checkpoint, device=device, attn=attn, quantize=dtype, ctx_size=LENGTH)
 
 
-def plain_model(config: ModelConfig, attn: str = "flash") -> Llama:
+def plain_model(config: ModelConfig, attn: str = "flash", device: str = "cpu") -> Llama:
     """As training has it: its Linears unpacked."""
-    return load_model(in_memory(config, random_weights(config)), torch.device("cpu"), torch.float32, attn)
+    return load_model(in_memory(config, random_weights(config)), torch.device(device), torch.float32, attn)
 
 
 def some_ids(config: ModelConfig, length: int = LENGTH, seed: int = 1) -> list[int]:
@@ -41,13 +42,14 @@ def whole(engine: TorchBackend, ids: list[int]) -> np.ndarray:
     return engine.forward(Batch.of([Run(ids, logits="all")]), None)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("attn", ["math", "flash"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_equal_the_oracle(name: str, attn: str) -> None:
+def test_logits_equal_the_oracle(name: str, attn: str, device: str) -> None:
     config = tiny_config(**CONFIGS[name])
     ids = some_ids(config)
     expected = oracle.logits(config, random_weights(config), ids, ctx_size=LENGTH)
-    worst = np.abs(whole(backend(config, attn), ids) - expected).max()
+    worst = np.abs(whole(backend(config, attn, device=device), ids) - expected).max()
     assert worst < TOLERANCE, f"worst logit is off by {worst}"
 
 
@@ -73,48 +75,52 @@ def test_logits_equal_transformers(name: str) -> None:
     assert np.abs(whole(backend(config), ids) - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("attn", ["math", "flash"])
-def test_sixteen_bits_stay_near_the_oracle(dtype: str, attn: str) -> None:
+def test_sixteen_bits_stay_near_the_oracle(dtype: str, attn: str, device: str) -> None:
     config = tiny_config()
     ids = some_ids(config)
     expected = oracle.logits(config, random_weights(config), ids)
     epsilon = {"bf16": 2.0**-8, "f16": 2.0**-11}[dtype]
-    worst = np.abs(whole(backend(config, attn, dtype), ids) - expected).max()
+    worst = np.abs(whole(backend(config, attn, dtype, device), ids) - expected).max()
     assert TOLERANCE < worst < 10 * 4 * epsilon * (12 * 2) ** 0.5
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("attn", ["math", "flash"])
-def test_gradients_equal_transformers(attn: str) -> None:
+def test_gradients_equal_transformers(attn: str, device: str) -> None:
     """`kv=None` is the training forward: two packed texts of unequal length, against transformers one by one."""
     config = tiny_config(tie_word_embeddings=True)
     texts = [some_ids(config, 17, seed=2), some_ids(config, 9, seed=3)]
-    ours = plain_model(config, attn).train()
+    ours = plain_model(config, attn, device).train()
     batch = Batch.of([Run(text, logits="all") for text in texts])
-    logits = ours(TorchBatch.of(batch, torch.device("cpu"), None))
+    logits = ours(TorchBatch.of(batch, torch.device(device), None))
     theirs = hugging_face(config, random_weights(config)).train()
     expected = torch.cat([theirs(torch.tensor([text])).logits[0] for text in texts])
     target = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
-    (logits * target).sum().backward()
+    (logits * target.to(device)).sum().backward()
     (expected * target).sum().backward()
     gradients = dict(ours.named_parameters())
     for name, parameter in theirs.named_parameters():
         largest = parameter.grad.abs().max()
-        assert (gradients[name].grad - parameter.grad).abs().max() < 1e-5 * largest, name
+        assert (gradients[name].grad.cpu() - parameter.grad).abs().max() < 1e-5 * largest, name
 
 
-def test_training_after_inference_on_one_model() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_after_inference_on_one_model(device: str) -> None:
     """Angles first tabulated under inference mode must not poison the backward pass."""
     config = tiny_config()
-    model = plain_model(config)
+    model = plain_model(config, device=device)
     ids = some_ids(config)
     whole(TorchBackend(model, LENGTH), ids)
-    model(TorchBatch.of(Batch.of([Run(ids)]), torch.device("cpu"), None)).sum().backward()
+    model(TorchBatch.of(Batch.of([Run(ids)]), torch.device(device), None)).sum().backward()
 
 
-def test_perturbed_shares_all_but_the_embedding() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_perturbed_shares_all_but_the_embedding(device: str) -> None:
     config = tiny_config(tie_word_embeddings=True)
-    engine = backend(config)
+    engine = backend(config, device=device)
     ids = some_ids(config)
     before = whole(engine, ids)
     other = engine.perturbed()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import in_memory, random_weights, tiny_config
@@ -28,18 +29,21 @@ def outcome(predictions: Predictions, row: int, params: SamplingParams) -> Any:
     return predictions.draw([Ask(row, params, lambda: 0.37, [1, 2, 1], 2)])[0]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @given(
-    st.lists(st.lists(st.sampled_from(SPECIAL), min_size=5, max_size=5), min_size=1, max_size=4),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-    st.sampled_from(
+    rows=st.lists(st.lists(st.sampled_from(SPECIAL), min_size=5, max_size=5), min_size=1, max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    options=st.sampled_from(
         [{}, {"logprobs": 2}, {"logit_bias": {3: 5.0}}, {"repetition_penalty": 1.5}, {"temperature": 0.7, "top_k": 2}]
     ),
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what is not a number
-def test_ties_and_what_is_no_number(rows: list[list[float]], dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_ties_and_what_is_no_number(
+    rows: list[list[float]], dtype: torch.dtype, options: dict[str, Any], device: str
+) -> None:
     """numpy's argmax and torch's agree on the first of equals, and on NaN."""
     logits, params = torch.tensor(rows).to(dtype), SamplingParams(**options)
-    here, there = Predictions(logits.float().numpy()), TorchPredictions(logits)
+    here, there = Predictions(logits.float().numpy()), TorchPredictions(logits.to(device))
     for row in range(len(rows)):
         assert repr(outcome(there, row, params)) == repr(outcome(here, row, params))
 
