@@ -58,6 +58,13 @@ def of_few(x: Tensor, norm: Norm | None, outliers: Outliers | None, turned: bool
     return both, scale
 
 
+def of_some(x: Tensor, norm: Norm | None, outliers: Outliers | None, turned: bool) -> tuple[Tensor, Tensor]:
+    """[T, K] float16 of codes, and of outliers in the same units; factors [T] that make numbers of both."""
+    out, factor = torch.empty_like(x, dtype=torch.float16), x.new_empty(len(x), dtype=torch.float32)
+    _start("some", x, norm, outliers, turned, out, factor, None)
+    return out, factor
+
+
 def of_a_row(x: Tensor, norm: Norm | None, outliers: Outliers | None, turned: bool) -> Tensor:
     """[1, K] float32: what codes stand for, and outliers as they are."""
     out = torch.empty_like(x, dtype=torch.float32)
@@ -158,12 +165,22 @@ def _codes(
         if APART:
             value = tl.where(apart, h, value)
         tl.store(out + start + at, value, mask=there)
+    elif FORM == "some":
+        unit = scale
+        if APART:
+            most = tl.max(tl.where(apart, _magnitude(h), 0.0), 0)
+            unit = tl.where(scale == 0.0, most, scale)
+            unit = tl.where(unit == 0.0, 1.0, unit)
+            unit *= tl.exp2(tl.maximum(tl.ceil(tl.log2(tl.div_rn(most, unit) / 32768 + 1e-30)), 0.0))
+            q = tl.where(apart, h, q * scale) / unit
+        tl.store(scales + row, unit)
+        tl.store(out + start + at, q.to(tl.float16), mask=there)
     else:
         tl.store(scales + row, scale)
         tl.store(out + start + at, q.to(out.dtype.element_ty), mask=there)
     if FORM == "few" and APART:
         kept = tl.where(apart, h, 0.0).to(out.dtype.element_ty)
-        tl.store(out + rows.to(tl.int64) * columns + start + at, kept, mask=there)
+        tl.store(out + (row + rows).to(tl.int64) * columns + at, kept, mask=there)
     if FORM == "many" and APART:
         number = tl.cumsum(apart.to(tl.int32), 0) - 1
         some = tl.sum(apart.to(tl.int32), 0)

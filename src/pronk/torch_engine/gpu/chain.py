@@ -15,6 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+MODE = int(
+    __import__("os").environ.get("PRONK_CHAIN", "0")
+)  # 0: one after the other; 1: chained; 2: weights are asked for, too
+
 
 def chained(x: Tensor) -> dict[str, Any]:
     """What a kernel that takes CHAINED is launched with."""
@@ -23,8 +27,9 @@ def chained(x: Tensor) -> dict[str, Any]:
 
 @cache
 def _chained(device: torch.device) -> dict[str, Any]:
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"CHAINED": True, "launch_pdl": True} if able else {"CHAINED": False}
+    if MODE and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"CHAINED": MODE, "launch_pdl": True}
+    return {"CHAINED": 0}
 
 
 @triton.jit
@@ -42,7 +47,7 @@ def wait_for_last(CHAINED: tl.constexpr):
 @triton.jit
 def ask_for(pointers, CHAINED: tl.constexpr):
     """What lies at each of them comes to the cache that all multiprocessors share, 128 bytes of it."""
-    if CHAINED:
+    if CHAINED == 2:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
             dtype=tl.int32, is_pure=False, pack=1,

@@ -18,13 +18,13 @@ from pronk.torch_engine.gpu.norms import gated as gated_of
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
 
-FEW = 16  # rows, up to which reading the weights is all there is to it
+FEW = 16  # rows, up to which our own kernel is ahead, but of gates and ups
 
 # Of one row: results of a program, weights of each at a time, and warps; and of gates with their ups.
 _ROW_BLOCK, _GATED_ROW_BLOCK = (2, 2048, 8), (4, 1024, 4)
 # Rows, results and columns of a program, its warps and stages. Of fewer than 64 rows: with more, Hopper's tensor cores
 # take other instructions, which may add up in another order.
-_FEW_BLOCK, _MANY_BLOCK = (16, 32, 256, 4, 4), (32, 128, 64, 4, 4)
+_FEW_BLOCK, _MANY_BLOCK = (16, 16, 256, 4, 5), (32, 128, 64, 4, 4)
 
 
 class FloatProduct(Product):
@@ -38,12 +38,12 @@ class FloatProduct(Product):
         if len(x) == 1 and not self.invariant:
             return self._of_a_row(x, norm, residual, gated)
         h = rms_norm(x, *norm) if norm else x
-        if self.invariant or (len(x) <= FEW and x.dtype != torch.float32):
+        if self.invariant or (len(x) <= FEW and x.dtype != torch.float32 and not gated):
             return self._of_few(h, residual, gated)
         if residual is None or self.bias is not None:
             y = F.linear(h, self.weight, self.bias)
-            return swiglu(y) if gated else y if residual is None else y + residual
-        return torch.addmm(residual, h, self.weight.t())
+            return swiglu(y) if gated else y if residual is None else residual.add_(y)
+        return residual.addmm_(h, self.weight.t())
 
     def _of_a_row(self, x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool) -> Tensor:
         n, k = self.weight.shape

@@ -7,17 +7,19 @@ of rows takes.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pronk.formats.int8 import Outliers, Scheme
 from pronk.torch_engine.gpu import activation_codes
 from pronk.torch_engine.gpu.int8_few import few_product, row_product
 from pronk.torch_engine.gpu.int8_many import many_product
+from pronk.torch_engine.gpu.int8_some import some_product
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "llm-int8", "absmax-row")  # in which each row of x is judged alone
-FEW = 16  # rows, up to which kernels wait for weights
+FEW, SOME = 16, 64  # rows, up to which kernels wait for weights
 
 
 class Int8Product(Product):
@@ -44,6 +46,9 @@ class Int8Product(Product):
             row_product(activation_codes.of_a_row(x, norm, self.outliers, self.turned), *rest, gated)
         elif rows <= FEW:
             few_product(*activation_codes.of_few(x, norm, self.outliers, self.turned), *rest, gated)
+        elif rows <= SOME and x.dtype != torch.float32:
+            some_product(*activation_codes.of_some(x, norm, self.outliers, self.turned), *rest)
+            return swiglu(y) if gated else y
         else:
             h = rms_norm(x, *norm) if norm else x
             many_product(h, activation_codes.of_many(h, self.outliers, self.turned), self.outliers, *rest)

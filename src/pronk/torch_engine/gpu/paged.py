@@ -17,10 +17,10 @@ from pronk.engine.batch import Batch
 Int32 = NDArray[np.int32]
 A = TypeVar("A", Int32, Tensor)
 
-_TILE = 128  # rows of a program of attention: query heads that share a key head, of several tokens
+_TILE = 64  # rows of a program of attention: query heads that share a key head, of several tokens
 _UNSPLIT = 32  # of one where all batches are dealt out alike
 _SPLIT = 64  # keys of a program where each run is one token, at least
-_SPLITS = 64  # programs that share the keys of a text, at most
+_SPLITS = 32  # programs that share the keys of a long text
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tiling:
             rows = max(_TILE, 1 << (group - 1).bit_length())
             return cls(rows, rows // group, 1 << furthest.bit_length(), 1)
         reach = max(_SPLIT, 1 << furthest.bit_length())
-        chunk = max(_SPLIT, reach // _SPLITS)
+        chunk = _SPLIT if reach <= 8 * _SPLIT else max(2 * _SPLIT, reach // _SPLITS)
         return cls(max(16, 1 << (group - 1).bit_length()), 1, chunk, reach // chunk)
 
 

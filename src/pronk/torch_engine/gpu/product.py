@@ -15,6 +15,6 @@ class Product(Protocol):
     ) -> Tensor:
         """x [T, K] -> [T, N], in x's type.
 
-        `norm`: what x goes through first. `residual` [T, N]: what is added. `gated`: of the N rows half are gates and
-        half are ups, in this order, and the result is silu(gate) * up, [T, N / 2].
+        `norm`: what x goes through first. `residual` [T, N]: what is added; it may be written over. `gated`: of the N
+        rows half are gates and half are ups, in this order, and the result is silu(gate) * up, [T, N / 2].
         """
