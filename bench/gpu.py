@@ -220,8 +220,8 @@ def _coded(weight: Tensor, format: str) -> torch.nn.Module:
 
 
 def codes_of(weight: Tensor, format: str) -> Codes:
-    """[N, K], K a multiple of 32. q8's are those of pronk.formats.quantize; q4's lie on the grid from a group's least to
-    its largest weight, where that looks for a better one: their squared error is an eighth more."""
+    """[N, K], K a multiple of 32. q8's are those of pronk.formats.quantize; q4's lie on the grid from a group's least
+    weight to its largest, where that looks for a better one: their squared error is an eighth more."""
     groups = weight.float().unflatten(1, (-1, GROUP))  # [N, G, 32]
     if format == "q8":
         exact = groups.abs().amax(-1) / groups.new_full((), 127)
