@@ -46,7 +46,7 @@ def many_product(
     """x [T, K], what the codes are of; q [N, K]; y [T, N]."""
     (t, k), n = x.shape, len(q)
     copied = outliers is not None and t >= COPIED_FROM
-    by_columns = _by_columns(q) if copied else None
+    by_columns = _by_columns(q, codes.any) if copied else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
     rest = {
         "APART": outliers is not None,
@@ -74,15 +74,18 @@ def many_product(
         _finish[grid](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
 
 
-def _by_columns(q: Tensor) -> Tensor:
+def _by_columns(q: Tensor, wanted: Tensor) -> Tensor:
+    """Nothing is written where nothing is wanted."""
     n, k = q.shape
     copy = q.new_empty(k, n)
-    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, n, k, num_warps=8)
+    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, wanted, n, k, num_warps=8)
     return copy
 
 
 @triton.jit
-def _transpose(q, copy, rows, columns):
+def _transpose(q, copy, wanted, rows, columns):
+    if tl.load(wanted) == 0:
+        return
     n = tl.program_id(0) * 128 + tl.arange(0, 128)
     k = tl.program_id(1) * 128 + tl.arange(0, 128)
     there = (n < rows)[:, None] & (k < columns)[None, :]
