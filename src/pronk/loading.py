@@ -77,7 +77,8 @@ def load(
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
     bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 or 4 bits `compute_dtype`, the
     type of all else (None: as the default of `quantize`); and on a GPU `batch_invariant`, with which a text's logits
-    are the same to the bit whatever is computed beside it, as they always are on the CPU engine: slower, and of floats alone.
+    are the same to the bit whatever is computed beside it, as they always are on the CPU engine: slower, and of floats
+    alone.
 
     `pack_cache`: the CPU engine keeps weights that take 256 MB and more as it has packed them, in the folder `packed`
     beside what pronk downloads; later starts map that file, which processes share.
