@@ -16,6 +16,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from torch import Tensor
 
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.config import ModelConfig
+from pronk.formats import GROUP
 from pronk.formats.int8 import SCHEMES, Outliers, Scheme
 from pronk.llm import LLM
 from pronk.measure import machine
 from pronk.torch_engine.backend import TorchBackend
+from pronk.torch_engine.codes import Codes
 from pronk.torch_engine.model import Llama, RMSNorm
 from pronk.torch_engine.quantized import Int8Linear, weight_codes
 
@@ -193,8 +196,7 @@ def _empty(config: ModelConfig) -> Llama:
 
 @torch.no_grad()
 def made(model: Llama, format: str) -> TorchBackend:
-    """A backend of the model with the matrices of its layers in a format; all else is shared. Raises LookupError where
-    the torch engine does not have the format."""
+    """A backend of the model with the matrices of its layers in a format; all else is shared."""
     if format == "bf16":
         return TorchBackend(model)
     other = _empty(model.config)
@@ -213,7 +215,26 @@ def _coded(weight: Tensor, format: str) -> torch.nn.Module:
     if format in SCHEMES:
         scheme: Scheme = format
         return Int8Linear(weight_codes(weight.float(), scheme), None, scheme, Outliers())
-    raise LookupError(f"the torch engine has no {format}")
+    made: torch.nn.Module = import_module("pronk.torch_engine.codes").CodesLinear(codes_of(weight, format), None)
+    return made
+
+
+def codes_of(weight: Tensor, format: str) -> Codes:
+    """[N, K], K a multiple of 32. q8's are those of pronk.formats.quantize; q4's lie on the grid from a group's least
+    weight to its largest, where that looks for a better one: their squared error is an eighth more."""
+    groups = weight.float().unflatten(1, (-1, GROUP))  # [N, G, 32]
+    if format == "q8":
+        exact = groups.abs().amax(-1) / groups.new_full((), 127)
+        scale = exact.half()
+        scale = torch.where(scale.float() < exact, (scale.view(torch.int16) + 1).view(torch.float16), scale)
+        q = (groups / scale.float().unsqueeze(-1)).clamp(-127, 127).nan_to_num(0).round()
+        return Codes(weight.shape[1], q.to(torch.int8), scale)
+    least = groups.amin(-1).half()
+    scale = ((groups.amax(-1) - least.float()) / 15).half()
+    q = (groups - least.float().unsqueeze(-1)) / scale.float().unsqueeze(-1)
+    q = q.nan_to_num(0).round().clamp(0, 15).to(torch.uint8)
+    first, second = q.chunk(2, dim=-1)
+    return Codes(weight.shape[1], first | second << 4, scale, least)
 
 
 def backends(model: Llama, formats: Sequence[str]) -> Iterator[tuple[str, TorchBackend]]:

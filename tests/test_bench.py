@@ -22,6 +22,7 @@ from tiny_folder import save_tiny_chat_model
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint import grid
 from pronk.config import ModelConfig
+from pronk.formats.quantize import quantize
 from pronk.torch_engine.backend import load_model
 from pronk.train.data.examples import Example
 
@@ -277,3 +278,34 @@ def test_cases_of_a_server_are_added_to_those_measured_before(bench: Any, tmp_pa
     for machine in ({"cpu": "b"}, {"cpu": "a", "isa": "avx2"}):  # processors of several kinds have one name
         assert harness.before("serve", {**about, "machine": machine}, tmp_path) == {}
     assert harness.before("soak", about, tmp_path) == {}
+
+
+@pytest.mark.parametrize("format", ["q8", "q4"])
+def test_codes_made_on_a_device_are_those_of_the_format_or_nearly(bench: Any, format: str) -> None:
+    weight = np.random.default_rng(0).standard_normal((40, 96)).astype(np.float32) * np.float32(0.02)
+    weight[3, :32] = 0
+    found = bench("gpu").codes_of(torch.from_numpy(weight), format).floats(slice(None)).numpy()
+    best = quantize(weight, format).dequantize()
+    if format == "q8":
+        assert np.array_equal(found, best)
+    assert np.square(found - weight).mean() <= 1.3 * np.square(best - weight).mean()
+
+
+def test_the_operations_of_a_pass_are_those_of_its_matrices(bench: Any) -> None:
+    gpu = bench("gpu")
+    config, tokens = gpu.SHAPES["tiny"], 7
+    of_layer = 2 * 128 * (128 + 2 * 64 + 128 + 3 * 384)
+    attention = 4 * 128 * tokens * tokens / 2
+    head = 2 * 128 * 512
+    assert gpu.forward_flops(config, tokens) == 2 * (of_layer * tokens + attention) + head
+
+
+def test_what_is_measured_on_a_gpu_is_computed_alike(bench: Any) -> None:
+    """On the CPU, whose random weights all sides share: the likeliest next token is the same to each."""
+    gpu, peers = bench("gpu"), bench("gpu_peers")
+    model = gpu.random_model(gpu.SHAPES["tiny"])
+    (ids,) = gpu.prompts(model.config, 1, 40, "one")
+    expected = peers.read(peers.transformers(model), torch.tensor([ids])).float()
+    for _, backend in gpu.backends(model, ["bf16", "llm-int8", "int8"]):
+        logits = torch.from_numpy(gpu.as_llm(backend).logits(ids)[-1])
+        assert (logits - expected[0, -1]).abs().max() < 0.1 * expected.std()

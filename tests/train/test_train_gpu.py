@@ -199,8 +199,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def records(path: Path, kind: str) -> Path:
     answers = {
         "finetune": lambda a, b: {"completion": f" {a + b}."},
-        "dpo": lambda a, b: {"chosen": f" {a + b}.", "rejected": f" {a - b}."},
-        "reward": lambda a, b: {"chosen": f" {a + b}.", "rejected": f" {a - b}."},
+        "dpo": lambda a, b: {"chosen": f" {a + b}.", "rejected": f" {a + b + 1}."},
+        "reward": lambda a, b: {"chosen": f" {a + b}.", "rejected": f" {a + b + 1}."},
         "kto": lambda a, b: {"completion": f" {a + b}.", "label": bool((a + b) % 2)},
     }
     return write_sums(path / f"{kind}.jsonl", answers[kind])
@@ -237,7 +237,7 @@ def test_a_model_pretrained_there_learns(tmp_path: Path) -> None:
     text.write_text("the llama stood on the ridge and looked down at the valley. " * 400)
     told = []
     for device in ("cpu", devices.GPU):
-        out = tmp_path / device
+        out = tmp_path / f"on-{device}-{len(told)}"
         sizes = {"vocab_size": 300, "hidden": 64, "layers": 2, "heads": 2, "ctx_size": 64}
         pronk.pretrain(text, out, device=device, max_steps=6, samples=0, seed=1, **sizes).run()
         told.append([line["loss"] for line in read_metrics(out) if "loss" in line])
