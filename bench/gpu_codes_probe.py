@@ -161,7 +161,7 @@ def main() -> None:
                 products.prepare(x.device, x.dtype)
                 took = seconds([lambda p=product, x=x: p(x)])  # type: ignore[misc]
                 print(f"q{bits} gate_up T={t} pieces of {piece >> 20} M: {took * 1e6:.0f} us")
-    print(json.dumps([r[:3] + (list(r[3]), r[4]) for r in results]))
+    print(json.dumps([(*r[:3], list(r[3]), r[4]) for r in results]))
     print(f"in {time.time() - began:.1f} s")
 
 

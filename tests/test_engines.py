@@ -39,7 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (None, {}, None),
         (None, {"device": "cpu"}, "cpu"),
         (None, {"device": "cpu", "quantize": "q4"}, "cpu"),
-        (None, {"quantize": "q4"}, "cpu"),
+        (None, {"quantize": "q4"}, None),
+        (None, {"quantize": "q8", "device": "cuda"}, "torch"),
+        (None, {"quantize": "q4", "compute_dtype": "f32"}, "torch"),
+        (None, {"quantize": "q4", "kv_dtype": "q4"}, "cpu"),
+        (None, {"quantize": "auto"}, "cpu"),
         (None, {"quantize": {"model.layers.0.": "q4"}}, "cpu"),
         (None, {"quantize": "int8"}, None),
         (None, {"quantize": "llm-int8", "int8_threshold": 3.0}, None),
@@ -77,8 +81,8 @@ def test_the_engine_of_choice(
         ({"engine": "torch", "kv_dtype": "int8"}, "the torch engine has no kv_dtype"),
         ({"engine": "torch", "kv_dtype": "q4"}, "the torch engine has no kv_dtype"),
         (
-            {"quantize": "q4", "compute_dtype": "f32"},
-            "quantize='q4' is an option of the CPU engine and compute_dtype one of the torch engine; leave one out",
+            {"quantize": "auto", "compute_dtype": "f32"},
+            "quantize='auto' is an option of the CPU engine and compute_dtype one of the torch engine; leave one out",
         ),
     ],
 )
@@ -89,7 +93,7 @@ def test_options_of_another_engine_are_refused_by_name(model: Path, options: dic
 
 def test_declarations_are_what_engines_have(model: Path) -> None:
     """They are made of names alone, for nothing of an engine may be imported to ask it."""
-    assert {*torch_engine.INT8} == {*int8.SCHEMES}
+    assert {*torch_engine.CODED} == {*int8.SCHEMES, *filter(torch_engine.grouped, formats.FORMATS)} & {*formats.names()}
     assert {*get_args(formats.Quantize)} == {*cpu_engine.ENGINE.formats, *torch_engine.ENGINE.formats}
     keywords = inspect.signature(pronk.load).parameters
     for engine in engines.ENGINES:
@@ -114,7 +118,7 @@ class Gpu(Engine):
     """A third one: a folder, and a line in ENGINES."""
 
     name, title = "gpu", "GPU engine"
-    formats, compared, devices, batch_invariant = ("f16", "q4"), ("q4",), ("cuda",), True
+    formats, compared, devices, batch_invariant = ("f16", "q4", "auto"), ("q4",), ("cuda",), True
     options: ClassVar = {"device": (), "kv_dtype": ()}
     there = False
 
@@ -141,10 +145,11 @@ class Gpu(Engine):
         ({"engine": "gpu", "device": "cpu"}, "gpu"),
         ({"engine": "gpu", "attn": "math"}, "the gpu engine has no attn; leave it out, or take engine='torch'"),
         (
-            {"engine": "torch", "quantize": "q4"},
-            "torch engine has no quantize='q4'; .* engine='cpu' or engine='gpu'",
+            {"engine": "torch", "quantize": "auto"},
+            "torch engine has no quantize='auto'; .* engine='cpu' or engine='gpu'",
         ),
-        ({"quantize": "q8", "device": "cuda"}, "quantize='q8' is an option of the CPU engine and device one of the t"),
+        ({"quantize": "q8", "device": "cuda"}, "torch"),
+        ({"kv_dtype": "q4", "attn": "math"}, "attn is an option of the torch engine and kv_dtype one of the CPU eng"),
         ({"engine": "tpu"}, "engine must be cpu or torch or gpu, not 'tpu'"),
     ],
 )

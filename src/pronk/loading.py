@@ -67,16 +67,18 @@ def load(
     With `progress`, a download speaks on stderr as well.
 
     `engine`: "cpu", pronk's own kernels, or "torch"; None is torch where there is a GPU or one of its options is given.
-    `quantize`: what weight matrices are made. Both engines have f32, f16, bf16, int8 and llm-int8; the CPU engine also
-    q8, q4, "auto" (as the file has them: its default) and a mapping from the beginnings of tensor names to formats,
-    the longest of which decides ("" is for all others); the torch engine also absmax, absmax-row and zeropoint, for
-    comparison (pronk.formats.int8 has their formulas); its default is f32 on a CPU, the stored 16-bit type on a GPU. Of
+    `quantize`: what weight matrices are made. Both engines have f32, f16, bf16, int8, llm-int8, q8 and q4 (beside which
+    the torch engine does not round activations); the CPU engine also "auto" (as the file has them: its default) and a
+    mapping from the beginnings of tensor names to formats, the longest of which decides ("" is for all others); the
+    torch engine also absmax, absmax-row and zeropoint, for comparison (pronk.formats.int8 has their formulas); its
+    default is f32 on a CPU, the stored 16-bit type on a GPU. Of
     llm-int8's activations, those over `int8_threshold` (6.0, or what the checkpoint says) are computed apart in 32
     bits, and of each token at least the `int8_outliers` largest (6; 0 leaves the threshold alone, as in the paper).
     The CPU engine's own option is `kv_dtype`, the type of keys and values (None or "auto": f32 for f32 and f16 weights,
-    bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 bits `compute_dtype`, the type
-    of all else (None: as the default of `quantize`); and on a GPU `batch_invariant`, with which a text's logits are the
-    same to the bit whatever is computed beside it, as they always are on the CPU engine: slower, and of floats alone.
+    bf16 for all others). The torch engine's: `device`, `attn`, and beside weights in 8 or 4 bits `compute_dtype`, the
+    type of all else (None: as the default of `quantize`); and on a GPU `batch_invariant`, with which a text's logits
+    are the same to the bit whatever is computed beside it, as they always are on the CPU engine: slower, and of floats
+    alone.
 
     `pack_cache`: the CPU engine keeps weights that take 256 MB and more as it has packed them, in the folder `packed`
     beside what pronk downloads; later starts map that file, which processes share.

@@ -87,6 +87,7 @@ def test_into_weights_that_it_was_trained_beside(run: Run, model: str, folder: s
     """Codes and all: what answers is what learned (train/frozen.py), to rounding in float32."""
     torch = pytest.importorskip("torch")
     from pronk.torch_engine.backend import TorchBackend, load_model
+    from pronk.torch_engine.codes_linear import CodesLinear
     from pronk.train import adapter as trained_adapter
     from pronk.train import frozen
 
@@ -96,7 +97,7 @@ def test_into_weights_that_it_was_trained_beside(run: Run, model: str, folder: s
     assert found["merged_into"] == checkpoint.open(base).quantization
     opened, cpu = checkpoint.open(base), torch.device("cpu")
     trained = load_model(opened, cpu, torch.float32, linear=frozen.linear(opened, "auto", cpu))
-    assert any(isinstance(module, frozen.FrozenLinear) for module in trained.modules())
+    assert any(isinstance(module, CodesLinear) for module in trained.modules())
     trained_adapter.load(trained, Path(folder))
     learned = TorchBackend(trained.eval()).forward(Batch.of([Rows(IDS, logits="all")]), None)
     for answers in (pronk.load(tmp_path / "m.gguf"), pronk.load(base, adapter=folder, quantize="f32")):

@@ -28,6 +28,7 @@ from pronk.formats import FORMATS
 from pronk.formats.int8 import SCHEMES
 from pronk.llm import LLM
 from pronk.measure.verify import verify
+from pronk.torch_engine import CODED, grouped
 from pronk.torch_engine.backend import TorchBackend
 from pronk.torch_engine.quantized import has_int_product
 
@@ -46,6 +47,7 @@ LARGER = {
 }  # fmt: skip
 SHAPES = {**{name: CONFIGS[name] for name in ("gqa", "mha", "mqa", "tied", "biases", "odd", "llama3")}, **LARGER}
 FEW = ("gqa", "odd", *LARGER)
+GROUPED = list(filter(grouped, CODED))
 NEW, CONTEXT = 16, 256
 LENGTHS = (1, 17, 70, 130)  # of prompts: some end amid a block of keys and values, some lie in several
 
@@ -182,6 +184,17 @@ def test_most_logits_of_eight_bits_are_the_cpu_s_but_for_rounding_of_floats(shap
     assert (off < 4 * ALLOWED["f32"]).mean() >= 0.7, off
 
 
+@pytest.mark.parametrize("compute", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("quantize", GROUPED)
+@pytest.mark.parametrize("shape", FEW)
+def test_beside_codes_in_groups_every_path_writes_what_is_as_likely(shape: str, quantize: str, compute: str) -> None:
+    _, given, _ = reference(shape)
+    on_cpu = loaded(model(shape), "cpu", quantize=quantize, compute_dtype="f32")
+    llm = loaded(model(shape), devices.GPU, quantize=quantize, compute_dtype=compute)
+    for way, run in WAYS.items():
+        hold_against(on_cpu, given, run(llm, given), ALLOWED[compute], way)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("shape", FEW)
 def test_beams_are_those_of_the_cpu(shape: str, dtype: str) -> None:
@@ -209,15 +222,15 @@ def test_verify_finds_no_bug_in_floats(shape: str, dtype: str) -> None:
     assert found["verdict"] in ("identical", "rounding"), found
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", CODED)
 @pytest.mark.parametrize("shape", FEW)
-def test_verify_finds_no_bug_in_eight_bits(shape: str, scheme: str) -> None:
+def test_verify_finds_no_bug_beside_codes(shape: str, scheme: str) -> None:
     """Beside f32 a single code is more than the noise of a tiny model."""
     found = verify(loaded(model(shape), devices.GPU, quantize=scheme, compute_dtype="bf16"))
     assert found["verdict"] in ("identical", "rounding"), found
 
 
-TYPES = ["f32", "bf16", "f16", *SCHEMES]
+TYPES = ["f32", "bf16", "f16", *CODED]
 
 
 @pytest.mark.parametrize("quantize", TYPES)
@@ -233,7 +246,7 @@ def test_verify_of_the_default_model(smollm2: Path, quantize: str) -> None:
 def pronk_verify(path: Path, quantize: str) -> None:
     """In this process: each import of torch takes seconds. Beside f32 a single code is more than the noise."""
     options = ["--engine", "torch", "--device", devices.GPU, "--quantize", quantize]
-    options += ["--compute-dtype", "bf16"] if quantize in SCHEMES else []
+    options += ["--compute-dtype", "bf16"] if quantize in CODED else []
     done = CliRunner().invoke(group, ["verify", str(path), *options])
     assert done.exit_code == 0, done.output
     assert re.search("verdict: (rounding|identical)", done.output)

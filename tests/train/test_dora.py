@@ -26,9 +26,11 @@ from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest, Unsupported
 from pronk.torch_engine.backend import load_module
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.codes import read
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.functions import linear
 from pronk.torch_engine.model import Linear, Llama
-from pronk.train import adapter, codes, frozen, lora
+from pronk.train import adapter, lora
 from pronk.train.settings import Settings
 
 IDS = [1, 50, 60, 70, 80, 90, 30, 20]
@@ -131,7 +133,7 @@ def test_beside_codes_lengths_are_those_of_what_the_codes_stand_for(format: str)
     opened = in_memory(config, random_weights(config))
     model = Llama(opened.config)
     own = opened.tensors["model.layers.0.mlp.down_proj.weight"]
-    base = frozen.FrozenLinear(codes.read(opened, own, format), None)
+    base = CodesLinear(read(opened, own, format), None, format)
     made = lora.LoraLinear(base, own.shape, LoraConfig(rank=2, dora=True), torch.device("cpu"))  # type: ignore[arg-type]
     made.begin()
     shake(nn.ModuleList([made]))

@@ -24,6 +24,8 @@ from pronk.errors import BadFile, BadRequest
 from pronk.formats.quantize import quantize
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.codes import Codes, read
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora
 from pronk.train.recompute import recompute
@@ -46,7 +48,7 @@ def loaded(checkpoint: Checkpoint, wish: str | None) -> Llama:
 def opened_out(model: Llama) -> Llama:
     """The same with float Linears in the places of frozen ones."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, frozen.FrozenLinear):
+        if isinstance(module, CodesLinear):
             plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
             plain.weight = nn.Parameter(module.dequantized())
             if module.bias is not None:
@@ -91,7 +93,7 @@ def test_codes_are_those_of_quantize(format: str, name: str) -> None:
     for tensor in checkpoint.tensors.values():
         if codes.format_of(tensor, format):
             expected = quantize(tensor.read(), format).dequantize()
-            assert np.array_equal(codes.read(checkpoint, tensor, format).floats(slice(None)).numpy(), expected)
+            assert np.array_equal(read(checkpoint, tensor, format).floats(slice(None)).numpy(), expected)
 
 
 def in_blocks(path: Path, kind: str) -> Checkpoint:
@@ -110,7 +112,7 @@ def test_codes_of_the_file_stay_what_they_are(kind: str, tmp_path: Path, monkeyp
     expected = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
     monkeypatch.setattr(codes, "rows", None)
     model = loaded(checkpoint, "auto")
-    found = {n: m for n, m in model.named_modules() if isinstance(m, frozen.FrozenLinear)}
+    found = {n: m for n, m in model.named_modules() if isinstance(m, CodesLinear)}
     assert len(found) == 14
     for name, module in found.items():
         assert np.array_equal(module.dequantized().numpy(), expected[f"{name}.weight"])
@@ -120,10 +122,10 @@ def test_other_codes_are_made_of_the_file_s_numbers(tmp_path: Path) -> None:
     checkpoint = in_blocks(tmp_path / "m.gguf", "Q8_0")
     tensor = checkpoint.tensors["model.layers.0.mlp.up_proj.weight"]
     assert np.array_equal(
-        codes.read(checkpoint, tensor, "q4").floats(slice(None)).numpy(), quantize(tensor.read(), "q4").dequantize()
+        read(checkpoint, tensor, "q4").floats(slice(None)).numpy(), quantize(tensor.read(), "q4").dequantize()
     )
     assert codes.format_of(tensor, "f32") is None
-    assert not any(isinstance(m, frozen.FrozenLinear) for m in loaded(checkpoint, "f32").modules())
+    assert not any(isinstance(m, CodesLinear) for m in loaded(checkpoint, "f32").modules())
     plain = in_blocks(tmp_path / "f.gguf", "F16")
     assert codes.format_of(plain.tensors[tensor.name], "auto") is None
 
@@ -160,7 +162,7 @@ def test_a_product_is_that_of_the_floats(format: str) -> None:
     checkpoint = source()
     model = loaded(checkpoint, format)
     layer = model.get_submodule("model.layers.0.mlp.down_proj")
-    assert isinstance(layer, frozen.FrozenLinear)
+    assert isinstance(layer, CodesLinear)
     w, x = layer.dequantized().double(), torch.randn(7, layer.in_features, requires_grad=True)
     y = layer(x)
     bound = layer.in_features * EPS * (x.detach().double().abs() @ w.abs().T)
@@ -192,7 +194,7 @@ def test_one_wrong_code_would_be_seen(harm: Callable[[Tensor], Tensor]) -> None:
     floats = with_lora(opened_out(loaded(source(), "q4")))
     wrong = loaded(source(), "q4")
     layer = wrong.get_submodule("model.layers.1.self_attn.v_proj")
-    assert isinstance(layer, frozen.FrozenLinear)
+    assert isinstance(layer, CodesLinear)
     harm(layer.q)
     found, expected = gradients(with_lora(wrong)), gradients(floats)
     assert not all(torch.allclose(found[key], grad, rtol=1e-5, atol=1e-5) for key, grad in expected.items())
@@ -207,7 +209,7 @@ def test_recomputed_activations_change_no_bit() -> None:
 
 def test_in_bf16_products_are_those_of_bf16() -> None:
     layer = loaded(source(), "q4").get_submodule("model.layers.0.mlp.up_proj")
-    assert isinstance(layer, frozen.FrozenLinear)
+    assert isinstance(layer, CodesLinear)
     plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
     plain.weight = nn.Parameter(layer.dequantized(), requires_grad=False)
     given = torch.randn(5, layer.in_features)
@@ -230,17 +232,18 @@ def test_bitsandbytes_multiplies_the_same_codes() -> None:
     torch.manual_seed(0)
     name = "model.layers.0.mlp.up_proj.weight"
     weights = {n: w.astype(np.float16) for n, w in random_weights(tiny_config()).items()}
-    ours = codes.read(checkpoint := in_memory(tiny_config(), weights), checkpoint.tensors[name], "llm-int8")
+    ours = read(checkpoint := in_memory(tiny_config(), weights), checkpoint.tensors[name], "llm-int8")
     n, k = checkpoint.tensors[name].shape
     theirs = bnb.nn.Linear8bitLt(k, n, bias=False, has_fp16_weights=False)
     theirs.weight = bnb.nn.Int8Params(torch.from_numpy(weights[name]), requires_grad=False, has_fp16_weights=False)
     theirs = theirs.to("cpu")
     given, grad, found = torch.randn(6, k), torch.randn(6, n), []
-    for layer in (theirs, frozen.FrozenLinear(ours, None)):
+    for layer in (theirs, CodesLinear(ours, None, "llm-int8")):
         if layer is not theirs:  # of their codes, as what is made of w in float16 may lie a step away where w is a tie
             assert (ours.q[:, 0].int() - theirs.state.CB).abs().max() <= 1
             assert (ours.q[:, 0] == theirs.state.CB).float().mean() > 0.99
-            layer = frozen.FrozenLinear(codes.Codes(k, theirs.state.CB[:, None], theirs.state.SCB[:, None] / 127), None)
+            shifted = Codes(k, theirs.state.CB[:, None], theirs.state.SCB[:, None] / 127)
+            layer = CodesLinear(shifted, None, "llm-int8")
             w = layer.dequantized()
         x = given.clone().requires_grad_()
         y = layer(x)
@@ -278,6 +281,7 @@ from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.system import peak_memory
 from pronk.torch_engine.backend import load_model
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama
 from pronk.train import frozen, lora
 torch.set_num_threads(1)

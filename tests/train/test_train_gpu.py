@@ -19,6 +19,7 @@ from training_runs import gradients, write_sums
 import pronk
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.torch_engine.backend import load_model
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama
 from pronk.train import frozen, lora, optimizers, state
 from pronk.train.data.batches import Batches
@@ -127,7 +128,7 @@ def test_beside_codes_it_learns_what_the_cpu_learns(examples: list[Example], for
 
     (expected, _), (found, model) = curve("cpu", "f32"), curve(devices.GPU, precision)
     assert found == pytest.approx(expected, rel=2e-3 if precision == "f32" else 0.02)
-    codes = [module for module in model.modules() if isinstance(module, frozen.FrozenLinear)]
+    codes = [module for module in model.modules() if isinstance(module, CodesLinear)]
     assert len(codes) == 14
     assert all(module.q.device.type == devices.GPU and module.q.dtype.itemsize == 1 for module in codes)
 

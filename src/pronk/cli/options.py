@@ -272,7 +272,8 @@ _how = together(
                  "[default: auto: f32 with f32 and f16 weights, else bf16]"),
     device_option,
     click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
-                 help="Torch engine with 8-bit weights: use this data type for activations and all other weights.  "
+                 help="Torch engine with weights in 8 or 4 bits: use this data type for activations and all other "
+                 "weights.  "
                  "[default: f32; on a GPU bf16 or f16]"),
     click.option("--attn", type=click.Choice(["flash", "math"]),
                  help="Torch engine: compute attention with the fused kernel (flash), or written out step by step "

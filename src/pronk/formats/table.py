@@ -33,7 +33,7 @@ class Format(NamedTuple):
     bits: int  # of a number or a code, scales not counted
     codes: Coding | None  # None: floats
     stored: tuple[str, ...]  # types of files whose numbers it has exactly; the first is what it is written as
-    activations: Activations  # what these are rounded to before they are multiplied
+    activations: Activations  # what these are rounded to before they are multiplied; in groups by the CPU engine alone
     engines: tuple[str, ...]  # that compute with it
     files: tuple[str, ...] = ()  # formats of files that it is written in
     nearly: tuple[str, ...] = ()  # stored types that it comes nearest to: their codes are kept, their scales rounded
@@ -102,11 +102,11 @@ FORMATS = {
             "llm-int8", 8, _ROW, ("LLM_INT8", "INT8"), "int8 a token", _BOTH, ("safetensors",), trains=True,
             outer="q8", outliers=True,
         ),
-        Format("q8", 8, _Q8, ("Q8_0",), "int8 a group", ("cpu",), ("gguf",), trains=True),
+        Format("q8", 8, _Q8, ("Q8_0",), "int8 a group", _BOTH, ("gguf",), trains=True),
         Format(
-            "q4", 4, _Q4, ("Q4_1", "Q4_0"), "int8 a group", ("cpu",), ("gguf",), ("Q4_K",), trains=True, outer="q8"
+            "q4", 4, _Q4, ("Q4_1", "Q4_0"), "int8 a group", _BOTH, ("gguf",), ("Q4_K",), trains=True, outer="q8"
         ),
-        Format("q4_0", 4, _Q4_0, ("Q4_0",), "int8 a group", ("cpu",), kind_of="q4"),
+        Format("q4_0", 4, _Q4_0, ("Q4_0",), "int8 a group", _BOTH, kind_of="q4"),
         _kept("Q6_K", 6, 16, 210),
         _kept("Q5_K", 5, GROUP, 180, minimum=True),
         _kept("Q4_K", 4, GROUP, 148, minimum=True),

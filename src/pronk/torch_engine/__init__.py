@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pronk.engine.declaration import Engine, Plan
 from pronk.errors import PronkError
-from pronk.formats import FLOATS, WITH_OUTLIERS, names
+from pronk.formats import FLOATS, FORMATS, WITH_OUTLIERS, names
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.torch_engine.backend import TorchBackend
 
-INT8 = tuple(name for name in names(engine="torch") if name not in FLOATS)  # see pronk.formats.int8
+CODED = tuple(name for name in names(engine="torch") if name not in FLOATS)
 
 
 class TorchEngine(Engine):
@@ -25,7 +25,7 @@ class TorchEngine(Engine):
     compared = ("llm-int8", "int8")
     options: ClassVar = {
         "int8_threshold": WITH_OUTLIERS, "int8_outliers": WITH_OUTLIERS, "device": (),
-        "compute_dtype": INT8, "attn": (), "batch_invariant": (),
+        "compute_dtype": CODED, "attn": (), "batch_invariant": (),
     }  # fmt: skip
     devices = ("cpu", "cuda")
     batch_invariant = False
@@ -69,6 +69,13 @@ class TorchEngine(Engine):
 
 
 ENGINE = TorchEngine()
+
+
+def grouped(format: str | None) -> bool:
+    """Whether it is codes in groups along rows, of which the weights alone are made; else of a scheme of formats.int8,
+    or floats."""
+    codes = FORMATS[format].codes if format else None
+    return codes is not None and codes.group is not None
 
 
 def import_torch() -> None:

@@ -21,10 +21,12 @@ from pronk.engine.batch import Batch
 from pronk.errors import BadRequest
 from pronk.formats import FORMATS, packed
 from pronk.formats.int8 import LONGEST_ROW, SCHEMES, Outliers, Scheme
-from pronk.torch_engine import ENGINE, device_memory, gpu, inspection
+from pronk.torch_engine import CODED, ENGINE, device_memory, gpu, grouped, inspection
 from pronk.torch_engine.activations import overheard
 from pronk.torch_engine.adapters import Adapters
 from pronk.torch_engine.batch import TorchBatch
+from pronk.torch_engine.codes_linear import CodesLinear
+from pronk.torch_engine.codes_linear import linear as linear_of_codes
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import AttentionMode, Llama
 from pronk.torch_engine.packed import PackedLinear, pack
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pronk.torch_engine.gpu.graphs import Found, Graphs
     from pronk.torch_engine.gpu.step import Step
 
+_CODED = (Int8Linear, CodesLinear)
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -51,7 +54,8 @@ class TorchBackend(Backend):
         weight = model.model.embed_tokens.weight
         self.device, self._float_type = str(weight.device), weight.dtype
         self.kv_dtype = next(name for name, dtype in DTYPES.items() if dtype is weight.dtype)
-        schemes = {module.scheme for module in model.modules() if isinstance(module, Int8Linear)}
+        layers = model.model.modules()
+        schemes = {m.scheme if isinstance(m, Int8Linear) else m.format for m in layers if isinstance(m, _CODED)}
         # As in "llm-int8+bf16": of most weights, and of activations, keys and values, embedding and head.
         self.dtype = "+".join([*schemes, self.kv_dtype])
         self.shares_scales = model.every_row = any(FORMATS[scheme].shares_scales for scheme in schemes)
@@ -83,10 +87,10 @@ class TorchBackend(Backend):
         """`device` None: CUDA where there is one.
 
         `quantize`: a type that all weights are and are computed in, stored codes included (None: float32 on a CPU, the
-        stored 16-bit type on a GPU); or a scheme of formats.int8 for every Linear but lm_head, and `compute_dtype` for
-        all else (None: that same type). `int8_threshold` None: what the checkpoint says, or 6.0; both are llm-int8's
-        (pronk.formats.int8.Outliers). `batch_invariant`: on a GPU, of floats alone. `threads` is
-        torch's, and holds for the whole process.
+        stored 16-bit type on a GPU); or a scheme of formats.int8 for every Linear but lm_head, or codes in groups for
+        every Linear, and `compute_dtype` for all else (None: that same type). `int8_threshold` None: what the
+        checkpoint says, or 6.0; both are llm-int8's (pronk.formats.int8.Outliers). `batch_invariant`: on a GPU, of
+        floats alone. `threads` is torch's, and holds for the whole process.
         """
         _check(attn, threads, ctx_size)
         scheme, dtype = _scheme(quantize, int8_threshold, int8_outliers, compute_dtype)
@@ -94,16 +98,9 @@ class TorchBackend(Backend):
         if threads is not None:
             torch.set_num_threads(threads)
         where = pick_device(device)
-        model = load_model(
-            checkpoint,
-            where,
-            DTYPES[dtype or default_dtype(checkpoint, where)],
-            attn,
-            ctx_size,
-            progress,
-            scheme,
-            outliers,
-        )
+        kind = DTYPES[dtype or default_dtype(checkpoint, where)]
+        linear = linear_of_codes(checkpoint, quantize, where, kind) if quantize and grouped(quantize) else None
+        model = load_model(checkpoint, where, kind, attn, ctx_size, progress, scheme, outliers, linear)
         model.eval().requires_grad_(False)
         pack(model)
         return cls(model, ctx_size, batch_invariant=batch_invariant)
@@ -157,7 +154,9 @@ class TorchBackend(Backend):
             module = modules.get(name.removesuffix(".weight"))
 
             def read() -> NDArray[np.float32]:
-                if isinstance(module, Int8Linear):
+                if isinstance(module, torch.nn.Embedding):  # which a head in codes rounds, too
+                    return module.weight.float().cpu().numpy()
+                if isinstance(module, _CODED):
                     return module.dequantized().cpu().numpy()
                 return to_torch(tensor.read(), torch.device("cpu"), self._float_type).float().numpy()
 
@@ -231,6 +230,8 @@ def _tensors(model: Llama) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, PackedLinear):
             yield from (tensor for tensor in (module.weight, module.bias) if tensor is not None)
+        if isinstance(module, CodesLinear) and module.joined:
+            yield from module.joined[0].tensors
 
 
 def _graphs(model: Llama, device: torch.device, step: Step | None, invariant: bool) -> Graphs | None:
@@ -257,7 +258,7 @@ def _check(attn: str, threads: int | None, ctx_size: int | None) -> None:
 def _scheme(
     quantize: str | None, threshold: float | None, least: int | None, compute_dtype: str | None
 ) -> tuple[Scheme | None, str | None]:
-    """Of Linears, if any, and the type of all else; None: the default."""
+    """Of Linears, if they have one, and the type of all else; None: the default."""
     if quantize is not None and quantize not in ENGINE.formats:
         raise BadRequest(f"quantize must be one of {', '.join(ENGINE.formats)} on the torch engine, not {quantize!r}")
     for name, value in (("int8_threshold", threshold), ("int8_outliers", least)):
@@ -265,11 +266,11 @@ def _scheme(
             raise BadRequest(f"{name}={value!r} is for quantize='llm-int8'; leave it out, or ask for that")
     if compute_dtype is not None and compute_dtype not in DTYPES:
         raise BadRequest(f"compute_dtype must be one of {', '.join(DTYPES)}, not {compute_dtype!r}")
-    if scheme := next((scheme for scheme in SCHEMES if scheme == quantize), None):
-        return scheme, compute_dtype
+    if quantize in CODED:
+        return next((scheme for scheme in SCHEMES if scheme == quantize), None), compute_dtype
     if compute_dtype not in (None, quantize):
         raise BadRequest(
-            f"compute_dtype={compute_dtype!r} goes with weights in 8 bits, and not with quantize={quantize!r}; leave "
+            f"compute_dtype={compute_dtype!r} goes with weights in codes, and not with quantize={quantize!r}; leave "
             f"it out, or take quantize={compute_dtype!r}"
         )
     return None, quantize
@@ -313,13 +314,14 @@ def load_model(
     progress: Progress | None = None,
     scheme: Scheme | None = None,
     outliers: Outliers | None = None,
-    linear: Callable[[LazyTensor, torch.nn.Linear], torch.nn.Module | None] | None = None,
+    linear: Callable[[LazyTensor, torch.nn.Linear], CodesLinear | None] | None = None,
 ) -> Llama:
     """Build on the meta device, then assign tensor by tensor: at its peak, the finished model plus one tensor.
 
     With a `scheme`, every Linear but lm_head becomes an Int8Linear as its weight arrives; with `linear`, what that
-    makes of it and its weight, unless this is None.
+    makes of it and its weight, unless this is None. Of a head that is the embedding, this gets the numbers.
     """
+    tied = checkpoint.config.tie_word_embeddings and not checkpoint.config.num_labels
     with torch.device("meta"):
         model = Llama(checkpoint.config, attn, ctx_size)
     for tensor in TensorStream(checkpoint, progress):
@@ -331,6 +333,9 @@ def load_model(
         elif scheme and leaf == "weight" and isinstance(module, torch.nn.Linear) and owner.startswith("model."):
             codes = _codes(checkpoint, tensor, scheme, device)
             model.set_submodule(owner, Int8Linear(codes, module.bias, scheme, outliers or Outliers()))
+        elif linear and tied and isinstance(module, torch.nn.Embedding) and (head := linear(tensor, model.lm_head)):
+            model.set_submodule("lm_head", head)
+            module.weight = torch.nn.Parameter(head.dequantized().to(dtype))
         else:
             setattr(module, leaf, torch.nn.Parameter(floats(checkpoint, tensor, device, dtype)))
     model.tie_weights()

@@ -158,7 +158,7 @@ class Llama(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        if self.config.tie_word_embeddings and not self.config.num_labels:
+        if self.config.tie_word_embeddings and not self.config.num_labels and isinstance(self.lm_head, Linear):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, batch: TorchBatch, kv: TorchKV | None = None) -> Tensor:

@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor
 
 from pronk.checkpoint.adapter import TINY, LoraConfig
 from pronk.errors import BadRequest
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.functions import compute_type, wide
 from pronk.torch_engine.gpu.launch import fuses
 from pronk.torch_engine.model import Linear, Llama
 from pronk.train.dropout import drop, without
-from pronk.train.frozen import FrozenLinear
 
 
 class LoraLinear(nn.Module):
@@ -192,7 +192,7 @@ def add(model: nn.Module, config: LoraConfig, device: torch.device | None = None
 
 def _lengths(linear: nn.Module) -> Tensor:
     """[N]: of the rows of its weight; of codes those of the numbers that they stand for."""
-    if isinstance(linear, FrozenLinear):
+    if isinstance(linear, CodesLinear):
         weight = linear.codes
         return torch.cat([torch.linalg.vector_norm(weight.floats(rows), dim=1) for rows in weight.pieces()])
     return torch.linalg.vector_norm(wide(cast(Tensor, linear.weight)), dim=1)

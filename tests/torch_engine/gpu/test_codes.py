@@ -1,4 +1,4 @@
-"""Products of codes by kernels, against float64 of the numbers that they stand for: by the interpreter, and on a GPU."""
+"""Products of codes by kernels, against float64 of the numbers they stand for: by the interpreter, and on a GPU."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_codes_are_what_they_were(kind: str, where: torch.device) -> None:
         if found.minimum is not None and matrix.minimum is not None:
             assert torch.equal(found.minimum.cpu(), matrix.minimum[part])
     assert torch.equal(product.floats(slice(3, 20), torch.float32).cpu(), matrix.floats(slice(3, 20)))
-    assert product.nbytes == 24 * 7 * (2 if kind != "q4" else 4) + 21 * 7 * (32 if kind == "q8" else 16)
+    nbytes = 24 * 7 * (2 if kind != "q4" else 4) + 21 * 7 * (32 if kind == "q8" else 16)
+    assert sum(tensor.nbytes for tensor in product.tensors) == nbytes
     room = prepare(torch.device(where), torch.float32)
     assert product.floats(slice(0, 2), torch.float32).data_ptr() == room.data_ptr()
 
@@ -118,8 +119,11 @@ def test_several_matrices_are_one(where: torch.device) -> None:
     found = CodesProduct(joined(parts).to(where), None)(x.to(where))
     for part, own in zip(parts, found.cpu().split([16, 8, 5], 1), strict=True):
         assert torch.allclose(own, x @ part.floats(slice(None)).t(), atol=1e-5)
-    with pytest.raises(ValueError, match="2 kinds"):
-        joined([codes("q4", 8, 96), codes("q4_0", 8, 96)])
+    mixed = [codes("q4", 8, 96), codes("q4_0", 8, 96)]
+    expected = torch.cat([part.floats(slice(None)) for part in mixed])
+    assert torch.equal(joined(mixed).floats(slice(None)), expected)
+    with pytest.raises(ValueError, match="several kinds"):
+        joined([codes("q4", 8, 96), codes("q8", 8, 96)])
 
 
 def test_a_matrix_larger_than_a_piece(where: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

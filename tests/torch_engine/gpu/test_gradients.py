@@ -20,11 +20,11 @@ from pronk.checkpoint.adapter import LoraConfig  # noqa: E402
 from pronk.engine.batch import Batch, Run  # noqa: E402
 from pronk.torch_engine import attention, functions  # noqa: E402
 from pronk.torch_engine.batch import Rows, TorchBatch  # noqa: E402
+from pronk.torch_engine.codes import Codes  # noqa: E402
+from pronk.torch_engine.codes_linear import CodesLinear  # noqa: E402
 from pronk.torch_engine.gpu import gradients, launch  # noqa: E402
 from pronk.torch_engine.model import Llama  # noqa: E402
 from pronk.train import lora, optimizers  # noqa: E402
-from pronk.train.codes import Codes  # noqa: E402
-from pronk.train.frozen import FrozenLinear  # noqa: E402
 from pronk.train.objectives.loss import cross_entropy, log_likelihoods  # noqa: E402
 
 WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,7 +155,7 @@ def test_codes(kind: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None
     q = torch.randint(low, high, shape, generator=drawn).to(type)
     scale = (torch.rand(5, groups, generator=drawn) / 100).to(torch.float32 if kind == "int8" else torch.float16)
     codes = Codes(columns, q, scale, -scale * 7 if kind == "q4" else None)
-    layer = FrozenLinear(codes.to(WHERE), None)
+    layer = CodesLinear(codes.to(WHERE), None, "q4")
     x = draw(T, columns)
 
     def found(dtype: torch.dtype) -> list[Tensor]:

@@ -30,7 +30,7 @@ _FLOATS_ROWS, _FLOATS_BLOCK = 4, 32
 class CodesProduct(Product):
     def __init__(self, codes: Codes, bias: Tensor | None) -> None:
         """bias [N]. The codes are laid out anew (see codes_kernels), and not kept as they were."""
-        assert not codes.turned and codes.q.shape[-1] * 8 // _bits(codes) == 32
+        assert can_multiply(codes)
         self.rows, self.columns, self.origin = len(codes.q), codes.columns, codes.origin
         self.bits = _bits(codes)
         self.words, self.scale = _words(codes.q), _strips(codes.scale)
@@ -38,9 +38,8 @@ class CodesProduct(Product):
         self.bias = bias
 
     @property
-    def nbytes(self) -> int:
-        parts = (self.words, self.scale, self.minimum)
-        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+    def tensors(self) -> list[Tensor]:
+        return [part for part in (self.words, self.scale, self.minimum) if part is not None]
 
     def codes(self, part: slice = slice(None)) -> Codes:
         """Rows of them as they were."""
@@ -54,7 +53,14 @@ class CodesProduct(Product):
         if len(x) == 1:
             return self._of_a_row(x, norm, residual, gated)
         h = rms_norm(x, *norm) if norm else x
-        return (self._of_few if len(x) <= FEW else self._of_many)(h, residual, gated)
+        if len(x) <= FEW:
+            return self._of_few(h, residual, gated)
+        y = self.of_many(h)
+        if self.bias is not None:
+            y += self.bias
+        if gated:
+            return swiglu(y)
+        return y if residual is None else y.add_(residual)
 
     def _of_a_row(self, x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool) -> Tensor:
         rows = _ROW_ROWS
@@ -73,13 +79,14 @@ class CodesProduct(Product):
     def _of_few(self, x: Tensor, residual: Tensor | None, gated: bool) -> Tensor:
         tokens, chunks = len(x), self.words.shape[1]
         width, block = min(FEW, max(16, triton.next_power_of_2(tokens))), min(_FEW_BLOCK, _power(chunks, 4))
-        programs = triton.cdiv(self.rows, _FEW_ROWS), triton.cdiv(tokens, width)
+        blocks = triton.cdiv(self.rows, _FEW_ROWS), triton.cdiv(tokens, width)
         split = 1
-        while programs[0] * programs[1] * split < _PROGRAMS and 2 * split * block <= chunks:
+        while blocks[0] * blocks[1] * split < _PROGRAMS and 2 * split * block <= chunks:
             split *= 2
         y = x.new_empty(tokens, self.rows // 2 if gated else self.rows)
         parts = y if split == 1 else x.new_empty(split, tokens, self.rows, dtype=torch.float32)
-        kernels.few_rows[(*programs, split)](
+        grid = (*blocks, split)
+        kernels.few_rows[grid](
             x, self.words, self.scale, self.minimum, self.bias, residual, parts, tokens, self.rows, self.columns,
             *kernels.MASKS[self.bits], chunks, self.bits, self.origin, gated, split, width, _FEW_ROWS, block,
             num_warps=_FEW_WARPS, num_stages=_FEW_STAGES, **chained(x),
@@ -90,20 +97,17 @@ class CodesProduct(Product):
             )
         return y
 
-    def _of_many(self, x: Tensor, residual: Tensor | None, gated: bool) -> Tensor:
-        y = x.new_empty(len(x), self.rows)
-        step = max(1, _PIECE // self.columns)
-        for first in range(0, self.rows, step):
-            last = min(self.rows, first + step)
-            torch.mm(x, self.floats(slice(first, last), x.dtype).t(), out=y[:, first:last])
-        if self.bias is not None:
-            y += self.bias
-        if gated:
-            return swiglu(y)
-        return y if residual is None else y.add_(residual)
+    def of_many(self, x: Tensor, part: slice = slice(None)) -> Tensor:
+        """Products with a part of the rows and no bias, for any number of rows of x."""
+        begin, end, _ = part.indices(self.rows)
+        y, step = x.new_empty(len(x), end - begin), max(1, _PIECE // self.columns)
+        for first in range(begin, end, step):
+            last = min(end, first + step)
+            torch.mm(x, self.floats(slice(first, last), x.dtype).t(), out=y[:, first - begin : last - begin])
+        return y
 
     def floats(self, part: slice, dtype: torch.dtype) -> Tensor:
-        """A piece of rows as the numbers that their codes stand for, in the memory that the next piece is given, too."""
+        """A piece of rows as the numbers that their codes stand for, in memory that the next piece is given, too."""
         first, last, _ = part.indices(self.rows)
         chunks = self.words.shape[1]
         out = prepare(self.words.device, dtype)[: (last - first) * self.columns].view(-1, self.columns)
@@ -115,21 +119,37 @@ class CodesProduct(Product):
         return out
 
 
+def can_multiply(codes: Codes) -> bool:
+    return not codes.turned and codes.q.shape[2] * 8 == 32 * _bits(codes)
+
+
 def joined(matrices: Sequence[Codes]) -> Codes:
-    """Rows of all of them, one after the other: of the same columns, bits and origin, or ValueError."""
+    """Rows of all of them, one after the other: of the same columns and bits, or ValueError."""
     first = matrices[0]
-    kinds = {(m.columns, m.q.dtype, m.q.shape[1:], m.origin, m.minimum is None, m.turned) for m in matrices}
-    if len(kinds) > 1:
-        raise ValueError(f"these are codes of {len(kinds)} kinds")
+    if len({(m.columns, m.q.shape[1:], m.q.dtype, m.turned) for m in matrices}) > 1:
+        raise ValueError("these are codes of several kinds")
+    if len({(m.origin, m.minimum is None) for m in matrices}) > 1:
+        matrices = [_with_minimum(m) for m in matrices]
     if len(matrices) == 1:
         return first
     minima = [m.minimum for m in matrices if m.minimum is not None]
-    return replace(
-        first,
-        q=torch.cat([m.q for m in matrices]),
-        scale=torch.cat([m.scale for m in matrices]),
-        minimum=torch.cat(minima) if minima else None,
+    return Codes(
+        first.columns,
+        torch.cat([m.q for m in matrices]),
+        torch.cat([m.scale for m in matrices]),
+        torch.cat(minima) if minima else None,
+        matrices[0].origin,
     )
+
+
+def _with_minimum(codes: Codes) -> Codes:
+    """The same numbers to the bit: a scale in float16 times a power of two is one, too."""
+    if codes.minimum is not None:
+        return codes
+    minimum = codes.scale * -codes.origin
+    if not minimum.isfinite().all():
+        raise ValueError("scales are too large for minima in float16")
+    return replace(codes, minimum=minimum, origin=0)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Codes of 8 or 4 bits as the numbers that they stand for, in one pass: what train/codes.py computes, rounded once."""
+"""Codes of 8 or 4 bits as the numbers they stand for, in one pass: what torch_engine/codes.py has, rounded once."""
 
 from __future__ import annotations
 

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.gpu import int8
+from pronk.torch_engine.gpu.codes import CodesProduct, can_multiply, joined
 from pronk.torch_engine.gpu.floats import FloatProduct
 from pronk.torch_engine.gpu.product import Product
 from pronk.torch_engine.quantized import Int8Linear
 
 
 def can_join(module: nn.Module, invariant: bool) -> bool:
+    if isinstance(module, CodesLinear):
+        return (module.joined is not None or can_multiply(module.codes)) and not invariant
     return isinstance(module, nn.Linear) or (
         isinstance(module, Int8Linear) and module.scheme in int8.SCHEMES and not invariant
     )
@@ -22,10 +26,20 @@ def can_join(module: nn.Module, invariant: bool) -> bool:
 def join(modules: Sequence[nn.Module], invariant: bool) -> Product:
     """All of one kind, which `can_join` knows. `invariant`: to the number of rows, to the bit."""
     first, biases = modules[0], _joined_biases(modules)
+    if isinstance(first, CodesLinear):
+        return _of_codes(modules, biases)  # type: ignore[arg-type]
     if isinstance(first, Int8Linear):
         scale = torch.cat([module.scale.expand(module.out_features, 1) for module in modules])  # type: ignore[operator]
         return int8.Int8Product(_joined(modules, "q"), scale, biases, first.scheme, first.outliers, first.turned)
     return FloatProduct(_joined(modules, "weight"), biases, invariant=invariant)
+
+
+def _of_codes(modules: Sequence[CodesLinear], biases: Tensor | None) -> CodesProduct:
+    product, end = CodesProduct(joined([module.codes for module in modules]), biases), 0
+    for module in modules:
+        begin, end = end, end + module.out_features
+        module.join(product, slice(begin, end))
+    return product
 
 
 def _joined(modules: Sequence[nn.Module], name: str) -> Tensor:
