@@ -16,7 +16,6 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from pronk.llm import LLM
 from pronk.measure import machine
 from pronk.torch_engine.backend import TorchBackend
 from pronk.torch_engine.codes import Codes
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama, RMSNorm
 from pronk.torch_engine.quantized import Int8Linear, weight_codes
 
@@ -215,8 +215,7 @@ def _coded(weight: Tensor, format: str) -> torch.nn.Module:
     if format in SCHEMES:
         scheme: Scheme = format
         return Int8Linear(weight_codes(weight.float(), scheme), None, scheme, Outliers())
-    made: torch.nn.Module = import_module("pronk.torch_engine.codes").CodesLinear(codes_of(weight, format), None)
-    return made
+    return CodesLinear(codes_of(weight, format), None, format)
 
 
 def codes_of(weight: Tensor, format: str) -> Codes:

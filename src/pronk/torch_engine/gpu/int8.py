@@ -45,9 +45,11 @@ class Int8Product(Product):
         if rows == 1:
             row_product(activation_codes.of_a_row(x, norm, self.outliers, self.turned), *rest, gated)
         elif rows <= FEW:
-            few_product(*activation_codes.of_few(x, norm, self.outliers, self.turned), *rest, gated)
+            codes, scales = activation_codes.of_few(x, norm, self.outliers, self.turned)
+            few_product(codes, scales, *rest, gated)
         elif rows <= SOME and x.dtype != torch.float32:
-            some_product(*activation_codes.of_some(x, norm, self.outliers, self.turned), *rest)
+            codes, factors = activation_codes.of_some(x, norm, self.outliers, self.turned)
+            some_product(codes, factors, *rest)
             return swiglu(y) if gated else y
         else:
             h = rms_norm(x, *norm) if norm else x
