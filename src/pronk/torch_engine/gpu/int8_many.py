@@ -69,9 +69,9 @@ def many_product(
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     else:
-        grid = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
+        finish = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
         sums = torch._int_mm(codes.q, q.t())
-        _finish[grid](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
+        _finish[finish](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
 
 
 def _by_columns(q: Tensor, wanted: Tensor) -> Tensor:
