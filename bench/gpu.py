@@ -203,12 +203,17 @@ def made(model: Llama, format: str) -> TorchBackend:
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
-        if owner.startswith("model.layers.") and isinstance(module, torch.nn.Linear):
-            other.set_submodule(owner, _coded(module.weight, format))
+        if isinstance(module, torch.nn.Linear) and (kept := _format_of(owner, format)):
+            other.set_submodule(owner, _coded(module.weight, kept))
         else:
             setattr(other.get_submodule(owner), leaf, parameter)
     other.tie_weights()
     return TorchBackend(other.eval().requires_grad_(False))
+
+
+def _format_of(owner: str, format: str) -> str | None:
+    """Of a matrix, as the engine has it: schemes of 8 bits leave the head in floats, and q4 and q8 make it q8."""
+    return format if owner.startswith("model.layers.") else None if format in SCHEMES else "q8"
 
 
 def _coded(weight: Tensor, format: str) -> torch.nn.Module:
