@@ -153,7 +153,8 @@ def merged(
     """What `few_rows` left in parts [SPLIT, T, N], added up in their order."""
     let_next_begin(CHAINED)
     wait_for_last(CHAINED)
-    token, out = tl.program_id(0), y.dtype.element_ty
+    token = tl.program_id(0)
+    out: tl.constexpr = y.dtype.element_ty
     outputs = N // 2 if GATED else N
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < outputs
