@@ -37,7 +37,8 @@ from pronk.torch_engine.quantized import Int8Linear, weight_codes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-FORMATS = ("bf16", "llm-int8", "int8", "q8", "q4")
+PAPERS = "llm-int8-paper"  # whose outliers are what is above the threshold, as in bitsandbytes, and no others
+FORMATS = ("bf16", "llm-int8", PAPERS, "int8", "q8", "q4")
 BLOCK = 64  # tokens of a KV block
 _FIRST_PLAIN_ID = 3
 
@@ -213,10 +214,12 @@ def made(model: Llama, format: str) -> TorchBackend:
 
 def _format_of(owner: str, format: str) -> str | None:
     """Of a matrix, as the engine has it: schemes of 8 bits leave the head in floats, and q4 and q8 make it q8."""
-    return format if owner.startswith("model.layers.") else None if format in SCHEMES else "q8"
+    return format if owner.startswith("model.layers.") else None if format in (*SCHEMES, PAPERS) else "q8"
 
 
 def _coded(weight: Tensor, format: str) -> torch.nn.Module:
+    if format == PAPERS:
+        return Int8Linear(weight_codes(weight.float(), "llm-int8"), None, "llm-int8", Outliers(least=0))
     if format in SCHEMES:
         scheme: Scheme = format
         return Int8Linear(weight_codes(weight.float(), scheme), None, scheme, Outliers())

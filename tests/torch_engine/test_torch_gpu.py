@@ -181,7 +181,7 @@ def test_most_logits_of_eight_bits_are_the_cpu_s_but_for_rounding_of_floats(shap
         for device in ("cpu", devices.GPU)
     ]
     off = np.abs(logits[0] - logits[1]).max(1)
-    assert (off < 4 * ALLOWED["f32"]).mean() >= 0.7, off
+    assert (off < 4 * ALLOWED["f32"]).mean() >= 0.5, off
 
 
 @pytest.mark.parametrize("compute", ["f32", "bf16", "f16"])

@@ -227,7 +227,7 @@ def test_codes_and_products_are_those_of_bitsandbytes_on_the_card() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     theirs = pytest.importorskip("bitsandbytes")
-    w = torch.randn(192, 576, generator=torch.Generator().manual_seed(0)).half().float().cuda() / 24
+    w = (torch.randn(192, 576, generator=torch.Generator().manual_seed(0)) / 24).half().float().cuda()
     x = hostile(6, 576)[:1].clamp(-6e4, 6e4).half().cuda()
     q, largest, _ = theirs.functional.int8_vectorwise_quant(w.half())
     codes = weight_codes(w, "llm-int8")

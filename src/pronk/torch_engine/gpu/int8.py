@@ -48,7 +48,7 @@ class Int8Product(Product):
         elif rows <= FEW:
             codes, scales = activation_codes.of_few(x, norm, self.outliers, self.turned)
             few_product(codes, scales, *rest, gated)
-        elif rows <= SOME and x.dtype != torch.float32:
+        elif rows <= SOME and x.dtype != torch.float32 and self.outliers and self.outliers.least:
             codes, factors = activation_codes.of_some(x, norm, self.outliers, self.turned)
             some_product(codes, factors, *rest)
             return swiglu(y) if gated else y

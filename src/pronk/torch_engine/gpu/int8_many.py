@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES = ((64, Tile(64, 64, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
+TILES = ((64, Tile(64, 32, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
 LARGE_TILE = Tile(128, 256, 128, 8, 3)
 _FINISH_ROWS, _FINISH_OUTPUTS = 16, 256
 _GROUP = 8  # tiles of rows that share weights in the second-level cache
@@ -46,6 +46,8 @@ def many_product(
     """x [T, K], what the codes are of; q [N, K]; y [T, N]."""
     (t, k), n = x.shape, len(q)
     copied = outliers is not None and t >= COPIED_FROM
+    # Where each row is sure to have some, their product is made on the way; else after it, where there are any.
+    beside = outliers is not None and outliers.least > 0 and not copied
     by_columns = _by_columns(q, codes.any) if copied else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
     rest = {
@@ -65,7 +67,7 @@ def many_product(
         grid = (triton.cdiv(t, tile.rows) * triton.cdiv(n, tile.outputs),)
         _multiply[grid](
             *given, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, GROUP=_GROUP,
-            EVEN=k % tile.columns == 0, BESIDE=outliers is not None and not copied, **rest,
+            EVEN=k % tile.columns == 0, BESIDE=beside, **rest,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     else:
