@@ -280,12 +280,12 @@ def test_a_checkpoint_says_its_threshold_and_options_have_the_last_word() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "q4"}, "quantize must be one of f32, .*absmax, .* on the torch engine, not 'q4'"),
+        ({"quantize": "auto"}, "quantize must be one of f32, .*absmax, .* on the torch engine, not 'auto'"),
         ({"quantize": {"": "int8"}}, "quantize must be one of"),
         ({"int8_threshold": 5.0}, "int8_threshold=5.0 is for quantize='llm-int8'"),
         (
             {"quantize": "bf16", "compute_dtype": "f32"},
-            "compute_dtype='f32' goes with weights in codes, and not",
+            "compute_dtype='f32' goes with weights in 8 or 4 bits, and not",
         ),
         ({"compute_dtype": "bf16"}, "not with quantize=None; leave it out, or take quantize='bf16'"),
         ({"quantize": "int8", "int8_outliers": 0}, "int8_outliers=0 is for quantize='llm-int8'"),

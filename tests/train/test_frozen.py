@@ -22,6 +22,7 @@ from pronk.checkpoint.writers.write import save
 from pronk.engine.batch import Batch, Run
 from pronk.errors import BadFile, BadRequest
 from pronk.formats.quantize import quantize
+from pronk.torch_engine import codes as all_codes
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.batch import TorchBatch
 from pronk.torch_engine.codes import Codes, read
@@ -76,10 +77,10 @@ def gradients(model: Llama) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.fixture(params=[codes._PIECE, 200])
+@pytest.fixture(params=[all_codes._PIECE, 200])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix in one piece, and in several."""
-    monkeypatch.setattr(codes, "_PIECE", request.param)
+    monkeypatch.setattr(all_codes, "_PIECE", request.param)
 
 
 # -- Codes --
@@ -110,7 +111,7 @@ def test_codes_of_the_file_stay_what_they_are(kind: str, tmp_path: Path, monkeyp
     else:
         checkpoint = in_blocks(tmp_path / "m.gguf", kind)
     expected = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
-    monkeypatch.setattr(codes, "rows", None)
+    monkeypatch.setattr(all_codes, "rows", None)
     model = loaded(checkpoint, "auto")
     found = {n: m for n, m in model.named_modules() if isinstance(m, CodesLinear)}
     assert len(found) == 14
@@ -280,6 +281,7 @@ import sys, torch
 from pronk import checkpoint
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.system import peak_memory
+from pronk.torch_engine import codes as all_codes
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama

@@ -270,8 +270,8 @@ def _scheme(
         return next((scheme for scheme in SCHEMES if scheme == quantize), None), compute_dtype
     if compute_dtype not in (None, quantize):
         raise BadRequest(
-            f"compute_dtype={compute_dtype!r} goes with weights in codes, and not with quantize={quantize!r}; leave "
-            f"it out, or take quantize={compute_dtype!r}"
+            f"compute_dtype={compute_dtype!r} goes with weights in 8 or 4 bits, and not with quantize={quantize!r}; "
+            f"leave it out, or take quantize={compute_dtype!r}"
         )
     return None, quantize
 
