@@ -16,7 +16,6 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,14 @@ from pronk.llm import LLM
 from pronk.measure import machine
 from pronk.torch_engine.backend import TorchBackend
 from pronk.torch_engine.codes import Codes
+from pronk.torch_engine.codes_linear import CodesLinear
 from pronk.torch_engine.model import Llama, RMSNorm
 from pronk.torch_engine.quantized import Int8Linear, weight_codes
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-FORMATS = ("bf16", "llm-int8", "int8", "q8", "q4")
+PAPERS = "llm-int8-paper"  # whose outliers are what is above the threshold, as in bitsandbytes, and no others
+FORMATS = ("bf16", "llm-int8", PAPERS, "int8", "q8", "q4")
 BLOCK = 64  # tokens of a KV block
 _FIRST_PLAIN_ID = 3
 
@@ -203,20 +204,26 @@ def made(model: Llama, format: str) -> TorchBackend:
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
-        if owner.startswith("model.layers.") and isinstance(module, torch.nn.Linear):
-            other.set_submodule(owner, _coded(module.weight, format))
+        if isinstance(module, torch.nn.Linear) and (kept := _format_of(owner, format)):
+            other.set_submodule(owner, _coded(module.weight, kept))
         else:
             setattr(other.get_submodule(owner), leaf, parameter)
     other.tie_weights()
     return TorchBackend(other.eval().requires_grad_(False))
 
 
+def _format_of(owner: str, format: str) -> str | None:
+    """Of a matrix, as the engine has it: schemes of 8 bits leave the head in floats, and q4 and q8 make it q8."""
+    return format if owner.startswith("model.layers.") else None if format in (*SCHEMES, PAPERS) else "q8"
+
+
 def _coded(weight: Tensor, format: str) -> torch.nn.Module:
+    if format == PAPERS:
+        return Int8Linear(weight_codes(weight.float(), "llm-int8"), None, "llm-int8", Outliers(least=0))
     if format in SCHEMES:
         scheme: Scheme = format
         return Int8Linear(weight_codes(weight.float(), scheme), None, scheme, Outliers())
-    made: torch.nn.Module = import_module("pronk.torch_engine.codes").CodesLinear(codes_of(weight, format), None)
-    return made
+    return CodesLinear(codes_of(weight, format), None, format)
 
 
 def codes_of(weight: Tensor, format: str) -> Codes:

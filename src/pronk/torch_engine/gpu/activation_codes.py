@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pronk.formats.int8 import Outliers
 from pronk.formats.turn import together
+from pronk.torch_engine.gpu.chain import chained, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import normed
 from pronk.torch_engine.gpu.product import Norm
 
@@ -30,6 +31,7 @@ class RowCodes:
     scale: Tensor  # [T] float32
     least: Tensor  # [T] float32: what is as large as this is an outlier
     count: Tensor  # [T] int32: outliers
+    any: Tensor  # [1] int32: 0 where no row has one
     column: Tensor  # [T, LISTED] int32
     value: Tensor  # [T, LISTED] float32, 0 where there are fewer
 
@@ -42,6 +44,7 @@ def of_many(x: Tensor, outliers: Outliers | None, turned: bool) -> RowCodes:
         new(t, dtype=torch.float32),
         new(t, dtype=torch.float32),
         new(t, dtype=torch.int32),
+        x.new_zeros(1, dtype=torch.int32),
         new(t, LISTED, dtype=torch.int32),
         new(t, LISTED, dtype=torch.float32),
     )
@@ -88,11 +91,13 @@ def _start(
     wide = triton.next_power_of_2(k)
     _codes[(t,)](
         x, weight, out, scale,
-        lists and lists.least, lists and lists.count, lists and lists.column, lists and lists.value,
+        lists and lists.least, lists and lists.count, lists and lists.any, lists and lists.column,
+        lists and lists.value,
         eps, outliers.threshold if outliers else 0.0, t, k,
         FORM=form, WIDE=wide, BLOCK=block, SHRINK=float(np.float32(1) / np.sqrt(np.float32(block))),
         APART=outliers is not None, LEAST=min(outliers.least, k) if outliers else 0, LISTED=LISTED,
-        num_warps=max(1, min(16, wide // 512)), enable_fp_fusion=False,
+        num_warps=max(1, min(16, wide // (512 if t <= 16 else 1024))), enable_fp_fusion=False,
+        **chained(x),
     )  # fmt: skip
 
 
@@ -123,14 +128,16 @@ def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
 
 @triton.jit
 def _codes(
-    x, norm, out, scales, leasts, counts, columns_of, values, eps, threshold, rows, columns,
+    x, norm, out, scales, leasts, counts, any_row, columns_of, values, eps, threshold, rows, columns,
     FORM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr,
-    APART: tl.constexpr, LEAST: tl.constexpr, LISTED: tl.constexpr,
+    APART: tl.constexpr, LEAST: tl.constexpr, LISTED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(CHAINED)
     row = tl.program_id(0)
     start = row.to(tl.int64) * columns
     at = tl.arange(0, WIDE)
     there = at < columns
+    wait_for_last(CHAINED)
     given = tl.load(x + start + at, mask=there, other=0)
     h = given.to(tl.float32)
     if norm is not None:
@@ -143,9 +150,12 @@ def _codes(
     least = tl.full((), float("inf"), tl.float32)
     if LEAST > 0:
         left = size
-        for _ in range(LEAST):
+        for nth in range(LEAST):
             least, place = tl.max(left, 0, return_indices=True)
             left = tl.where(at == place, -1.0, left)
+            if FORM == "many" and nth < LISTED:  # as if there were no others: below, where there are
+                tl.store(columns_of + row * LISTED + nth, place)
+                tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
     if APART:
         apart = there & is_outlier(h, threshold, least)
         size = tl.where(apart, 0.0, size)
@@ -182,13 +192,18 @@ def _codes(
         kept = tl.where(apart, h, 0.0).to(out.dtype.element_ty)
         tl.store(out + (row + rows).to(tl.int64) * columns + at, kept, mask=there)
     if FORM == "many" and APART:
-        number = tl.cumsum(apart.to(tl.int32), 0) - 1
         some = tl.sum(apart.to(tl.int32), 0)
         tl.store(leasts + row, least)
         tl.store(counts + row, some)
-        listed = apart & (number < LISTED)
-        tl.store(columns_of + row * LISTED + number, at, mask=listed)
-        tl.store(values + row * LISTED + number, h, mask=listed)
+        if some > 0:
+            tl.store(any_row, 1)
+        if some != LEAST:
+            ahead = tl.where(apart, at, WIDE)
+            for nth in range(0, tl.minimum(some, LISTED)):
+                place = tl.min(ahead, 0)
+                ahead = tl.where(at == place, WIDE, ahead)
+                tl.store(columns_of + row * LISTED + nth, place)
+                tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
         slot = tl.arange(0, LISTED)
         tl.store(columns_of + row * LISTED + slot, tl.zeros((LISTED,), tl.int32), mask=slot >= some)
         tl.store(values + row * LISTED + slot, tl.zeros((LISTED,), tl.float32), mask=slot >= some)

@@ -47,6 +47,7 @@ def paged_attention(qkv: Tensor, batch: PagedBatch, kv: LayerKV) -> Tensor:
         batch.tile_firsts, qkv.shape[1], batch.tables.shape[1], size**-0.5 * _LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDE=max(16, wide), BLOCK_SIZE=batch.block_size, ROWS=tiling.rows,
         QUERIES=tiling.queries, KEYS=32 if exact else _KEYS, CHUNK=tiling.chunk if splits > 1 else 0, SPLITS=splits,
+        ALIKE=tiling.alike,
         EXACT="ieee" if exact else "tf32", num_warps=8 if tiling.rows >= 128 else 4, num_stages=2 if exact else 3,
         **chained(qkv),
     )  # fmt: skip
@@ -97,7 +98,7 @@ def _attend(
     q, keys, values, out, partial, tables, offsets, starts, tile_runs, tile_firsts, width, table_width, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
-    EXACT: tl.constexpr, CHAINED: tl.constexpr,
+    ALIKE: tl.constexpr, EXACT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Scores are to the base 2: `scale` has log2(e) in it."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -124,7 +125,7 @@ def _attend(
     total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, WIDE), tl.float32)
     # Blocks of keys that every row sees whole, and then those at whose keys rows end.
-    whole = low + tl.maximum(tl.minimum(start + first - begin + 1, high) - low, 0) // KEYS * KEYS
+    whole = low if ALIKE else low + tl.maximum(tl.minimum(start + first - begin + 1, high) - low, 0) // KEYS * KEYS
     table = tables + run.to(tl.int64) * table_width
     for at in range(low, whole, KEYS):
         most, total, found = _look(

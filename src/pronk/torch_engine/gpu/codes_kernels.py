@@ -11,12 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pronk.torch_engine.gpu.chain import ask_for, let_next_begin, wait_for_last
+from pronk.torch_engine.gpu.chain import let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import gated as gated_of
 
 STRIP = tl.constexpr(8)  # rows whose scales of a group lie side by side
 WORDS = tl.constexpr(4)  # of a chunk
-_LINE = tl.constexpr(8)  # chunks in a line of the cache, or scales of strips
 # What makes floats of bits in their mantissa, by the bits of a code: for those at even places, and at odd ones.
 MASKS = {8: (0x4B000080, 0x4B000080), 4: (0x43000000, 0x45000000)}
 
@@ -33,8 +32,6 @@ def one_row(
     exact: tl.constexpr = x.dtype.element_ty == tl.float32
     rows, outputs, there = _rows(tl.program_id(0), N, ROWS, GATED)
     let_next_begin(CHAINED)
-    if CHAINED:
-        _ask(words, scale, minimum, rows, there, CHUNKS, BITS, BLOCK)
     wait_for_last(CHAINED)
     total = tl.zeros((BLOCK, ROWS), tl.float32)
     squares = tl.zeros((BLOCK, WORDS), tl.float32)
@@ -156,7 +153,8 @@ def merged(
     """What `few_rows` left in parts [SPLIT, T, N], added up in their order."""
     let_next_begin(CHAINED)
     wait_for_last(CHAINED)
-    token, out = tl.program_id(0), y.dtype.element_ty
+    token = tl.program_id(0)
+    out: tl.constexpr = y.dtype.element_ty
     outputs = N // 2 if GATED else N
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < outputs
@@ -216,22 +214,6 @@ def _rows(program, N, ROWS: tl.constexpr, GATED: tl.constexpr):
         return at // HALF * (N // 2) + outputs, outputs, outputs < N // 2
     rows = program * ROWS + at
     return rows, rows, rows < N
-
-
-@triton.jit
-def _ask(words, scale, minimum, rows, there, CHUNKS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """For all of these rows' codes and scales, while the kernel before ends."""
-    LINES: tl.constexpr = BLOCK // _LINE if BLOCK > _LINE else 1
-    GROUPS: tl.constexpr = CHUNKS // (BITS // 4)
-    start = tl.where(there, rows, 0).to(tl.int64)[None, :]
-    for first in range(0, CHUNKS, BLOCK):
-        chunks = tl.minimum(first + tl.arange(0, LINES) * _LINE, CHUNKS - 1)[:, None]
-        ask_for(words + start * (CHUNKS * WORDS) + chunks * WORDS, True)
-        groups = chunks // (BITS // 4)
-        strips = start // STRIP * (GROUPS * STRIP) + groups * STRIP
-        ask_for(scale + strips, True)
-        if minimum is not None:
-            ask_for(minimum + strips, True)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pronk.torch_engine.gpu.chain import ask_for, chained, let_next_begin, wait_for_last
+from pronk.torch_engine.gpu.chain import chained, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import gated as gated_of
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
@@ -75,26 +75,16 @@ class FloatProduct(Product):
         return y
 
 
-_LINE = tl.constexpr(64)  # weights of 16 bits in a line of the cache
-
-
 @triton.jit
 def _row(
     x, weight, bias, norm, residual, y, eps, outputs, columns,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Of one row of x. The norm's weight comes first, and its scale, which needs all of the row, last."""
-    LINES: tl.constexpr = COLUMNS // _LINE if COLUMNS > _LINE else 1
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = n < outputs
     start = n.to(tl.int64)[:, None] * columns
     let_next_begin(CHAINED)
-    for first in range(0, columns, COLUMNS):
-        k = first + tl.arange(0, LINES) * _LINE
-        mine = weight + tl.where(there[:, None] & (k < columns)[None, :], start + k[None, :], 0)
-        ask_for(mine, CHAINED)
-        if GATED:
-            ask_for(mine + (outputs + 0 * n).to(tl.int64)[:, None] * columns, CHAINED)
     wait_for_last(CHAINED)
     found = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
     ups = tl.zeros((OUTPUTS, COLUMNS), tl.float32)

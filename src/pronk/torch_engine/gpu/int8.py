@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pronk.formats import FORMATS, int8
 from pronk.formats.int8 import Outliers, Scheme
 from pronk.torch_engine.gpu import activation_codes
 from pronk.torch_engine.gpu.int8_few import few_product, row_product
@@ -18,7 +19,7 @@ from pronk.torch_engine.gpu.int8_some import some_product
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
 
-SCHEMES: tuple[Scheme, ...] = ("int8", "llm-int8", "absmax-row")  # in which each row of x is judged alone
+SCHEMES = tuple(scheme for scheme in int8.SCHEMES if not FORMATS[scheme].shares_scales)  # each row is judged alone
 FEW, SOME = 16, 64  # rows, up to which kernels wait for weights
 
 
@@ -31,7 +32,7 @@ class Int8Product(Product):
             raise ValueError(f"no kernel has {scheme}")
         self.q, self.bias, self.turned = q, bias, turned
         self.scale = scale.expand(len(q), 1).contiguous().view(-1)
-        apart = scheme == "llm-int8" and (outliers.least > 0 or outliers.threshold < float("inf"))
+        apart = FORMATS[scheme].outliers and (outliers.least > 0 or outliers.threshold < float("inf"))
         self.outliers = outliers if apart else None
 
     def __call__(
@@ -45,9 +46,11 @@ class Int8Product(Product):
         if rows == 1:
             row_product(activation_codes.of_a_row(x, norm, self.outliers, self.turned), *rest, gated)
         elif rows <= FEW:
-            few_product(*activation_codes.of_few(x, norm, self.outliers, self.turned), *rest, gated)
-        elif rows <= SOME and x.dtype != torch.float32:
-            some_product(*activation_codes.of_some(x, norm, self.outliers, self.turned), *rest)
+            codes, scales = activation_codes.of_few(x, norm, self.outliers, self.turned)
+            few_product(codes, scales, *rest, gated)
+        elif rows <= SOME and x.dtype != torch.float32 and self.outliers and self.outliers.least:
+            codes, factors = activation_codes.of_some(x, norm, self.outliers, self.turned)
+            some_product(codes, factors, *rest)
             return swiglu(y) if gated else y
         else:
             h = rms_norm(x, *norm) if norm else x

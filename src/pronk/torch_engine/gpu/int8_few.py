@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pronk.torch_engine.gpu.chain import chained, let_next_begin, wait_for_last
 from pronk.torch_engine.gpu.norms import gated as gated_of
 
 
@@ -45,6 +46,7 @@ def row_product(
     _row[(triton.cdiv(outputs, width),)](
         x, q, scale, bias, residual, y, outputs, k,
         OUTPUTS=width, COLUMNS=columns, EVEN=k % columns == 0, GATED=gated, num_warps=tile.warps,
+        **chained(x),
     )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def few_product(
         ROWS=max(8, padded) if both else max(16, padded), OUTPUTS=width, COLUMNS=tile.columns, PARTS=tile.parts,
         EVEN=k % tile.columns == 0, BOTH=both, GATED=gated,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **chained(x),
     )  # fmt: skip
 
 
@@ -104,11 +106,14 @@ def _finished(found, scale, bias, n, there):
 def _row(
     x, q, scale, bias, residual, y, outputs, columns,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = n < outputs
     start = tl.where(there, n, 0).to(tl.int64) * columns
     other = tl.where(there, n + outputs, 0).to(tl.int64) * columns
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     found = tl.zeros((OUTPUTS, COLUMNS // 16), tl.float32)
     ups = tl.zeros((OUTPUTS, COLUMNS // 16), tl.float32)
     for first in range(0, columns, COLUMNS):
@@ -147,12 +152,15 @@ def _few(
     x, x_scale, q, scale, bias, residual, y, rows, outputs, columns,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
     EVEN: tl.constexpr, BOTH: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Codes are exact in 16 bits, and so are outliers, which are as they came."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = n < outputs
     start = tl.where(there, n, 0).to(tl.int64) * columns
     other = tl.where(there, n + outputs, 0).to(tl.int64) * columns
+    let_next_begin(CHAINED)
+    wait_for_last(CHAINED)
     ALL: tl.constexpr = ROWS * (2 if BOTH else 1)
     part = tl.arange(0, PARTS)[:, None, None]
     within = tl.arange(0, COLUMNS // PARTS)[None, None, :]

@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES = ((64, Tile(64, 64, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
+TILES = ((64, Tile(64, 32, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
 LARGE_TILE = Tile(128, 256, 128, 8, 3)
 _FINISH_ROWS, _FINISH_OUTPUTS = 16, 256
 _GROUP = 8  # tiles of rows that share weights in the second-level cache
@@ -46,7 +46,9 @@ def many_product(
     """x [T, K], what the codes are of; q [N, K]; y [T, N]."""
     (t, k), n = x.shape, len(q)
     copied = outliers is not None and t >= COPIED_FROM
-    by_columns = _by_columns(q) if copied else None
+    # Where each row is sure to have some, their product is made on the way; else after it, where there are any.
+    beside = outliers is not None and outliers.least > 0 and not copied
+    by_columns = _by_columns(q, codes.any) if copied else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
     rest = {
         "APART": outliers is not None,
@@ -65,24 +67,27 @@ def many_product(
         grid = (triton.cdiv(t, tile.rows) * triton.cdiv(n, tile.outputs),)
         _multiply[grid](
             *given, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, GROUP=_GROUP,
-            EVEN=k % tile.columns == 0, BESIDE=outliers is not None and not copied, **rest,
+            EVEN=k % tile.columns == 0, BESIDE=beside, **rest,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     else:
-        grid = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
+        finish = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
         sums = torch._int_mm(codes.q, q.t())
-        _finish[grid](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
+        _finish[finish](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
 
 
-def _by_columns(q: Tensor) -> Tensor:
+def _by_columns(q: Tensor, wanted: Tensor) -> Tensor:
+    """Nothing is written where nothing is wanted."""
     n, k = q.shape
     copy = q.new_empty(k, n)
-    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, n, k, num_warps=8)
+    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, wanted, n, k, num_warps=8)
     return copy
 
 
 @triton.jit
-def _transpose(q, copy, rows, columns):
+def _transpose(q, copy, wanted, rows, columns):
+    if tl.load(wanted) == 0:
+        return
     n = tl.program_id(0) * 128 + tl.arange(0, 128)
     k = tl.program_id(1) * 128 + tl.arange(0, 128)
     there = (n < rows)[:, None] & (k < columns)[None, :]

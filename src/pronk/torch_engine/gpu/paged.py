@@ -31,6 +31,7 @@ class Tiling:
     queries: int  # tokens of a tile
     chunk: int  # keys of a split; where there is one, as far as they may reach
     splits: int
+    alike: bool = False  # whether one piece of code is to see to all keys: what is fused in it decides last bits
 
     @classmethod
     def of(cls, decodes: bool, group: int, furthest: int, *, invariant: bool = False) -> Tiling:
@@ -38,7 +39,7 @@ class Tiling:
         for every batch, so that no row's sums depend on it."""
         if invariant:
             rows = max(_UNSPLIT, 1 << (group - 1).bit_length())
-            return cls(rows, rows // group, max(_SPLIT, 1 << furthest.bit_length()), 1)
+            return cls(rows, rows // group, max(_SPLIT, 1 << furthest.bit_length()), 1, True)
         if not decodes:
             rows = max(_TILE, 1 << (group - 1).bit_length())
             return cls(rows, rows // group, 1 << furthest.bit_length(), 1)

@@ -29,7 +29,7 @@ def join(modules: Sequence[nn.Module], invariant: bool) -> Product:
     if isinstance(first, CodesLinear):
         return _of_codes(modules, biases)  # type: ignore[arg-type]
     if isinstance(first, Int8Linear):
-        scale = torch.cat([module.scale.expand(module.out_features, 1) for module in modules])  # type: ignore[operator]
+        scale = torch.cat([m.scale.expand(m.out_features, 1) for m in modules if isinstance(m, Int8Linear)])
         return int8.Int8Product(_joined(modules, "q"), scale, biases, first.scheme, first.outliers, first.turned)
     return FloatProduct(_joined(modules, "weight"), biases, invariant=invariant)
 
