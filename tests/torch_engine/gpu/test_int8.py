@@ -153,7 +153,7 @@ def test_many_rows_have_several_ways(way: str, where: torch.device, monkeypatch:
     monkeypatch.setattr(int8_many, "COPIED_FROM", 10_000 if way == "dense" else 1)
     monkeypatch.setattr(int8_many, "OWN_KERNEL", way != "cublas")
     x = hostile(FEW + 8, 320).to(where)
-    for rule in RULES:
+    for rule in (Outliers(6.0, 6), Outliers(0.0, 0)):
         product, linear = both(weights(72, 320, "llm-int8", False, where), "llm-int8", rule)
         near(product(x), linear(x), allowed(x, linear))
 
