@@ -18,7 +18,7 @@ from pronk.torch_engine.gpu import codes as products
 from pronk.torch_engine.gpu.codes import CodesProduct
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-ROW = [(8, 128), (4, 128), (16, 128), (8, 256)]  # rows, chunks
+ROW = [(8, 128), (4, 128), (16, 32), (8, 32)]  # rows, chunks
 FEW = [
     (64, 8, 4, 3),
     (64, 8, 4, 2),
