@@ -287,7 +287,7 @@ def test_a_checkpoint_says_its_threshold_and_options_have_the_last_word() -> Non
             {"quantize": "bf16", "compute_dtype": "f32"},
             "compute_dtype='f32' goes with weights in 8 or 4 bits, and not",
         ),
-        ({"compute_dtype": "bf16"}, "not with quantize=None; leave it out, or take quantize='bf16'"),
+        ({"compute_dtype": "bf16"}, "not with floats; leave it out, or take quantize='bf16'"),
         ({"quantize": "int8", "int8_outliers": 0}, "int8_outliers=0 is for quantize='llm-int8'"),
         ({"quantize": "llm-int8", "int8_threshold": math.nan}, "int8_threshold must be a number"),
         ({"quantize": "llm-int8", "int8_outliers": -1}, "int8_outliers must be a whole number"),

@@ -116,6 +116,8 @@ class TorchBackend(Backend):
         return self._adapters.numbers
 
     def attach(self, adapter: Adapter) -> int:
+        if self.batch_invariant:
+            raise BadRequest(f"{adapter.path}: batch_invariant takes no adapter beside the weights; merge it")
         return self._adapters.attach(adapter)
 
     def detach(self, number: int) -> None:
@@ -242,7 +244,7 @@ def _graphs(model: Llama, device: torch.device, step: Step | None, invariant: bo
     from pronk.torch_engine.gpu.step import Step, can_step
 
     attention = model.model.layers[0].self_attn
-    if attention.mode == "math" or not can_step(model, invariant=invariant):
+    if attention.mode == "math" or not (step or can_step(model, invariant=invariant)):
         return None
     return Graphs(step or Step(model, invariant=invariant), model)
 
@@ -269,9 +271,10 @@ def _scheme(
     if quantize in CODED:
         return next((scheme for scheme in SCHEMES if scheme == quantize), None), compute_dtype
     if compute_dtype not in (None, quantize):
+        given = "floats" if quantize is None else f"quantize={quantize!r}"
         raise BadRequest(
-            f"compute_dtype={compute_dtype!r} goes with weights in 8 or 4 bits, and not with quantize={quantize!r}; "
-            f"leave it out, or take quantize={compute_dtype!r}"
+            f"compute_dtype={compute_dtype!r} goes with weights in 8 or 4 bits, and not with {given}; leave it out, or "
+            f"take quantize={compute_dtype!r}"
         )
     return None, quantize
 

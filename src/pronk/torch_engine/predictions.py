@@ -33,7 +33,8 @@ class TorchPredictions(Predictions):
         """What can be drawn on a GPU is drawn there, all of it at once: of a CPU's logits numpy is as quick."""
         there = [n for n, ask in enumerate(asks) if self._there.is_cuda and can_sample(ask)]
         ready = [n for n in there if self._likeliest[asks[n].row][1]]
-        drawn = super().draw([ask for n, ask in enumerate(asks) if n not in set(there)])
+        others = set(range(len(asks))).difference(there)
+        drawn = super().draw([ask for n, ask in enumerate(asks) if n in others])
         if not there:
             return drawn
         tokens: list[int] = []

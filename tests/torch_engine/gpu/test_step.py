@@ -15,7 +15,7 @@ from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.gpu import paged
 from pronk.torch_engine.gpu.likeliest import likeliest
 from pronk.torch_engine.gpu.paged import PagedBatch, Room, Tiling, fill
-from pronk.torch_engine.gpu.step import Step
+from pronk.torch_engine.gpu.step import Step, can_step
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import Llama
 
@@ -150,6 +150,24 @@ def test_matrices_are_not_there_twice(where: torch.device) -> None:
     passes = make("gqa", where)
     attention = passes.model.model.layers[0].self_attn
     assert attention.q_proj.weight.data_ptr() + attention.q_proj.weight.nbytes == attention.k_proj.weight.data_ptr()
+
+
+def test_what_is_trained_keeps_its_weights(where: torch.device) -> None:
+    """Its optimizer holds them: joined ones would be others."""
+    config = tiny_config(**CONFIGS["gqa"])
+    model = load_model(in_memory(config, random_weights(config)), where, torch.float32)
+    assert not can_step(model)
+    assert can_step(model.requires_grad_(False))
+
+
+def test_matrices_of_two_kinds_are_not_joined(where: torch.device) -> None:
+    """As of a file that has some codes that are turned, and some that are not."""
+    config = tiny_config(**CONFIGS["gqa"])
+    checkpoint = in_memory(config, random_weights(config))
+    model = load_model(checkpoint, where, torch.float32, scheme="int8").requires_grad_(False)
+    assert can_step(model)
+    model.model.layers[0].self_attn.k_proj.turned = False
+    assert not can_step(model)
 
 
 def test_too_few_blocks_are_an_error(where: torch.device) -> None:

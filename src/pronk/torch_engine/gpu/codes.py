@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -112,10 +113,11 @@ class CodesProduct(Product):
         chunks = self.words.shape[1]
         out = prepare(self.words.device, dtype)[: (last - first) * self.columns].view(-1, self.columns)
         grid = triton.cdiv(last - first, _FLOATS_ROWS), triton.cdiv(chunks, _FLOATS_BLOCK)
-        kernels.floats[grid](
-            self.words, self.scale, self.minimum, out, first, last, self.columns, chunks, self.bits, self.origin,
-            _FLOATS_ROWS, _FLOATS_BLOCK,
-        )  # fmt: skip
+        with torch.cuda.device(self.words.device) if self.words.is_cuda else nullcontext():
+            kernels.floats[grid](
+                self.words, self.scale, self.minimum, out, first, last, self.columns, chunks, self.bits, self.origin,
+                _FLOATS_ROWS, _FLOATS_BLOCK,
+            )  # fmt: skip
         return out
 
 

@@ -73,7 +73,7 @@ def norm_back(
     rows, columns = x.shape
     of_x = torch.empty_like(x)
     narrowed = torch.empty_like(x, dtype=narrow) if narrow != x.dtype else of_x
-    each = -(-rows // _PROGRAMS) if learns else 1
+    each = max(1, -(-rows // _PROGRAMS)) if learns else 1
     programs = -(-rows // each)
     parts = x.new_empty(programs if learns else 1, columns, dtype=torch.float32)
     block = triton.next_power_of_2(columns)

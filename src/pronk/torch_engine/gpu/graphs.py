@@ -19,7 +19,7 @@ from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import Llama
 
 MOST = 256  # texts of a pass that is captured
-_KEPT = 64  # graphs
+_KEPT = 32  # graphs, with their logits
 _BLOCK = 64  # tokens, of a cache of one pass
 _ANGLES = 8192  # positions that have theirs from the first pass on: where they lie is written into graphs
 
@@ -55,6 +55,10 @@ class Graphs:
         invariant = self.step.invariant
         if kv is None:
             batch, kv = forgetful(batch, self._model)
+        with torch.cuda.device(kv.device):  # kernels and streams are those of the current one
+            return self._found(batch, kv, invariant)
+
+    def _found(self, batch: Batch, kv: TorchKV, invariant: bool) -> Found:
         texts = len(batch.offsets) - 1
         if kv.forgets or not len(batch.token_ids) == texts == len(batch.logits_rows) or texts > MOST:
             there = PagedBatch.of(batch, kv.block_size, self._group, kv.device, invariant=invariant)
@@ -64,7 +68,7 @@ class Graphs:
         angles = max(reach, min(_ANGLES, self._model.config.max_position_embeddings))
         rope = self._model.model.rope.reaching(angles - 1, kv.device)
         # What a graph reads lies where it lay when it was captured: a cache that has grown is another one.
-        key = size, reach, rope.data_ptr(), *kv.addresses
+        key = size, reach, rope.shape[1], rope.data_ptr(), kv.block_size, *kv.addresses
         with self._lock:
             known = self._captured.pop(key, None)
             self._copied.synchronize()  # until what was copied last is there

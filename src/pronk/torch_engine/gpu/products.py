@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,20 @@ from pronk.torch_engine.gpu.product import Product
 from pronk.torch_engine.quantized import Int8Linear
 
 
-def can_join(module: nn.Module, invariant: bool) -> bool:
-    if isinstance(module, CodesLinear):
-        return (module.joined is not None or can_multiply(module.codes)) and not invariant
-    return isinstance(module, nn.Linear) or (
-        isinstance(module, Int8Linear) and module.scheme in int8.SCHEMES and not invariant
-    )
+def can_join(modules: Sequence[nn.Module], invariant: bool) -> bool:
+    """Whether they are of one kind, of which there are kernels."""
+    kind, *others = map(_kind, modules)
+    return kind is not None and all(other == kind for other in others) and not (invariant and kind[0] is not nn.Linear)
+
+
+def _kind(module: nn.Module) -> tuple[Any, ...] | None:
+    if isinstance(module, nn.Linear):
+        return nn.Linear, module.weight.dtype
+    if isinstance(module, Int8Linear) and module.scheme in int8.SCHEMES:
+        return Int8Linear, module.scheme, module.turned, module.outliers
+    if isinstance(module, CodesLinear) and can_multiply(codes := module.codes):
+        return CodesLinear, codes.columns, codes.q.dtype, codes.q.shape[1:], codes.origin, codes.minimum is None
+    return None
 
 
 def join(modules: Sequence[nn.Module], invariant: bool) -> Product:

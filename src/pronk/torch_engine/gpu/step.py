@@ -29,15 +29,9 @@ class _Layer:
 
     @classmethod
     def of(cls, block: Block, invariant: bool) -> _Layer:
-        attention, mlp = block.self_attn, block.mlp
-        return cls(
-            norm=_norm(block.input_layernorm),
-            qkv=join([attention.q_proj, attention.k_proj, attention.v_proj], invariant),
-            o=join([attention.o_proj], invariant),
-            norm_after=_norm(block.post_attention_layernorm),
-            gate_up=join([mlp.gate_proj, mlp.up_proj], invariant),
-            down=join([mlp.down_proj], invariant),
-        )
+        qkv, o, gate_up, down = (join(group, invariant) for group in _groups(block))
+        before, after = _norm(block.input_layernorm), _norm(block.post_attention_layernorm)
+        return cls(before, qkv, o, after, gate_up, down)
 
 
 class Step:
@@ -68,9 +62,20 @@ class Step:
 
 
 def can_step(model: Llama, *, invariant: bool = False) -> bool:
-    """Whether there is a Product for each of its matrices."""
-    matrices = (module for module in model.modules() if hasattr(module, "out_features"))
-    return not model.config.num_labels and not model.every_row and all(can_join(m, invariant) for m in matrices)
+    """Whether there is a Product for all of its matrices. One that is trained keeps its own."""
+    if model.config.num_labels or model.every_row or any(p.requires_grad for p in model.parameters()):
+        return False
+    groups: list[list[nn.Module]] = [[model.lm_head]]
+    for block in model.model.layers:
+        groups += _groups(block)  # type: ignore[arg-type]
+    return all(can_join(group, invariant) for group in groups)
+
+
+def _groups(block: Block) -> list[list[nn.Module]]:
+    """Its matrices, those together that share their input: q, k and v; o; gate and up; down."""
+    attention, mlp = block.self_attn, block.mlp
+    qkv: list[nn.Module] = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
 
 
 def _norm(module: RMSNorm | nn.Module) -> Norm:
