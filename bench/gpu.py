@@ -11,7 +11,6 @@ import gc
 import importlib.metadata
 import itertools
 import math
-import os
 import random
 import subprocess
 import time
@@ -78,7 +77,7 @@ def conditions() -> dict[str, Any]:
     found: dict[str, Any] = {
         **{key: value for key, value in machine.machine().items() if key != "load"},
         "versions": {name: _version(name) for name in ("torch", "triton", "transformers", "bitsandbytes", "peft")},
-        "pronk_commit": machine.commit(Path(__file__).parent) or os.environ.get("PRONK_COMMIT"),
+        "pronk_commit": machine.commit(Path(__file__).parent),
     }
     if not ON_GPU:
         return found | {"card": None, "read_gb_s": None, "copy_gb_s": None, "bf16_tflop_s": None}
@@ -398,10 +397,6 @@ def parser(about: str | None, *, seconds: float, shapes: Sequence[str]) -> argpa
 
 
 def save(program: str, options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """In results/ where there is a GPU; $OUT, if it is set, gets a copy."""
-    name = options.name or program
-    folders = [harness.RESULTS] if ON_GPU else []
-    if os.environ.get("OUT"):
-        folders.append(Path(os.environ["OUT"]))
-    for folder in folders:
-        harness.say(f"written to {harness.save(name, results, folder)}")
+    """In results/, where there is a GPU."""
+    if ON_GPU:
+        harness.say(f"written to {harness.save(options.name or program, results)}")
