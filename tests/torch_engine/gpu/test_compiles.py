@@ -13,7 +13,7 @@ FLOATS = {"_row", "_few", "_rms_norm", "_swiglu", "_rotate_and_store", "_attend"
 ALWAYS = {"_rotate_and_store", "_attend", "_merge", "_of_part", "_of_row"}
 KERNELS = {
     "bf16": FLOATS,
-    "f32+": FLOATS - {"_row", "_merge"},
+    "f32+": FLOATS - {"_row", "_merge", "_swiglu"},
     "llm-int8": ALWAYS | {"_codes", "_multiply", "_transpose"},
     "int8": ALWAYS | {"_codes", "_multiply"},
     "q8": ALWAYS | {"one_row", "few_rows", "merged", "floats"},
