@@ -100,7 +100,7 @@ PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* x
                 else (step(std::integral_constant<int, kStep>(), kPart * periods + at), ...);
             }(std::make_integer_sequence<int, period>());
         };
-        if constexpr (T <= 2) {
+        if constexpr (T <= kWhole) {
             // Not unrolled: processors foresee what a load will read by the stride of that one instruction, and many of them with
             // long strides are not foreseen. What few tokens read comes from memory.
 #pragma GCC unroll 1
@@ -136,13 +136,13 @@ PRONK_INLINE void add_group_of(const Weights& weights, const Rows& x, int g, F (
 }
 
 // Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
-template <class Of, int kMost, class WeightsOf, class Ahead>
-void add_groups(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
+template <class Of, int kMost, class WeightsOf, class Ask>
+void add_groups(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
     const LookedUp<Of::wide> brought(x, Of::middle, from, to, tokens);
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
         for (int g = from; g < to; ++g) {
-            if (t == 0) ahead(g);
+            ask();
             for (int v = first; v < first + vectors; v += R)
                 add_group<Of::parts, Of::minima, Of::wide, T, R>(weights_of(g, v * 16), brought.of(g - from, t),
                                                                  x.data + t * x.stride + g * kGroup, x.stride, InMemory{y + t * kPanelRows + v * 16});
@@ -151,8 +151,8 @@ void add_groups(const WeightsOf& weights_of, const Ahead& ahead, int from, int t
 }
 
 // The same where there are registers for sums of floats.
-template <class Of, int kMost, class WeightsOf, class Ahead>
-void add_groups_in_registers(const WeightsOf& weights_of, const Ahead& ahead, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
+template <class Of, int kMost, class WeightsOf, class Ask>
+void add_groups_in_registers(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 2) < kVectors / 2 ? tile_vectors(T, 2) : kVectors / 2;
         for (int v = first; v < first + vectors; v += R) {
@@ -163,7 +163,7 @@ void add_groups_in_registers(const WeightsOf& weights_of, const Ahead& ahead, in
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) acc[i][r] = all.get(i, r);
             for (int g = from; g < to; ++g) {
-                if (t == 0 && v == first) ahead(g);
+                ask();
                 add_group_of<Of>(weights_of(g, v * 16), x.at(t), g, acc);
             }
 #pragma GCC unroll 6

@@ -84,11 +84,12 @@ inline F exp(F x) {  // within 2 units in the last place; exactly 0 where that w
 // -- register tiles: a few tokens times 16 to 64 rows of a panel ------------------------------------------------------
 //
 // An Op is how one step of k reads weights, and what it does with them: `vector` bytes hold 16 rows of a step, `step`
-// columns are in it; activations take four bytes a step in every format. `streamed`: from memory, where tokens are few.
+// columns are in it; activations take four bytes a step in every format. `streamed`: the most tokens of a tile that asks for what
+// it will read.
 
 struct OpF32 {
     static constexpr int vector = 64, step = 1;
-    static constexpr bool streamed = true;
+    static constexpr int streamed = kTileTokens;
     using Acc = F;
     using W = F;
     using X = F;
@@ -104,7 +105,7 @@ struct OpF16 : OpF32 {
 
 struct OpBF16 {
     static constexpr int vector = 64, step = 2;
-    static constexpr bool streamed = true;
+    static constexpr int streamed = kTileTokens;
     using Acc = F;
     using W = S::Pairs;
     using X = I;
@@ -115,7 +116,7 @@ struct OpBF16 {
 
 struct OpInt8 {
     static constexpr int vector = 64, step = 4;
-    static constexpr bool streamed = true;
+    static constexpr int streamed = kTileTokens;
     using Acc = I;
     using W = S::Bytes;
     using X = I;
@@ -137,17 +138,25 @@ constexpr int tile_tokens(int accumulators) {
     return t;
 }
 
+// Whether there are registers for many sums; and how many tokens a tile of all rows of a panel may have: such a one reads whole
+// lines, in their order.
+constexpr bool kRoomy = S::registers / S::registers_per_vector >= 32;
+constexpr int kWhole = kRoomy ? 3 : 2;
+
 constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpacked, and how many share it
 
 // Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
-template <int kMost, bool kEven = true, class Add>  // kEven: eight are twice four
+template <int kMost, class Add>
 PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     int t = 0;
-    if constexpr (kMost > 4) {
-        for (; t + kMost <= tokens && !(kEven && t + 8 == tokens); t += kMost) add(std::integral_constant<int, kMost>(), t);
+    if constexpr (kMost > 4) {  // the last eight are twice four
+        for (; t + kMost <= tokens && t + 8 != tokens; t += kMost) add(std::integral_constant<int, kMost>(), t);
     }
     constexpr int some = kMost < 4 ? kMost : 4;
     for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);
+    if constexpr (some > 3 && kWhole == 3) {
+        if (t + 3 == tokens) return add(std::integral_constant<int, 3>(), t);
+    }
     if constexpr (some > 2) {
         for (; t + 2 <= tokens; t += 2) add(std::integral_constant<int, 2>(), t);
     }
@@ -159,13 +168,26 @@ constexpr int kAttentionRows = tile_tokens(1);  // query rows at once
 // A decode step reads each weight once, from memory: ask for it this many bytes ahead.
 constexpr int kPrefetch = 3072;
 
+// Where several tiles go over the same weights, each asks for a part of those that come next: memory would else wait while
+// the last of them multiply.
+struct Ahead {
+    const uint8_t *at, *end;
+    int lines;  // at once
+
+    Ahead(const uint8_t* next, size_t bytes, int times) : at(next), end(next + bytes), lines(static_cast<int>(bytes / 64 / times) + 1) {}
+    __attribute__((always_inline)) void ask() {
+        for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at);
+    }
+};
+
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
 template <class Op, int R, int T>
 PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {
     for (int s = 0; s < steps; ++s, w += kVectors * Op::vector, x += 4) {
         typename Op::W weights[R];
-        if constexpr (T <= 2 && Op::streamed) {
-            for (int line = 0; line < R * Op::vector; line += 64) __builtin_prefetch(w + kPrefetch + line);
+        if constexpr (T <= Op::streamed) {
+            constexpr int distance = T <= 2 ? kPrefetch : 2 * kPrefetch;  // half of the lines in between may be another tile's
+            for (int line = 0; line < R * Op::vector; line += 64) __builtin_prefetch(w + distance + line);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) weights[r] = Op::weights(w + r * Op::vector);

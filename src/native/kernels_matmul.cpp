@@ -168,7 +168,8 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
             using Wide = typename WideOf<kFormat>::type;
             if (tokens >= Wide::least) return wide_of_panel<Wide>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);
         }
-        constexpr int most = tile_tokens(1);
+        constexpr int largest = tile_tokens(1);
+        const int tiles = (tokens + largest - 1) / largest, most = (tokens + tiles - 1) / tiles;
         for (int t = 0; t < tokens; t += most)
             [&]<int... kLess>(std::integer_sequence<int, kLess...>) __attribute__((always_inline)) {
                 const int count = tokens - t < most ? tokens - t : most;
@@ -177,7 +178,7 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
                     return true;
                 };
                 (void)((count == kLess + 1 && as(std::integral_constant<int, kLess + 1>())) || ...);
-            }(std::make_integer_sequence<int, most>());
+            }(std::make_integer_sequence<int, largest>());
     }
 }
 

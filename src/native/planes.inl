@@ -182,24 +182,24 @@ void one_token_of_bytes(const uint8_t* panel, int groups, int first, const Rows&
     }
 }
 
-// Whether there are registers for many sums, and whether tiles of any size unpack for themselves: where there are, and one
-// instruction multiplies bytes. They are large without.
-constexpr bool kRoomy = S::registers / S::registers_per_vector >= 32, kUnpacksInTiles = kRoomy && S::sums_in_words;
+// Tiles of any size unpack for themselves where there are registers, and one instruction multiplies bytes. They are large without.
+constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
 constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
 
 template <Format kFormat, int T, int R>
-__attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y) {
+__attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y, Ahead& ahead) {
     using Of = Planes<kFormat>;
     F acc[T][R];
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
-    InPanel<kFormat, (T <= 2)> weights{panel, 0, size_t(first) * 16};
+    InPanel<kFormat, (T <= kWhole)> weights{panel, 0, size_t(first) * 16};
     for (int g = 0; g < groups; ++g) {
+        if constexpr (T > kWhole) ahead.ask();
         add_group_of<Of>(weights, x, g, acc);
-        if constexpr (T <= 2) weights.ask_for_scales();  // after codes, for processors foresee what is read in order
+        if constexpr (T <= kWhole) weights.ask_for_scales();  // after codes, for processors foresee what is read in order
         if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
     }
 #pragma GCC unroll 6
@@ -208,17 +208,21 @@ __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int
         for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
 }
 
+// How often tiles of at most so many tokens, and of two vectors of rows, go over a panel.
+PRONK_INLINE int rounds(int tokens, int most, int vectors) { return (tokens + most - 1) / most * (vectors / 2); }
+
 template <Format kFormat, int kMost>  // kMost: tokens of a tile
-void planes_in_tiles(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
-    in_tiles<kMost, false>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+void planes_in_tiles(const uint8_t* panel, size_t panel_bytes, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+    Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, kMost, kVectors));
+    in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
-                planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows);
+                planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows, ahead);
         };
         if constexpr (T == 1 && Planes<kFormat>::as_is) {
             if (vectors == 1) return with(std::integral_constant<int, 1>());
         }
-        if constexpr (T <= 2) {
+        if constexpr (T <= kWhole) {
             if (vectors == kVectors) return with(std::integral_constant<int, kVectors>());
         }
         with(std::integral_constant<int, kVectors / 2>());
@@ -227,7 +231,7 @@ void planes_in_tiles(const uint8_t* panel, int groups, int first, int vectors, c
 
 // y [tokens][64] of some rows of a panel.
 template <Format kFormat>
-void planes_through_cache(const uint8_t* panel, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
     if (tokens == 1) {
         constexpr int R = tile_vectors(1, 2);
@@ -243,15 +247,16 @@ void planes_through_cache(const uint8_t* panel, int groups, int first, int vecto
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
     // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
     constexpr bool in_registers = kRoomy || Of::parts == 2;
+    constexpr std::integral_constant<int, tile_tokens(in_registers ? 2 : 1)> most;
+    Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, most, in_registers ? kVectors : 2));
+    [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
     [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {
         const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
-        const auto ahead = [&](int g) { Of::prefetch(in_panel(g, 0).block, g % Of::groups); };
         const auto add = [&](const auto& weights, const auto& ask, auto most) {
             if constexpr (in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
             else add_groups<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
         };
-        constexpr std::integral_constant<int, tile_tokens(in_registers ? 2 : 1)> most;
         if constexpr (Of::wide && S::widens_bytes) {
             if constexpr (Of::as_is) {
                 const auto block = [=](int g) { return panel + g * Of::layout.block; };
@@ -263,16 +268,19 @@ void planes_through_cache(const uint8_t* panel, int groups, int first, int vecto
                                     Of::middle, x, tokens, y);
             }
         } else if constexpr (Of::as_is) {
-            add(in_panel, ahead, most);
+            add(in_panel, ask, most);
         } else {
             if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
                 if (tokens <= kFewTokens) {
-                    add(in_panel, ahead, std::integral_constant<int, 4>());
+                    add(in_panel, ask, std::integral_constant<int, 4>());
                     continue;
                 }
             }
             Of::unpack(panel, from, to, first, vectors, unpacked);
-            add([&](int g, size_t row) { return InCache{unpacked, g - from, row}; }, [](int) {}, most);
+            const auto in_cache = [&](int g, size_t row) { return InCache{unpacked, g - from, row}; };
+            // Where sums of floats go through memory, even a look whether to ask costs a twentieth.
+            if constexpr (in_registers) add(in_cache, ask, most);
+            else add(in_cache, [] {}, most);
         }
     }
 }
@@ -284,10 +292,10 @@ void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vecto
     // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
     [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
     if constexpr (kUnpacksInTiles && Of::one_plane) {
-        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, groups, first, vectors, x, tokens, y);
+        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
     } else {
         if constexpr (kUnpacksInTiles)
-            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, groups, first, vectors, x, tokens, y);
-        planes_through_cache<kFormat>(panel, groups, first, vectors, x, tokens, y);
+            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
+        planes_through_cache<kFormat>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
     }
 }
