@@ -10,6 +10,7 @@ import pytest
 from tiny_folder import save_tiny_chat_model
 from training_runs import run_of
 
+import pronk
 from pronk import checkpoint, tokenizer
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadFile, BadRequest, PronkError
@@ -147,3 +148,10 @@ def test_the_model_is_named_before_what_follows_from_it(model: Path, data: Path,
     make(model, data, tmp_path / "run").train(stop=lambda: True)
     with pytest.raises(BadRequest, match="was made with batch_size=1, and now it is 2"):
         make(model, data, tmp_path / "run", batch_size=2, accumulate=4, eval_every=3, clip=2.0).resume()
+
+
+def test_metrics_that_are_a_folder_are_told_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:
+    """It ended in a traceback."""
+    (tmp_path / "run" / METRICS).mkdir(parents=True)
+    with pytest.raises(PronkError, match=r"metrics\.jsonl: cannot be read: Is a directory"):
+        pronk.finetune(model, data, tmp_path / "run", max_steps=1, samples=0, device="cpu").run()

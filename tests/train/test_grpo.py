@@ -102,6 +102,10 @@ class Speechless(Exception):
 
 def speechless(prompt, completion, record):
     raise Speechless
+
+def several(prompt, completion, record):
+    import numpy
+    return numpy.zeros(2)
 """
 
 
@@ -475,6 +479,7 @@ def test_a_text_that_a_reward_model_has_no_room_for(folder: Path, tmp_path: Path
         ("huge", "e+38, times its weight of 1: too large to learn from in float32"),
         ("text", "text gave '1.0', and a reward is a number, on the completion '"),
         ("nothing", "nothing gave None, and a reward is a number"),
+        ("several", "several gave array([0., 0.]), and a reward is a number"),  # said that it had raised a TypeError
         ("nothign", "nothign is no function of "),
         ("nothign", "mine.py; did you mean nothing?"),
         ("narrow", "narrow is called with a prompt, a completion and a record, and takes (prompt, completion)"),

@@ -104,10 +104,17 @@ def write_metrics(folder: Path, line: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, up to one that is none: a last one that the run died over, or a damaged one."""
+    """The lines of a run's metrics, up to one that is none: a last one that the run died over, or a damaged one.
+
+    Raises PronkError where the file cannot be read.
+    """
     path = folder / METRICS
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise PronkError(f"{path}: cannot be read: {error.strerror or error}") from None
     found = []
-    for raw in path.read_bytes().splitlines() if path.exists() else []:
+    for raw in lines:
         try:
             line = json.loads(raw)
         except (ValueError, RecursionError):

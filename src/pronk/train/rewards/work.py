@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
@@ -62,9 +62,10 @@ def _value(asked: dict[str, Any]) -> float:
     if "completion" not in asked:  # it is only looked whether it can be called
         return 0.0
     value = function(asked["prompt"], asked["completion"], asked["record"])
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise _Unfit(f"gave {value!r:.80}, and a reward is a number")
-    return float(value)
+    if not isinstance(value, (str, bytes)):
+        with suppress(Exception):  # each library has one of its own for an array of several numbers
+            return float(value)
+    raise _Unfit(f"gave {value!r:.80}, and a reward is a number")
 
 
 def _function(file: str, name: str, called: str) -> Callable[..., Any]:
