@@ -187,8 +187,9 @@ constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
 constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
 
+// Gives what is left to ask for: handed over by value, for a reference goes through memory with each line.
 template <Format kFormat, int T, int R>
-__attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y, Ahead& ahead) {
+__attribute__((noinline)) Ahead planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y, Ahead ahead) {
     using Of = Planes<kFormat>;
     F acc[T][R];
 #pragma GCC unroll 6
@@ -206,6 +207,7 @@ __attribute__((noinline)) void planes_tile(const uint8_t* panel, int groups, int
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) S::store(y + t * kPanelRows + (first + r) * 16, acc[t][r]);
+    return ahead;
 }
 
 // How often tiles of at most so many tokens, and of two vectors of rows, go over a panel.
@@ -217,7 +219,7 @@ void planes_in_tiles(const uint8_t* panel, size_t panel_bytes, int groups, int f
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
-                planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows, ahead);
+                ahead = planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows, ahead);
         };
         if constexpr (T == 1 && Planes<kFormat>::as_is) {
             if (vectors == 1) return with(std::integral_constant<int, 1>());
