@@ -146,7 +146,7 @@ constexpr int kWhole = kRoomy ? 3 : 2;
 constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpacked, and how many share it
 
 // Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
-template <int kMost, class Add>
+template <int kMost, bool kThree = false, class Add>  // kThree: the last three are one tile where that takes whole lines
 PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     int t = 0;
     if constexpr (kMost > 4) {  // the last eight are twice four
@@ -154,7 +154,7 @@ PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     }
     constexpr int some = kMost < 4 ? kMost : 4;
     for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);
-    if constexpr (some > 3 && kWhole == 3) {
+    if constexpr (kThree && some > 3 && kWhole == 3) {
         if (t + 3 == tokens) return add(std::integral_constant<int, 3>(), t);
     }
     if constexpr (some > 2) {

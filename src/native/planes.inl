@@ -216,7 +216,7 @@ PRONK_INLINE int rounds(int tokens, int most, int vectors) { return (tokens + mo
 template <Format kFormat, int kMost>  // kMost: tokens of a tile
 void planes_in_tiles(const uint8_t* panel, size_t panel_bytes, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
     Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, kMost, kVectors));
-    in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+    in_tiles<kMost, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
                 ahead = planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows, ahead);
