@@ -84,12 +84,11 @@ inline F exp(F x) {  // within 2 units in the last place; exactly 0 where that w
 // -- register tiles: a few tokens times 16 to 64 rows of a panel ------------------------------------------------------
 //
 // An Op is how one step of k reads weights, and what it does with them: `vector` bytes hold 16 rows of a step, `step`
-// columns are in it; activations take four bytes a step in every format. `streamed`: the most tokens of a tile that asks for what
-// it will read.
+// columns are in it; activations take four bytes a step in every format. `streamed`: from memory, where tokens are few.
 
 struct OpF32 {
     static constexpr int vector = 64, step = 1;
-    static constexpr int streamed = kTileTokens;
+    static constexpr bool streamed = true;
     using Acc = F;
     using W = F;
     using X = F;
@@ -105,7 +104,7 @@ struct OpF16 : OpF32 {
 
 struct OpBF16 {
     static constexpr int vector = 64, step = 2;
-    static constexpr int streamed = kTileTokens;
+    static constexpr bool streamed = true;
     using Acc = F;
     using W = S::Pairs;
     using X = I;
@@ -116,7 +115,7 @@ struct OpBF16 {
 
 struct OpInt8 {
     static constexpr int vector = 64, step = 4;
-    static constexpr int streamed = kTileTokens;
+    static constexpr bool streamed = true;
     using Acc = I;
     using W = S::Bytes;
     using X = I;
@@ -181,12 +180,12 @@ struct Ahead {
 };
 
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
-template <class Op, int R, int T>
+template <class Op, int R, int T, int kAsking = 2>  // kAsking: tokens of the largest tile that asks for what it will read
 PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {
     for (int s = 0; s < steps; ++s, w += kVectors * Op::vector, x += 4) {
         typename Op::W weights[R];
-        if constexpr (T <= Op::streamed) {
-            constexpr int distance = T <= 2 ? kPrefetch : 2 * kPrefetch;  // half of the lines in between may be another tile's
+        if constexpr (T <= kAsking && Op::streamed) {
+            constexpr int distance = T <= 2 ? kPrefetch : 2 * kPrefetch;
             for (int line = 0; line < R * Op::vector; line += 64) __builtin_prefetch(w + distance + line);
         }
 #pragma GCC unroll 4

@@ -72,7 +72,7 @@ void to_operand(const float* x, int count, float* out) {
 // One number of each pair of weights, as a float.
 template <class V, bool kSecond>
 struct OpOfPairs : OpF32 {
-    static constexpr int streamed = kSecond ? 0 : 2;
+    static constexpr bool streamed = !kSecond;
     PRONK_INLINE F weights(const uint8_t* p) {
         if constexpr (kSecond) return V::second_floats(V::load_pairs(p));
         else return V::first_floats(V::load_pairs(p));

@@ -26,7 +26,7 @@ struct PlainTiles {
                     acc[t][r] = S::zero();
             }
         const int cols = (w.cols + format.columns - 1) / format.columns * format.columns;
-        accumulate<Op, R, T>(panel + first * Op::vector, x.data, x.stride, cols / Op::step, acc);
+        accumulate<Op, R, T, kTileTokens>(panel + first * Op::vector, x.data, x.stride, cols / Op::step, acc);
         const float* scale = (const float*)(panel + (size_t)cols * kPanelRows) + first * 16;
 #pragma GCC unroll 6
         for (int t = 0; t < T; ++t)

@@ -8,7 +8,7 @@
 template <class V, int kApart>
 struct OpBytes {
     static constexpr int vector = 64, step = 4;
-    static constexpr int streamed = 0;
+    static constexpr bool streamed = false;
     struct Both { I even, odd; };
     using Acc = I;
     using W = Both;
@@ -24,7 +24,7 @@ struct OpBytes {
 template <class V, int kApart>
 struct OpPairs {
     static constexpr int vector = 64, step = 2;
-    static constexpr int streamed = 0;
+    static constexpr bool streamed = false;
     struct Both { F first, second; };
     using Acc = F;
     using W = Both;
