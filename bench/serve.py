@@ -219,11 +219,11 @@ def beside_a_long_prompt(client: Client, vocab_size: int, rounds: int, length: i
         await asyncio.sleep(0.2)
         n, its = 0, list[Taken]()
         while not long.done():
-            taken = await client.ask(asked(16, 2, f"q {number} {n}"))
-            if not long.done():
-                its.append(taken)
+            its.append(await client.ask(asked(16, 2, f"q {number} {n}")))
             n += 1
-        longest.append((await long).first_s)
+        whole = await long
+        longest.append(whole.first_s)
+        its = [short for short in its if short.pieces[0] < whole.pieces[0]]  # the passes after it are short
         decoded = await asyncio.gather(*streams)
         for taken in decoded:
             for at, gap in zip(taken.pieces[1:], taken.gaps_s, strict=True):

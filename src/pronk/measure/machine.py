@@ -93,13 +93,21 @@ def _sha256(path: Path) -> str:
 def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory in bytes, system, Python, and the load when it was asked."""
     return {
-        "cpu": system.said("cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": _processor(),
         "cores": system.processors(),
         "memory_bytes": system.whole_memory(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "load": load(),
     }
+
+
+def _processor() -> str:
+    """Its name, and where the system tells them family and model: a virtual machine's name is that of many."""
+    name = system.said("cpuinfo", "model name") or platform.processor() or platform.machine()
+    numbers = [(key, system.said("cpuinfo", key)) for key in ("cpu family", "model\t")]
+    told = ", ".join(f"{key.removeprefix('cpu ').strip()} {number}" for key, number in numbers if number)
+    return f"{name} ({told})" if told else name
 
 
 def load() -> float | None:
