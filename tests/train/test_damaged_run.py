@@ -16,7 +16,7 @@ from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
 from pronk.train.data.sources import prepare
-from pronk.train.folder import CHECKPOINTS, METRICS
+from pronk.train.folder import CHECKPOINTS, METRICS, MODEL, claimed
 from pronk.train.runs import result
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
@@ -113,6 +113,22 @@ def test_the_best_so_far_is_missed(model: Path, data: Path, tmp_path: Path, lora
         make(model, data, tmp_path / "run", lora=lora).resume()
     (tmp_path / "elsewhere").rename(product)
     make(model, data, tmp_path / "run", lora=lora).resume()
+
+
+def test_a_best_model_that_was_being_replaced_is_brought_back(model: Path, data: Path, tmp_path: Path) -> None:
+    """kill -9 between the two renames leaves it under its old name. That was taken away with what is half written, and
+    --resume said that the best so far is gone."""
+    folder = tmp_path / "run"
+    first = make(model, data, folder, lora=None)
+    first.train(stop=lambda: first.loop.position.step == 2)
+    best = (folder / MODEL / "model.safetensors").read_bytes()
+    (folder / MODEL).rename(folder / ".model.7.0.old")
+    (folder / ".model.7.0.part").mkdir()
+    (folder / ".model.7.0.lock").touch()
+    with claimed(folder, resume=True):
+        make(model, data, folder, lora=None).resume()
+    assert (folder / MODEL / "model.safetensors").read_bytes() == best
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".model")]
 
 
 def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:

@@ -79,9 +79,13 @@ def to_resume(folder: Path) -> list[Path]:
 
 
 def _clean(folder: Path) -> None:
-    """Take away what a run that was killed had half written; elsewhere such names may be somebody's."""
+    """Take away what a run that was killed had half written, and bring back what it had half replaced; elsewhere such
+    names may be somebody's."""
     if not ((folder / METRICS).exists() or (folder / CHECKPOINTS).exists()):
         return
+    for old in folder.glob(f".{MODEL}.*.old"):  # of one that died amid replacing it: there is no other best
+        if not (folder / MODEL).exists():
+            old.rename(folder / MODEL)
     halves = (".*.part", ".*.*.lock", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
     for pattern in halves:
         for path in folder.glob(pattern):
