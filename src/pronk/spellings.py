@@ -62,15 +62,24 @@ INSTEAD = {
 }
 
 
+def named_here(name: str) -> str | None:
+    """The option of pronk's that does what another program's does; None where there is none, or nothing is known."""
+    return _instead(name.lstrip("-").replace("-", "_")).option
+
+
 def ours(name: str, *, python: bool = False) -> str | None:
     """In a few words, what pronk has in the place of another program's option; None where nothing is known of it."""
     name = name.lstrip("-").replace("-", "_")
-    option, value, note = INSTEAD.get(name, Instead(SAME.get(name), note="is its name here"))
+    option, value, note = _instead(name)
     if option is None:
         return note if name in INSTEAD else None
     if python:
         return f"{option}={'' if value is None else repr(value)} {note}"
     return f"--{option.replace('_', '-')}{'' if value is None else ' ' + value} {note}"
+
+
+def _instead(name: str) -> Instead:
+    return INSTEAD.get(name, Instead(SAME.get(name), note="is its name here"))
 
 
 def unexpected(function: str, keyword: str, known: Iterable[str]) -> TypeError:

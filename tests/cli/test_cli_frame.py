@@ -157,6 +157,7 @@ def test_a_mistyped_verb_is_no_prompt(run: Run, loaded: list[FakeLLM]) -> None:
         "Try 'pronk --help'.\n"
     )
     assert "no verb 'Hello'; there are generate, chat, " in run("Hello").stderr
+    assert run("orpo", "m").stderr.splitlines()[0] == "pronk: no verb 'orpo'; it is pronk dpo --loss orpo"
 
 
 def test_a_mistyped_option_is_told_the_nearest(run: Run) -> None:
@@ -410,6 +411,11 @@ def test_of_long_work_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.Monkey
     assert said[:2] == ["training: step 3 of 100, 16 min left", "training: step 6 of 100, 16 min left"]
     assert len(said) == 33
     assert "\x1b" not in pipe.getvalue()
+    with progress.shown("training", progress.of_tokens, 0, True, ends=now[0] + 60) as advance:  # as by --max-time
+        advance("", 0, 100)
+        now[0] += 31
+        advance("", 1, 100)
+    assert pipe.getvalue().endswith("training: 1 of 100 tokens, 29 s left\n")
 
 
 def test_a_context_beyond_the_trained_one_is_noted(run: Run, loaded: list[FakeLLM], monkeypatch: Any) -> None:
@@ -479,6 +485,9 @@ def test_a_model_without_its_option(run: Run, verb: str) -> None:
         (["serve", "--adapters", "./none"], "./none: no such folder; --adapters wants one"),
         (["serve", "--allowed-origin", "example.org"], "--allowed-origin 'example.org' is no origin"),
         (["serve", "--allowed-origin", "https://example.org/"], "write it as https://example.org, with no path"),
+        (["serve", "--allowed-host", "http://example.org/"], "write it as llm.example.org, with no port"),
+        (["serve", "--allowed-host", "example.org:8000"], "write it as llm.example.org, with no port"),
+        (["finetune", "smollm2:135m", "--steps", "2"], "no such option --steps; did you mean --max-steps?"),
     ],
 )
 def test_wrong_values_are_told_in_words(run: Run, arguments: list[str], problem: str) -> None:

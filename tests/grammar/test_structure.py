@@ -135,13 +135,13 @@ for _ in range(40):
     DEEP = {"type": "array", "items": DEEP}
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "not": ({"not": {"type": "string"}}, r"not known: \[\"not\"\]"),
-    "if": ({"properties": {"a": {"if": {}, "then": {}}}}, "not known"),
+    "not": ({"not": {"type": "string"}}, r"not supported: 'not'"),
+    "if": ({"properties": {"a": {"if": {}, "then": {}}}}, "not supported"),
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     "contains": ({"type": "array", "contains": {}}, "contains"),
     "propertyNames": ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
     "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
-    "lenient": ({"x-guidance": {"lenient": True}, "not": {}}, "not known"),
+    "lenient": ({"x-guidance": {"lenient": True}, "not": {}}, "not supported"),
     "remote reference": ({"$ref": "http://localhost:1/x"}, "http://localhost:1/x"),
     "file reference": ({"$ref": "file:///etc/passwd"}, "passwd"),
     "reference to nothing": ({"$ref": "#/$defs/x"}, "does not exist"),
@@ -158,6 +158,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unknown type": ({"type": "wat"}, "wat"),
     "look-around": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     "keys that count twice": ({"type": "object", "minProperties": 2}, "minProperties of 2"),
+    "misspelt": ({"type": "object", "properties": {"a": {"minimun": 5}}}, "no keyword; did you mean 'minimum'"),
+    "misspelt below": ({"$defs": {"a": {"anyOf": [{"items": {"patern": "a"}}]}}}, "did you mean 'pattern'"),
+    "no schema": ({"question": "a", "answer": "b"}, "has no keyword of JSON Schema, only 'question'"),
     "control character": ({"enum": ["a\x01"]}, r"U\+0001"),
     "no JSON": ("{", "not JSON"),
     "no object": ("[1]", "no JSON object"),

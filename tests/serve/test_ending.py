@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import openai
 import pytest
 from served import PATIENCE_S, Running, slowed, soon
@@ -101,6 +103,35 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert soon(lambda: any("ending: 8 texts" in line for line in said))  # two at once are one to a system
         process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@POSIX
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_goes_away_changes_nothing(folder: Path, number: int) -> None:
+    """Bug: an idle server that was told twice ended with -15 or -2, by when the second came."""
+    for wait in (0.05, 0.15, 0.25, 0.35):
+        with started(folder, "-m", "pronk") as (process, _, _):
+            process.send_signal(number)
+            time.sleep(wait)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 0
+
+
+@POSIX
+def test_a_stream_that_is_ended_at_once_says_so(folder: Path) -> None:
+    """Bug: it stopped, without a word."""
+    with started(folder, "-c", SLOW) as (process, url, said):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        stream = client.completions.create(
+            model="tiny", prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        assert soon(lambda: any("ending: 1 text" in line for line in said))
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="the server has ended amid this answer"):
+            list(stream)
         assert process.wait(PATIENCE_S) == 0
 
 
@@ -240,6 +271,15 @@ def test_keys_of_the_environment_are_one_a_line(folder: Path, monkeypatch: pytes
     kept: list[str] = []
     monkeypatch.setattr(serving, "run", lambda models, bound, *, keys, **_: (bound.close(), kept.extend(keys)))
     monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)  # which other tests read
+    monkeypatch.setattr(serve, "_on_signals", lambda heed: None)  # so are these
     monkeypatch.setenv("PRONK_API_KEY", "correct horse battery\r\n\nanother\n")
     serve.command.main(["-m", str(folder), "--port", "0"], standalone_mode=False)
     assert kept == ["correct horse battery", "another"]
+
+
+def test_a_key_that_is_none_is_not_no_key(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Bug: a blank PRONK_API_KEY served everybody."""
+    for blank in ("", "  ", "\n"):
+        monkeypatch.setenv("PRONK_API_KEY", blank)
+        with pytest.raises(click.UsageError, match="PRONK_API_KEY holds no key"):
+            serve.command.main(["-m", str(folder), "--port", "0"], standalone_mode=False)

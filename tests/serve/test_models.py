@@ -230,3 +230,36 @@ def test_clients_do_not_learn_where_a_broken_adapter_lies(
     assert str(broken / "adapter_model.safetensors") in caplog.text
     assert say(running, "a")
     running.stop()
+
+
+def test_an_adapter_whose_config_cannot_be_read_is_left_out(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was listed, and each request for it loaded every model in turn, to be told 500."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "adapter_config.json").write_text("{")
+    models = Models({"a": str(folder), "b": str(folder)}, {}, {"threads": 1}, adapters_folder=tmp_path)
+    running = Running(models)
+    try:
+        assert "broken is left out: " in caplog.text
+        assert [model.id for model in running.client().models.list()] == ["a", "b"]
+        with pytest.raises(openai.NotFoundError, match="'broken' cannot be used; the server's log says why"):
+            say(running, "broken")
+        assert loaded(running) == {"a"}
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("ctx_size", [40, 500])
+def test_a_context_of_no_whole_blocks_is_there_to_its_end(folder: Path, ctx_size: int) -> None:
+    """With room for one text it ended at the last whole block of 64 tokens, or every request was refused."""
+    models = Models({"a": str(folder)}, {}, {"threads": 1, "ctx_size": ctx_size}, max_sequences=1)
+    running = Running(models, max_sequences=1)
+    try:
+        answer = running.client().completions.create(
+            model="a", prompt="x", max_tokens=1000, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage
+        assert answer.usage.total_tokens == ctx_size
+    finally:
+        running.stop()

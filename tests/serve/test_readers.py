@@ -106,16 +106,42 @@ def test_who_reads_slowly_gets_all(
     assert looks > 2
 
 
+async def fed(answer: Answer, times: int) -> None:
+    for _ in range(times):
+        answer.deliver([Chunk("x", 5)], 0)
+
+
 def test_what_nobody_reads_is_kept_up_to_a_bound() -> None:
     """The engine goes on whether or not a client reads: beyond the bound the answer ends, and nothing more is kept."""
-    answer = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type]
-    for _ in range(UNREAD + 1):
-        answer.deliver([Chunk("x", 5)], 0)
-    assert answer.failed is None
-    for _ in range(9):
-        answer.deliver([Chunk("x", 5)], 0)
-    assert "unread" in str(answer.failed)
-    assert len(answer._chunks) == UNREAD + 2
+
+    async def slow_client() -> None:
+        answer = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type]
+        coming = answer.chunks()
+        await fed(answer, 1)
+        await anext(coming)  # it is being sent, and no more is asked for
+        await fed(answer, UNREAD + 1)
+        assert answer.failed is None
+        await fed(answer, 9)
+        assert "unread" in str(answer.failed)
+        assert len(answer._chunks) == UNREAD + 2
+        await coming.aclose()
+
+    asyncio.run(slow_client())
+
+
+def test_a_loop_without_time_is_no_client_that_does_not_read() -> None:
+    """After a stall of the loop all that the engine had computed meanwhile was counted against the client."""
+
+    async def stalled() -> None:
+        answer = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type]
+        coming = answer.chunks()
+        reading = asyncio.ensure_future(anext(coming))
+        await asyncio.sleep(0)
+        await fed(answer, UNREAD + 10)
+        assert len(await reading) == UNREAD + 10
+        await coming.aclose()
+
+    asyncio.run(stalled())
 
 
 def test_a_silent_stream_says_that_it_lives(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import threading
@@ -21,7 +22,7 @@ from served import PATIENCE_S, SEQUENCES, WAITING, Running, Script, slowed, soon
 
 from pronk.errors import NotEnoughMemory
 from pronk.llm import LLM
-from pronk.serve import engine, http, tokens
+from pronk.serve import asking, engine, http, tokens
 from pronk.serve.engine import Answer, Wanted
 
 pytestmark = pytest.mark.usefixtures("idle")
@@ -63,6 +64,11 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"seed": "x"}, "seed"),
         ({"seed": -(10**30)}, None),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),  # which Python takes for 10
+        ({"temperature": 0, "top_k": -5}, "top_k"),  # nothing of it is used, and it is wrong
+        ({"response_format": {"json_schema": {"schema": {}}}}, "response_format"),  # no type: it had no effect
+        ({"stream": True, "stream_options": {"include_usage": "false"}}, "stream_options"),  # it was taken for true
+        ({"guided_json": {"typ": "object"}}, "guided_json"),
         ({"logit_bias": {"1": 1000}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, None),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -108,7 +114,7 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"num_beams": 0}, None),
         ({"speculative": "magic"}, "speculative"),
         ({"truncate": "middle"}, "truncate"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
     ],
 )
@@ -441,6 +447,89 @@ def test_metrics(server: Running, client: openai.OpenAI) -> None:
     assert values['pronk_texts_running{model="tiny"}'] == values["pronk_texts"] == 0
     assert values['pronk_decode_tokens_total{model="tiny"}'] > 0
     assert values['pronk_requests_total{path="/v1/chat/completions",status="200"}'] > 0
+
+
+def test_words_of_other_servers_for_nothing(server: Running) -> None:
+    """vLLM's clients send top_k -1 for all, llama.cpp's an empty grammar for none: both were refused."""
+    plain = {"messages": MESSAGES, "max_tokens": 5, "temperature": 1, "seed": 3}
+    expected = posted(server, "/v1/chat/completions", plain)[1]["choices"]
+    asked_for = {**plain, "top_k": -1, "grammar": ""}
+    assert posted(server, "/v1/chat/completions", asked_for)[1]["choices"] == expected
+
+
+def test_the_seed_that_is_told_gives_all_texts_again(server: Running) -> None:
+    """Each prompt of a request drew by a seed of its own, and the last was told."""
+    asked_for = {"prompt": ["x", "x", "y"], "n": 2, "temperature": 1, "max_tokens": 8, "ignore_eos": True}
+    told = posted(server, "/v1/completions", asked_for)[1]
+    again = posted(server, "/v1/completions", {**asked_for, "seed": told["pronk"]["seed"]})[1]
+    assert again["choices"] == told["choices"]
+
+
+def test_log_probabilities_beyond_what_the_loop_can_write_are_refused(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy copies cost the engine nothing, and held up everybody's streams for seconds: 64 texts of 400 tokens with
+    20 alternatives each; or prompts that are echoed for each sample."""
+    most = {"n": SEQUENCES, "temperature": 0, "max_tokens": 1000}
+    chat = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, **most}
+    assert posted(server, "/v1/chat/completions", {**chat, "max_tokens": 5})[0] == 200
+    echoed = {"prompt": ["x" * 1000] * 4, "echo": True, "logprobs": 20, **most, "max_tokens": 0}
+    for path, body, name in (("chat/completions", chat, "top_logprobs"), ("completions", echoed, "logprobs")):
+        monkeypatch.setattr(asking, "_MOST_ENTRIES", 1 << 17)  # this model's context is short
+        status, told = posted(server, f"/v1/{path}", body)
+        assert (status, told["error"]["param"]) == (400, name)
+        assert "at most 131072 are given" in told["error"]["message"]
+
+
+def test_copies_are_counted_among_texts(server: Running) -> None:
+    asked_for = {"prompt": ["x"] * (WAITING + 1), "n": SEQUENCES, "temperature": 0, "max_tokens": 1}
+    status, told = posted(server, "/v1/completions", asked_for)
+    assert (status, "at once are more than" in told["error"]["message"]) == (400, True)
+    status, told = posted(server, "/v1/completions", {**asked_for, "echo": True, "max_tokens": 0})
+    assert (status, "at once are more than" in told["error"]["message"]) == (400, True)
+
+
+def test_a_stream_whose_client_leaves_is_logged_as_such(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """It was 200, as if it had been read to its end."""
+    caplog.set_level(logging.INFO, "pronk.serve")
+    client = server.client()
+    options: dict[str, Any] = {"ignore_eos": True}
+    stream = client.completions.create(model="tiny", prompt="x", max_tokens=1000, stream=True, extra_body=options)
+    next(iter(stream))
+    stream.close()
+    assert soon(lambda: "POST /v1/completions 499" in caplog.text)
+
+
+def test_what_can_be_had_has_a_head(server: Running) -> None:
+    request = urllib.request.Request(f"{server.url}/health", method="HEAD")
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_a_form_that_waits_for_its_grammar_has_a_place_and_loses_it(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forms whose clients had left went on being compiled, one after the other, before everybody else's."""
+    go = threading.Event()
+    really = LLM.grammar
+    begun: list[object] = []
+
+    def slow(llm: LLM, structure: Any) -> Any:
+        begun.append(structure)
+        go.wait(PATIENCE_S)
+        return really(llm, structure)
+
+    monkeypatch.setattr(LLM, "grammar", slow)
+    body = json.dumps({"prompt": "x", "max_tokens": 2, "guided_regex": "a+"}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head.encode() + body)
+            assert soon(lambda: begun and server.engine.texts == 1)
+        assert soon(lambda: server.engine.texts == 0)
+    finally:
+        go.set()
 
 
 FIELDS = st.sampled_from(

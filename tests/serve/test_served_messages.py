@@ -177,7 +177,7 @@ def test_count_tokens(client: Any, llm: pronk.LLM) -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
         ({"container": "c"}, "container"),
         ({"more": {"mcp_servers": [{}]}}, "mcp_servers"),
-        ({"more": {"top_k": -1}}, "top_k"),
+        ({"more": {"top_k": -2}}, "top_k"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(client: Any, wrong: dict[str, Any], word: str) -> None:

@@ -34,7 +34,7 @@ through the last norm and the head, would have said in that token's place."""
 @options.together(
     options.file_option("Look at the text in FILE (UTF-8); - reads standard input."),
     click.option("--chat", is_flag=True, help="Put the text through the chat template, as a user's question."),
-    click.option("--answer", metavar="TEXT", help="Look at this text behind it as well."),
+    click.option("--answer", metavar="TEXT", help="Look at this text after it as well."),
     click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
                  help="Let the model go on for at most N tokens, greedily, and look at these as well."),
     heading="Text",
@@ -82,7 +82,7 @@ def command(
     plot: Path | None,
     **loading: Any,
 ) -> None:
-    """Look inside: how likely each token of a text was, and why.
+    """Look inside: how likely each token of a text was, and what else was.
 
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """

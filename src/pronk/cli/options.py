@@ -15,7 +15,7 @@ import click
 from pronk import engines, formats
 from pronk.cli import recipe, saved_recipe, typed
 from pronk.errors import BadRequest
-from pronk.spellings import SAME, ours
+from pronk.spellings import SAME, named_here, ours
 from pronk.system import human_size
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class Verb(click.Command):
         if SAME.get(name.lstrip("-").replace("-", "_"), name) in ("model", "--model", "-m"):
             is_argument = any(isinstance(p, click.Argument) and p.name == "model" for p in self.params)
             return f"the model is an argument: {ctx.command_path} MODEL" if is_argument else None
-        return ours(name)
+        option = named_here(name)
+        return ours(name) if option is None or any(p.name == option for p in self.params) else None
 
 
 def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:

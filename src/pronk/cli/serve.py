@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
+import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +117,15 @@ def command(
 
     if chat_template is not None:
         chat.named(chat_template)  # before loading, which may take a while
-    keys = [*api_keys, *_keys(api_key_file)]
+    keys = [*map(str.strip, api_keys), *_keys(api_key_file)]
+    if not keys and "PRONK_API_KEY" in os.environ:  # which somebody set who wanted one
+        raise click.UsageError("PRONK_API_KEY holds no key; give it one, or unset it")
     if "" in keys:
         raise click.UsageError("a key is empty")
     for origin in allowed_origins:
         _check_origin(origin)
+    for name in allowed_hosts:
+        _check_host(name)
     folder = expanded(adapters_folder) if adapters_folder else None
     if folder and not folder.is_dir():
         raise PronkError(f"{adapters_folder}: no such folder; --adapters wants one that holds adapters, now or later")
@@ -136,6 +145,7 @@ def command(
     _log_to_stderr()
     bound = run.listen(host, port)
     console.note(f"loading {next(iter(found.models))}")
+    _on_signals(lambda *_: os._exit(0))  # before the server heeds them, and when it has let go of them
     run.run(
         found,
         bound,
@@ -147,6 +157,14 @@ def command(
         max_wait_s=max_wait,
         ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
     )
+    _on_signals(signal.SIG_IGN)  # it has ended: what is left takes Python a moment, and a code of its own if disturbed
+
+
+def _on_signals(heed: Any) -> None:
+    """Where it is this thread that is told of them."""
+    with contextlib.suppress(ValueError):
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, heed)
 
 
 def _check_origin(given: str) -> None:
@@ -156,6 +174,15 @@ def _check_origin(given: str) -> None:
         raise click.UsageError(
             f"--allowed-origin {given!r} is no origin; write it as https://example.org, with no path"
         )
+
+
+def _check_host(given: str) -> None:
+    """What a request asks for is held against it without its port."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(given)
+        return
+    if not re.fullmatch(r"[\w.-]+", given):
+        raise click.UsageError(f"--allowed-host {given!r} is no host's name; write it as llm.example.org, with no port")
 
 
 def _adapters(given: tuple[str, ...]) -> dict[str, Path]:

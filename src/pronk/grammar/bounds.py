@@ -9,6 +9,7 @@ from typing import Any
 
 from pronk import strict_json
 from pronk.errors import BadFile, BadRequest
+from pronk.grammar import keywords
 from pronk.grammar.structure import Structure
 
 MAX_BYTES = 256 << 10
@@ -36,6 +37,7 @@ def check(structure: Structure) -> None:
         except BadFile as error:
             raise BadRequest(str(error)) from None
         _check_schema(schema)
+        keywords.check(schema)
 
 
 def _check_least(schema: dict[str, Any]) -> None:

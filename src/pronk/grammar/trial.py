@@ -18,6 +18,7 @@ from pronk.limited.process import LimitedProcess
 
 SECONDS = 1.0  # of the processor
 
+_KEYS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _QUOTED = re.compile(r"\d+ \| ")  # a line of the source, shown once more
 _process = LimitedProcess(Path(__file__).with_name("work.py"), "it", "structures", SECONDS)
 
@@ -33,7 +34,7 @@ def refusal(structure: Structure, problem: str) -> str:
     """What llguidance says, in one line of its several, without what it adds for its own developers."""
     lines = [line.strip() for line in problem.replace("<non-verbose/>", "").splitlines()]
     said = " ".join(line for line in lines if line.strip(" ^") and not _QUOTED.match(line))
-    said = said.replace("Unimplemented keys", "these keywords are not known").replace(
+    said = _KEYS.sub(lambda found: f"not supported: {found[1]}".replace('"', "'"), said).replace(
         "NoExtensionBias", "no text can follow it, for it refers to itself without end"
     )
     return f"this {structure.kind} cannot be followed: {said[:600]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,14 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from pronk import __version__
 from pronk.serve import asking, chat, completions, messages, page, responses, tokens
 from pronk.serve.asking import Asked
+from pronk.serve.endpoint import Endpoint
 from pronk.serve.engine import Engine
-from pronk.serve.failures import ApiError, amid, log_failure, of
-from pronk.serve.http import EventStream, Gone, Json, aside, body_of, event, while_there
+from pronk.serve.failures import ApiError, amid
+from pronk.serve.forms import FORMED
+from pronk.serve.http import EventStream, Json, aside, body_of, event, while_there
 from pronk.serve.looks import MOST_TOKENS, Looks
 from pronk.serve.metrics import Metrics
 from pronk.serve.models import Models
@@ -69,7 +71,7 @@ class Server:
             raise ApiError(400, "modalities can be text alone", "modalities")
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
-            asked = await asking.chat(
+            making = asking.chat(
                 leased,
                 asked_for.messages,
                 asked_for,
@@ -83,6 +85,7 @@ class Server:
                 variables=asked_for.chat_template_kwargs,
                 begun=asked_for.answer_ids or (),
             )
+            asked = await self._made(request, asked_for, making)
             if asked_for.stream:
                 return await self._streamed(request, asked, chat.stream(self.engine, asked, usage), held)
             return Json(await while_there(request.receive, chat.whole(self.engine, asked)))
@@ -96,7 +99,7 @@ class Server:
             raise ApiError(400, "max_tokens 0 is for echo, which scores the prompt", "max_tokens")
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
-            asked = await asking.completion(
+            making = asking.completion(
                 leased,
                 await aside(len(asked_for.prompt), completions.prompts_of, asked_for),
                 asked_for,
@@ -104,7 +107,9 @@ class Server:
                 logprobs=asked_for.logprobs,
                 max_samples=self.max_samples,
                 unheard=unheard,
+                echo=bool(asked_for.echo),
             )
+            asked = await self._made(request, asked_for, making)
             if asked_for.stream:
                 events = completions.stream(self.engine, asked, asked_for, usage)
                 return await self._streamed(request, asked, events, held)
@@ -114,7 +119,8 @@ class Server:
         asked_for, unheard = await _asked(request, ResponsesRequest, responses.REFUSED)
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
-            asked = await responses.asked(leased, asked_for, unheard, self.max_samples)
+            making = responses.asked(leased, asked_for, unheard, self.max_samples)
+            asked = await self._made(request, asked_for, making)
             if asked_for.stream:
                 return await self._streamed(request, asked, responses.stream(self.engine, asked, asked_for), held)
             return Json(await while_there(request.receive, responses.whole(self.engine, asked, asked_for)))
@@ -126,7 +132,8 @@ class Server:
         asked_for, unheard = await _asked(request, MessagesRequest, messages.REFUSED)
         async with AsyncExitStack() as held:
             leased = await held.enter_async_context(self.models.lease(asked_for.model, request.scope["owner"]))
-            asked = await messages.asked(leased, asked_for, unheard, self.max_samples)
+            making = messages.asked(leased, asked_for, unheard, self.max_samples)
+            asked = await self._made(request, asked_for, making)
             if asked_for.stream:
                 return await self._streamed(request, asked, messages.stream(self.engine, asked), held)
             return Json(await while_there(request.receive, messages.whole(self.engine, asked)))
@@ -159,7 +166,7 @@ class Server:
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self.models.names:
-            raise ApiError(404, f"there is no model {name[:80]!r}", "model", "model_not_found")
+            raise self.models.absent(name)
         return Json(self._card(name))
 
     async def health(self, request: Request) -> Response:
@@ -208,6 +215,21 @@ class Server:
     def __post_init__(self) -> None:
         self._started, self._looks = int(time.time()), Looks(self.engine)
 
+    async def _made(self, request: Request, asked_for: object, making: Coroutine[Any, Any, Asked]) -> Asked:
+        """What `making` gives. Of a form or tools, whose grammar may take long to make, it is counted among what
+        waits, and ends when its client leaves."""
+        if all(getattr(asked_for, name, None) is None for name in FORMED):
+            return await making
+        try:
+            self.engine.reserve(1)
+        except ApiError:
+            making.close()
+            raise
+        try:
+            return await while_there(request.receive, making)
+        finally:
+            self.engine.release(1)
+
     async def _streamed(
         self, request: Request, asked: Asked, events: AsyncGenerator[bytes, None], held: AsyncExitStack
     ) -> EventStream:
@@ -231,7 +253,7 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         server.models.close()
 
     def route(path: str, handler: Callable[[Request], Awaitable[Any]], *methods: str) -> Route:
-        return Route(path, _Endpoint(server, path, handler, methods or ("GET",)))
+        return Route(path, Endpoint(path, handler, methods or ("GET",), server.engine, server.note))
 
     routes = [
         route("/v1/chat/completions", server.chat, "POST"),
@@ -265,41 +287,6 @@ def application(server: Server, on_start: Callable[[], Awaitable[None]]) -> Star
         return Json(told.told(path), status, told.headers)
 
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: no_such_path})
-
-
-class _Endpoint:
-    """A handler, whose errors become answers, and whose answer a line of the log and a count."""
-
-    def __init__(
-        self, server: Server, path: str, handler: Callable[[Request], Awaitable[Any]], methods: Sequence[str]
-    ) -> None:
-        self._server, self._path, self._handler, self._methods = server, path, handler, methods
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, status = time.perf_counter(), 200
-        answer: Any
-        try:
-            if scope["method"] not in self._methods:
-                said = f"{scope['method'][:20]} is not for {self._path}; {' and '.join(self._methods)} is"
-                raise ApiError(405, said, headers={"Allow": ", ".join(self._methods)})
-            answer = await self._handler(Request(scope, receive))
-        except Gone:
-            self._server.note(self._path, scope, 499, begun)
-            return
-        except asyncio.CancelledError:  # all of them, when the server ends at once
-            if not self._server.engine.draining:
-                raise
-            told = ApiError(503, "the server has ended amid this answer")
-            answer = Json(told.told(scope["path"]), told.status)
-        except Exception as error:
-            told = of(error)
-            status = told.status
-            if status >= 500:
-                log_failure("a request failed", error)
-            answer = Json(told.told(scope["path"]), status, told.headers)
-        status = getattr(answer, "status_code", 200)
-        await answer(scope, receive, send)
-        self._server.note(self._path, scope, status, begun)
 
 
 async def _asked(request: Request, kind: type[S], refused: Mapping[str, str]) -> tuple[S, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
 _LEAST_LETTERS, _LETTERS_A_TOKEN = 1 << 20, 16  # beyond which no text is cut into tokens, to see whether it fits
 MOST_STOPS, MOST_STOP = 128, 1024  # stop strings, and letters of one: they are looked for at each token, by all
 MOST_IDS = 1 << 16  # of stop_token_ids and logit_bias
+_MOST_ENTRIES = 1 << 18  # log-probabilities of an answer with several texts, each of which the event loop writes
 _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
@@ -88,7 +90,10 @@ def sampling(
     options = {name: value for name in _FIELDS if (value := getattr(request, name)) is not None}
     if beams == 1:
         options = {"temperature": 1.0, **advised, **options}
+        if options.get("top_k") == -1:  # vLLM's word for all of them
+            options["top_k"] = 0
         if options["temperature"] == 0:  # greedy, whatever filters come along
+            _checked(**{**options, "temperature": 1.0})
             options = {name: value for name, value in options.items() if name not in FILTER_NAMES}
     copies = n if beams == 1 and options["temperature"] == 0 else 1
     options |= {"num_beams": beams, "num_return_sequences" if beams > 1 else "n": n // copies}
@@ -99,10 +104,26 @@ def sampling(
             raise ApiError(400, f"stop has {len(options['stop'])} strings, and at most {MOST_STOPS} are taken", "stop")
         if long := [stop for stop in options["stop"] if len(stop) > MOST_STOP]:
             raise ApiError(400, f"a stop string has {len(long[0])} letters, and at most {MOST_STOP} are taken", "stop")
+    return _checked(**options), copies
+
+
+def _checked(**options: Any) -> SamplingParams:
     try:
-        return SamplingParams(**options), copies
+        return SamplingParams(**options)
     except BadRequest as error:
         raise refused(error) from None
+
+
+def _check_entries(params: SamplingParams, times: int, tokens: int, name: str = "top_logprobs") -> None:
+    """`times`: texts of each sample; `tokens`: of a text at most. Raises ApiError."""
+    texts = times * params.samples
+    entries = texts * tokens * (1 + (params.logprobs or 0))
+    if params.logprobs is not None and texts > 1 and entries > _MOST_ENTRIES:
+        problem = (
+            f"{texts} texts with log-probabilities may be {entries} numbers, and at most {_MOST_ENTRIES} are given; "
+            f"lower max_tokens, {name} or n"
+        )
+        raise ApiError(400, problem, name)
 
 
 def refused(error: BadRequest) -> ApiError:
@@ -115,10 +136,10 @@ def refused(error: BadRequest) -> ApiError:
 
 
 def _biases(given: Mapping[str, float] | None) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in (given or {}).items()}
-    except ValueError:
-        raise ApiError(400, 'logit_bias has token ids for keys, as in {"15043": -100}', "logit_bias") from None
+    given = given or {}
+    if not all(re.fullmatch("0|[1-9][0-9]*", token) for token in given):
+        raise ApiError(400, 'logit_bias has token ids for keys, as in {"15043": -100}', "logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -236,6 +257,7 @@ async def chat(
             ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
         return ids, cut + left_out, called, _grammar(llm, form, param, called)
 
+    _check_entries(params, copies, min(params.max_new_tokens, llm.ctx_size))
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
     wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, called, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
@@ -250,6 +272,7 @@ async def completion(
     logprobs: int | None,
     max_samples: int,
     unheard: list[str],
+    echo: bool = False,
 ) -> Asked:
     """Of prompts as they are. `max_tokens` 0 is for what scores them, and generates nothing."""
     llm = leased.llm
@@ -260,6 +283,8 @@ async def completion(
         params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
 
     formed = asks_for_one(request)
+    echoed = max(map(len, prompts), default=0) if echo else 0  # letters or ids, of which tokens are fewer
+    _check_entries(params, copies * len(prompts), min(llm.ctx_size, max_tokens + echoed), "logprobs")
 
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:
         form, param = form_of(request) if formed else (None, "")
@@ -281,9 +306,14 @@ async def completion(
 
 def _grammar(llm: LLM, form: Structure | None, param: str, called: Toolset | None = None) -> Grammar | None:
     """Raises ApiError, which names the field that asks for what cannot be followed."""
-    structure = called.structure(form) if called else form
+    try:
+        alone = llm.grammar(form) if form else None  # beside tools, too: what is wrong with it is its field's fault
+    except BadRequest as error:
+        raise ApiError(400, str(error), param) from None
+    if not called:
+        return alone
+    structure = called.structure(form)
     try:
         return llm.grammar(structure) if structure else None
     except BadRequest as error:
-        problem = called.told(str(error)) if called else str(error)
-        raise ApiError(400, problem, "tools" if called else param) from None
+        raise ApiError(400, called.told(str(error)), "tools") from None

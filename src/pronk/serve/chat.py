@@ -53,7 +53,10 @@ def check_stream(stream: bool | None, options: dict[str, Any] | None) -> bool:
         raise ApiError(400, f"stream_options has no {unknown[0][:40]!r}", "stream_options")
     if options.get("continuous_usage_stats"):
         raise ApiError(400, "continuous_usage_stats cannot be had; usage comes at the end", "stream_options")
-    return bool(options.get("include_usage"))
+    include = options.get("include_usage")
+    if not isinstance(include, bool | None):
+        raise ApiError(400, "include_usage of stream_options is true or false", "stream_options")
+    return bool(include)
 
 
 async def whole(engine: Engine, asked: Asked) -> dict[str, Any]:

@@ -66,6 +66,12 @@ class _Choice:
             self._entry(decoder, token, None if first else value, None if first else top)
         self._at = len(text)
 
+    def echo_as(self, other: _Choice) -> None:
+        """The same, of another sample of its prompt."""
+        self.text, self._at = [*other.text], other._at
+        self.tokens, self.values = [*other.tokens], [*other.values]
+        self.tops, self.offsets = [*other.tops], [*other.offsets]
+
     def add(self, text: str, chunk: Chunk) -> None:
         self.text.append(text)
         if self.asked.wanted.params.logprobs is not None and chunk.token is not None:
@@ -108,12 +114,16 @@ async def _begin(engine: Engine, asked: Asked, request: CompletionRequest, accou
     ]
     if not request.echo:
         return choices
+    engine.reserve(len(choices))
+    engine.release(len(choices))  # each prompt takes its place when it is scored
     top = asked.wanted.params.logprobs
     for number, ids in enumerate(asked.wanted.prompts):
         text = asked.llm.tokenizer.decode(ids)
         scored = Scored([], [], []) if top is None else await scores(engine, asked.leased, ids, top)
-        for choice in choices[number * asked.samples : (number + 1) * asked.samples]:
-            choice.echo(scored, text)
+        first, *others = choices[number * asked.samples : (number + 1) * asked.samples]
+        first.echo(scored, text)
+        for choice in others:
+            choice.echo_as(first)
     if request.max_tokens == 0:
         account.prompt_tokens = sum(map(len, asked.wanted.prompts))
         for choice in choices:

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
+from pronk.engine.rng import effective_seed
 from pronk.errors import PronkError
 from pronk.serve.failures import ApiError, overloaded
 
@@ -62,6 +63,7 @@ class Answer:
         self.wanted, self.handles = wanted, list[Any]()
         self._chunks, self._there = deque[Chunk](), asyncio.Event()
         self._left = len(wanted.prompts)  # of which more is to come
+        self._wanting = True  # chunks are waited for: what piles up then the loop has had no time for
         self.failed: Exception | None = None
         self.begun = False  # the engine has told something of it
 
@@ -72,7 +74,7 @@ class Answer:
         unread = len(self._chunks)  # a beam search brings all of its texts at once, which nobody could have read
         self._chunks.extend(chunks)
         self._left -= ended
-        if unread > UNREAD:
+        if unread > UNREAD and not self._wanting:
             self.fail(ApiError(408, f"the client left {unread} pieces of the text unread"))
         self._there.set()
 
@@ -91,7 +93,9 @@ class Answer:
                 if chunk.error:
                     raise chunk.error
             if chunks:
+                self._wanting = False
                 yield chunks
+                self._wanting = True
 
 
 class Engine:
@@ -146,13 +150,15 @@ class Engine:
 
     def submit(self, wanted: Wanted) -> Answer:
         """In any thread. Raises what Session.submit does; then nothing is under way."""
-        answer = Answer(wanted)
+        answer, params = Answer(wanted), wanted.params
+        if len(wanted.prompts) > 1 and params.num_beams == 1:  # one seed of all, as LLM.generate's: it is what is told
+            params = replace(params, seed=effective_seed(params.seed))
         try:
             for number, prompt in enumerate(wanted.prompts):
                 with self._lock:  # of each anew: the engine and the loop wait for it
                     handle = wanted.session.submit(
                         prompt,
-                        wanted.params,
+                        params,
                         number=number,
                         adapter=wanted.adapter,
                         grammar=wanted.grammar,

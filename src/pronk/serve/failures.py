@@ -51,6 +51,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.logged = False  # and by that nobody need log it again
         self.headers = dict(headers or {})
         if status in (429, 503):
             self.headers.setdefault("Retry-After", str(RETRY_AFTER))

@@ -21,6 +21,8 @@ _MAKERS: dict[str, Callable[[Any], Structure]] = {
 }
 _FIELDS = {f"guided_{kind}": kind for kind in _MAKERS} | {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 
+FORMED = ("response_format", "structured_outputs", *_FIELDS, "tools", "text", "output_config")  # of all APIs
+
 
 def asks_for_one(request: Sampling) -> bool:
     """Whether there is anything to be found by `form_of`, which takes the longer the more there is."""
@@ -31,7 +33,7 @@ def form_of(request: Sampling) -> tuple[Structure | None, str]:
     """The form that texts are to have, None: none; and the field that asks for it. Raises ApiError, which names it."""
     found = {"response_format": _response_format(request.response_format)}
     for name, kind in _FIELDS.items():
-        if (value := getattr(request, name)) is not None:
+        if (value := getattr(request, name)) is not None and (name, value) != ("grammar", ""):  # llama.cpp's for none
             found[name] = _made(name, kind, value)
     for kind, value in (request.structured_outputs or {}).items():
         if kind == "json_object" and isinstance(value, bool):
@@ -50,8 +52,12 @@ def form_of(request: Sampling) -> tuple[Structure | None, str]:
 
 def _response_format(given: Mapping[str, Any] | None) -> Structure | None:
     name = "response_format"
-    kind = (given or {}).get("type", "text")
-    if given is None or kind == "text":
+    if not given:
+        return None
+    if "type" not in given:
+        raise ApiError(400, f"{name} has no type, which is text, json_object or json_schema", name)
+    kind = given["type"]
+    if kind == "text":
         return None
     if kind == "json_object":  # llama.cpp's form of it has a schema
         schema = given.get("schema")

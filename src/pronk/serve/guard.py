@@ -108,7 +108,7 @@ class Guard:
         if not self.keys or scope["path"] in (*OPEN, *self.page):
             return 0
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = bearer.strip(" \t") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("latin-1")  # which headers are read as: the client's own bytes
         matches = [hmac.compare_digest(sent, key.encode()) for key in self.keys]
         if True not in matches:
@@ -130,4 +130,5 @@ def _name(host: str) -> str:
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    name, _, port = host.partition(":")
+    return name if port.isdigit() else host

@@ -80,6 +80,12 @@ class Connection(H11Protocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # the request was answered before its body went wrong
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.our_state is h11.DONE:  # and the request is not whole: a rest that nobody reads any more
@@ -199,6 +205,7 @@ class EventStream:
         self._first = asyncio.ensure_future(anext(events))
         self._chunk: Callable[[bytes], bool] = lambda body: False
         self._since, self._sending = time.monotonic(), False
+        self.left = False  # the client, before all was sent
 
     async def begin(self, receive: Receive) -> EventStream:
         """Wait a while for the first event, so that what is wrong until then has a status. Raises that, and Gone."""
@@ -227,8 +234,10 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             self._chunk = scope.get("extensions", {}).get(_CHUNK, {}).get("send", self._chunk)
-            with contextlib.suppress(Gone):
+            try:
                 await _unless(self._gone, self._send(send))
+            except Gone:
+                self.left = True
         finally:
             watchdog.cancel()
             await self._close()
@@ -244,6 +253,11 @@ class EventStream:
             await self._put(send, first)
             async for event in self._events:
                 await self._put(send, event)
+        await self._put(send, b"", more=False)
+
+    async def cut(self, send: Send, error: Exception) -> None:
+        """Tell whoever reads why no more will come."""
+        await self._put(send, self._failed(error))
         await self._put(send, b"", more=False)
 
     async def _put(self, send: Send, body: bytes, more: bool = True) -> None:

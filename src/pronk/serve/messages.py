@@ -31,13 +31,16 @@ REFUSED = {
 _FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
 
 
-async def asked(leased: Leased, request: MessagesRequest, unheard: list[str], max_samples: int) -> Asked:
-    """Raises ApiError, and PronkError for what the model cannot follow."""
+async def asked(
+    leased: Leased, request: MessagesRequest, unheard: list[str], max_samples: int, notes: list[str] | None = None
+) -> Asked:
+    """`notes`: where what the answer is to say goes as well. Raises ApiError, and PronkError for what the model cannot
+    follow."""
     if (request.thinking or {}).get("type", "disabled") != "disabled":
         raise ApiError(400, "thinking cannot be had: this model writes its answer at once", "thinking")
-    notes = list[str]()
+    notes = [] if notes is None else notes
     if "cache_control" in unheard:
-        unheard = [name for name in unheard if name != "cache_control"]
+        unheard.remove("cache_control")
         blocks.note({"cache_control": True}, notes)
     choice, parallel = blocks.tool_choice(request)
 
@@ -63,11 +66,12 @@ async def asked(leased: Leased, request: MessagesRequest, unheard: list[str], ma
 
 async def count(leased: Leased, request: MessagesRequest, unheard: list[str]) -> dict[str, Any]:
     """How many tokens the prompt has, also where these are more than the model can read. Raises what `asked` does."""
+    notes = list[str]()
     try:
-        found = await asked(leased, request, unheard, 1)
+        found = await asked(leased, request, unheard, 1, notes)
     except ApiError as error:
         if isinstance(error.__cause__, ContextOverflow):
-            return {"input_tokens": error.__cause__.prompt_tokens, **warned(unheard)}
+            return {"input_tokens": error.__cause__.prompt_tokens, **warned(unheard, notes)}
         raise
     return {"input_tokens": len(found.wanted.prompts[0]) + found.cut, **warned(found.unheard, found.notes)}
 

@@ -45,9 +45,13 @@ class _Loads(Collector):
             ),
             "waiting": GaugeMetricFamily("pronk_requests_waiting", "Requests that wait for a place.", labels=["model"]),
             "blocks_used": GaugeMetricFamily(
-                "pronk_kv_blocks_used", "Cache blocks of those that run.", labels=["model"]
+                "pronk_kv_blocks_used", "Cache blocks of those that run, of 64 tokens each.", labels=["model"]
             ),
-            "blocks_free": GaugeMetricFamily("pronk_kv_blocks_free", "Cache blocks that can be had.", labels=["model"]),
+            "blocks_free": GaugeMetricFamily(
+                "pronk_kv_blocks_free",
+                "Cache blocks that are idle; more are made when wanted.",
+                labels=["model"],
+            ),
         }
         counters = {
             "prefill_tokens": "Tokens of prompts that were computed.",

@@ -18,6 +18,7 @@ from pronk import engines, system
 from pronk.checkpoint import adapter_config
 from pronk.checkpoint.hub import resolve as hub
 from pronk.engine.backend import check_predicts
+from pronk.engine.prefix_cache import BLOCK_SIZE
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 from pronk.serve.failures import ApiError, log_failure
 from pronk.session import Session
@@ -99,7 +100,7 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        return [*self.models, *(name for name, folder in self.adapters.items() if not _scores(folder))]
+        return [*self.models, *(name for name, folder in self.adapters.items() if not _problem(folder))]
 
     @property
     def adapters(self) -> dict[str, Path]:
@@ -110,6 +111,10 @@ class Models:
                 if (folder / adapter_config.CONFIG).is_file() and folder.name not in self.models:
                     found.setdefault(folder.name, folder)
         return found
+
+    def absent(self, name: str) -> ApiError:
+        known = ", ".join(map(repr, self.names))
+        return ApiError(404, f"there is no model {name[:80]!r}; there are {known}", "model", "model_not_found")
 
     @property
     def loaded(self) -> list[Model]:
@@ -122,10 +127,12 @@ class Models:
         name = next(iter(self.models)) if name is None else name
         folder = None if name in self.models else self.adapters.get(name)
         if name not in self.models and folder is None:
-            known = ", ".join(map(repr, self.names))
-            raise ApiError(404, f"there is no model {name[:80]!r}; there are {known}", "model", "model_not_found")
-        if folder is not None and _scores(folder):
-            raise ApiError(400, f"{name!r} is {_SCORES}; ask `pronk score` for them", "model")
+            raise self.absent(name)
+        if folder is not None and (problem := _problem(folder)):
+            if problem == _SCORES:
+                raise ApiError(400, f"{name!r} is {_SCORES}; ask `pronk score` for them", "model")
+            log.warning("%s cannot be used: %s", name, problem)
+            raise ApiError(404, f"{name!r} cannot be used; the server's log says why", "model", "model_not_found")
         model, adapter = self.models.get(name), None
         try:
             if folder is not None:
@@ -138,7 +145,9 @@ class Models:
         except PronkError as error:  # it names files, of which clients are to learn nothing
             log_failure(f"{name} cannot be used", error)
             message, headers = f"{name!r} cannot be used; the server's log says why", {"x-should-retry": "false"}
-            raise ApiError(500, message, "model", headers=headers) from error
+            told = ApiError(500, message, "model", headers=headers)
+            told.logged = True
+            raise told from error
         assert model
         assert model.llm
         assert model.session
@@ -159,6 +168,9 @@ class Models:
         await self._load(first)
         for name, folder in self._adapters.items():
             await self._of_adapter(name, folder)
+        for name, folder in self.adapters.items():
+            if problem := _problem(folder):
+                log.warning("%s is left out: %s", name, problem)
         for model in others:
             log.info("%s is loaded when it is first asked for", model.name)
 
@@ -214,6 +226,7 @@ class Models:
                 llm.tokenizer.chat_template = llm.template(self._chat_template)
             most = self._max_sequences * llm.ctx_size
             tokens = max(llm.ctx_size, min(most, left // max(1, kv_a_token) // 2))
+            tokens = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE  # for the session counts whole blocks
             model.bytes = weights + tokens * kv_a_token
             model.session = Session(
                 llm.backend,
@@ -268,26 +281,26 @@ class Models:
             llm.close()
 
 
-def _scores(folder: Path) -> bool:
-    """Whether a reward model's adapter lies there, which writes nothing."""
+def _problem(folder: Path) -> str | None:
+    """Why nothing can be written with what lies there, as far as its config says."""
     try:
         changed = (folder / adapter_config.CONFIG).stat().st_mtime_ns
     except OSError:  # a GGUF file, or gone meanwhile
-        return False
-    return _saves_score(folder, changed)
+        return None
+    return _problem_of(folder, changed)
 
 
 @functools.lru_cache(maxsize=1024)
-def _saves_score(folder: Path, changed: int) -> bool:
-    """`changed`: when its config was. What is wrong with that is said when it is asked for."""
+def _problem_of(folder: Path, changed: int) -> str | None:
+    """`changed`: when its config was."""
     try:
-        return adapter_config.read(folder).saves_score
-    except (PronkError, OSError):
-        return False
+        return _SCORES if adapter_config.read(folder).saves_score else None
+    except (PronkError, OSError) as error:
+        return str(error)
 
 
 def _check_writes(name: str, folder: Path, base: str) -> None:
-    if _scores(folder):
+    if _problem(folder) == _SCORES:
         way_out = f"pronk score {base} --adapter {folder}"
         raise BadRequest(f"{name}: {_SCORES}; use {way_out}")
 

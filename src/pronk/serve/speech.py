@@ -94,7 +94,7 @@ def _warnings(unheard: Sequence[str], notes: Sequence[str]) -> dict[str, list[st
 
 async def speech(engine: Engine, asked: Asked, account: Account) -> AsyncGenerator[list[Piece], None]:
     """Pieces as they come; closing it cancels what is still to come. Raises ApiError and PronkError."""
-    texts, begun = asked.wanted.texts, time.perf_counter()
+    texts, begun = asked.wanted.texts * asked.copies, time.perf_counter()
     engine.reserve(texts)
     try:
         with about(None, "logit_bias", "stop_token_ids"):  # whose tokens the model may not have
