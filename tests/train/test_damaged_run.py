@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from tiny_folder import save_tiny_chat_model
-from training_runs import run_of
+from training_runs import run_of, timeless
 
 import pronk
 from pronk import checkpoint, tokenizer
+from pronk.checkpoint.adapter import WEIGHTS as ADAPTER
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.errors import BadFile, BadRequest, PronkError
 from pronk.train import state
@@ -129,6 +130,70 @@ def test_a_best_model_that_was_being_replaced_is_brought_back(model: Path, data:
         make(model, data, folder, lora=None).resume()
     assert (folder / MODEL / "model.safetensors").read_bytes() == best
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".model")]
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), None])
+def test_a_best_that_no_checkpoint_knows_of_is_sought_anew(
+    model: Path, data: Path, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    """A run that died between a best and its checkpoint left it under the position of an older one, and the report of
+    a run that went on otherwise named the older step."""
+    changes: dict[str, Any] = {"lora": lora, "eval_every": 1, "save_every": 2, "max_steps": 6, "lr": 1e-2}
+    whole = make(model, data, tmp_path / "whole", **changes)
+    whole.train()
+    first = make(model, data, tmp_path / "run", **changes)
+    with pytest.raises(ZeroDivisionError):
+        first.train(stop=lambda: first.loop.position.step == 3 and 1 / 0)
+    again = make(model, data, tmp_path / "run", **changes)
+    again.resume()
+    made = ADAPTER if lora else f"{MODEL}/model.safetensors"
+    (told,) = again.told
+    assert f"{Path(made).parts[0]} is not what was the best when step 2 was saved" in told
+    assert told.endswith("the best is sought anew")
+    assert (again.loop.position.best, again.loop.position.kept) == (None, None)
+    assert result.of(again, pytest.fail).held_out_loss is None
+    assert result._made(again) == ((str(again.newest), None) if lora else (None, None))
+    again.train()
+    assert (tmp_path / "run" / made).read_bytes() == (tmp_path / "whole" / made).read_bytes()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+    assert result.of(again, pytest.fail).held_out_loss == result.of(whole, pytest.fail).held_out_loss
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), None])
+def test_a_best_that_is_damaged_is_not_taken_for_it(
+    model: Path, data: Path, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    """It was only looked for: garbage in its place outlived --resume, and was reported as what did best."""
+    folder = tmp_path / "run"
+    made = folder / (ADAPTER if lora else f"{MODEL}/model.safetensors")
+    first = make(model, data, folder, lora=lora)
+    first.train(stop=lambda: first.loop.position.step == 2)
+    made.write_bytes(b"garbage")
+    again = make(model, data, folder, lora=lora)
+    again.resume()
+    assert again.told
+    assert again.train()
+    assert made.stat().st_size > 1000
+    assert result.of(again, pytest.fail).held_out_loss == {"kept_step": 4} | {
+        name: again.loop.position.best if name != "first" else pytest.approx(5, abs=5)
+        for name in ("first", "last", "kept")
+    }
+    made.write_bytes(b"garbage")
+    with pytest.raises(BadRequest, match="is not what was the best when step 4 was saved; bring that back"):
+        make(model, data, folder, lora=lora).resume()
+
+
+def test_a_run_of_a_pronk_that_saved_no_digest_goes_on(model: Path, data: Path, tmp_path: Path) -> None:
+    first = make(model, data, tmp_path / "run")
+    first.train(stop=lambda: first.loop.position.step == 2)
+    for position in (tmp_path / "run").glob(f"{CHECKPOINTS}/*/position.json"):
+        raw = json.loads(position.read_text())
+        del raw["position"]["kept"]
+        position.write_text(json.dumps(raw))
+    again = make(model, data, tmp_path / "run")
+    again.resume()
+    assert again.told == []
+    assert result.of(again, pytest.fail).held_out_loss == result.of(first, pytest.fail).held_out_loss
 
 
 def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_interrupted_it_goes_on_to_the_same_bytes(
         file.write('{"step": 4, "prompt": "half a')  # of a step that a power cut took
     pronk.grpo(folder, data, tmp_path / "parts", resume=True, **options).run()
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    with pytest.raises(BadRequest, match=r"made with objective\.kl_coef=0\.1, and now it is 0\.2"):
+    with pytest.raises(BadRequest, match=r"made with kl_coef=0\.1, and now it is 0\.2"):
         pronk.grpo(folder, data, tmp_path / "parts", resume=True, **{**options, "kl_coef": 0.2}).run()
 
 
@@ -121,6 +121,29 @@ def test_a_reward_that_has_changed_is_told_of(
         line.write_text(json.dumps({k: v for k, v in json.loads(line.read_text()).items() if k != "loose"}))
     mine.write_text(REWARD)
     assert go_on(6) == ""
+
+
+def test_the_best_is_sought_anew_where_a_reward_has_changed(
+    folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A best by the old reward stayed, which nothing by a smaller one surpasses."""
+    mine, out = tmp_path / "mine.py", tmp_path / "run"
+    options = {**QUICK, "lora_rank": 4, "reward": f"{mine}:vowels", "eval_every": 1, "schedule": "constant"}
+    mine.write_text(REWARD.replace("return ", "return 1000 + "))
+    pronk.grpo(folder, data, out, max_steps=2, **options).run()
+    before = (out / "adapter_model.safetensors").read_bytes()
+    mine.write_text(REWARD)
+    with caplog.at_level("INFO", "pronk.train"):
+        found = pronk.grpo(folder, data, out, resume=True, max_steps=4, **options).run()
+    notes = [note for note in caplog.messages if "sought anew" in note]
+    assert notes == [
+        "what held-out data gave until now does not compare with what it will give: the best is sought anew"
+    ]
+    looks = {line["step"]: line["held_out_loss"] for line in timeless(out) if "held_out_loss" in line}
+    kept = min((3, 4), key=lambda step: looks[step])
+    assert found.held_out_loss
+    assert (found.held_out_loss["kept_step"], found.held_out_loss["kept"]) == (kept, looks[kept])
+    assert (out / "adapter_model.safetensors").read_bytes() != before
 
 
 def test_rollouts_that_cannot_be_read(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:

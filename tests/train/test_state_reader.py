@@ -120,6 +120,13 @@ def test_refused_in_one_line(whole: Path, tmp_path: Path, harm: Callable[[Path],
         {"losses": [1.0] * 2},  # more than steps
         {"epoch": 10**30},
         {"more": 1},
+        {"kept": 1},
+        {"kept": {"line": {"step": 1, "held_out_loss": 1.0}}},
+        {"kept": {"line": {"step": 1, "held_out_loss": 1.0}, "digest": 5}},
+        {"kept": {"line": {"step": 1, "held_out_loss": "1"}, "digest": "a"}},
+        {"kept": {"line": {"step": 1, "held_out_loss": None}, "digest": "a"}},
+        {"kept": {"line": {"step": 2, "held_out_loss": 1.0}, "digest": "a"}},
+        {"kept": {"line": [], "digest": "a"}},
     ],
 )
 def test_a_damaged_position_is_refused_in_one_line(whole: Path, tmp_path: Path, change: dict[str, Any]) -> None:

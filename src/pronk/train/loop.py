@@ -23,6 +23,7 @@ from pronk.torch_engine.model import Llama
 from pronk.train import lora, neftune, optimizers
 from pronk.train.data.batches import Batches
 from pronk.train.distributed import Group
+from pronk.train.kept import Kept
 from pronk.train.objectives.objective import Objective, Writer
 from pronk.train.objectives.sft import SFT
 from pronk.train.schedule import Schedule
@@ -73,6 +74,7 @@ class Position:
     losses: list[float] = field(default_factory=list)  # the newest
     best: float | None = None  # held-out loss
     waited: int = 0  # evaluations since
+    kept: Kept | None = None  # what the folder holds of the best
 
 
 class Loop:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from pronk import strict_json
 from pronk.errors import BadFile, PronkError, os_problem, out_of_memory, short
-from pronk.train import optimizers, saved_settings
+from pronk.train import kept, optimizers, saved_settings
 from pronk.train.distributed import Whole, is_loss
 from pronk.train.loop import REMEMBERED, Loop, Position
 from pronk.train.state_reader import Reader
@@ -146,7 +146,7 @@ def changed(checkpoint: Path, loose: Mapping[str, str]) -> list[str]:
 def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
     """Raises ValueError or TypeError where it is none, or of another step than its folder."""
     position = Position(**raw)
-    if raw.keys() != asdict(position).keys():
+    if asdict(position).keys() - raw.keys() - {"kept"}:  # which came after 0.1
         raise ValueError("its position is not whole")
     step, losses = position.step, position.losses
     read = loop.accumulate + (loop.writer.spare if loop.writer else 0)  # micro-batches a step, at most
@@ -161,6 +161,7 @@ def _position(raw: Mapping[str, Any], loop: Loop, checkpoint: Path) -> Position:
         raise ValueError("a loss of it is no number")
     if (match := _NAME.fullmatch(checkpoint.name)) and int(match[1]) != step:
         raise ValueError(f"it is of step {step}, which is not what it is called")
+    position.kept = kept.read(raw.get("kept"), step)
     return position
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.checkpoint.adapter import WEIGHTS
 from pronk.checkpoint.digest import digest
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.checkpoint.writers import write
@@ -28,7 +27,7 @@ from pronk.tokenizer.export import beside_adapter
 from pronk.tokenizer.source import TEMPLATE
 from pronk.torch_engine.backend import load_model, pick_device
 from pronk.torch_engine.model import Llama
-from pronk.train import adapter, codes, frozen, lora, optimizers, saved_settings, sharding, state
+from pronk.train import adapter, best, codes, frozen, lora, optimizers, saved_settings, sharding, state
 from pronk.train.data.examples import content
 from pronk.train.data.sources import Data
 from pronk.train.data.store import Picked
@@ -94,6 +93,7 @@ class Trainer:
         self.prolonged_from: int | None = None  # how many steps it was to have
         self.loose: Mapping[str, str] = {}  # digests of what may become another between two starts, by its name
         self.changed: list[str] = []  # what of it has
+        self.told: list[str] = []  # what there is to say of the run that was resumed
         self._saved: int | None = None  # the step of the newest checkpoint
         self.listener: Callable[[Mapping[str, Any]], None] = lambda line: None  # hears what metrics.jsonl is told
         self.judge: Callable[[Trainer], float] | None = None  # of looks, instead of held-out loss: the more, the better
@@ -126,10 +126,8 @@ class Trainer:
                 raise
             way = f"without {found[-1].name}, --resume goes on from {found[-2].name}"
             raise BadFile(error.path, f"{error.problem}; {way}", field=error.field, offset=error.offset) from None
-        made = self.folder / (WEIGHTS if self.settings.lora else MODEL)
-        if self.loop.position.best is not None and not made.exists():  # it would come back only if it were surpassed
-            raise BadRequest(f"{made}, the best so far, is gone; bring it back, or begin in another folder")
         self.resumed_from, self.changed = found[-1], state.changed(found[-1], self.loose)
+        self.told = best.know_again(self)
         self._saved = self.loop.position.step
         self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
 
@@ -262,6 +260,7 @@ class Trainer:
         line = self._note({"step": step, "held_out_loss": found.loss, **shown, **judged})
         if step and self.loop.improved(-judged[TASK] if judged else found.loss):
             self.write()
+            self.loop.position.kept = best.written(self, line)
         return line
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _of(
     note: Callable[[str], None],
 ) -> Result:
     held_out = [line for line in metrics if "held_out_loss" in line]
-    kept = min(held_out[1:], key=lambda line: -line[TASK] if TASK in line else line["held_out_loss"], default=None)
+    kept = _kept(run, held_out)
+    looks = held_out or [kept or {}]
     seconds, tokens = (sum(line[name] for line in steps) for name in ("seconds", "tokens"))
     some = max(1, min(_STEPS, len(steps) // 2))  # so that the first are not the last
     written = "mismatch/kl" in steps[0]
@@ -102,23 +103,23 @@ def _of(
         finished=run.finished,
         trained_share=run.trained_share,
         examples={"train": len(run.data.train), "held_out": len(run.data.held_out)},
-        steps=len(steps),
+        steps=run.loop.position.step,
         planned_steps=run.loop.schedule.steps,
         epochs=steps[-1]["epoch"],
         loss={**_ends(steps, "loss", some), "steps": some},
         held_out_loss={
-            "first": held_out[0]["held_out_loss"],
-            "last": held_out[-1]["held_out_loss"],
+            "first": looks[0]["held_out_loss"],
+            "last": looks[-1]["held_out_loss"],
             "kept": kept["held_out_loss"],
             "kept_step": kept["step"],
         } if kept else None,
-        held_out_task={"first": held_out[0][TASK], "last": held_out[-1][TASK], "kept": kept[TASK]}
+        held_out_task={"first": looks[0][TASK], "last": looks[-1][TASK], "kept": kept[TASK]}
         if kept and TASK in kept else None,
         rewards={word: _ends(steps, name, some) for word, name in preferred.items()} or None,
         held_out_rewards={word: kept[f"held_out_{name}"] for word, name in preferred.items()}
         if kept and preferred else None,
         reward=_ends(steps, "reward", some) if written else None,
-        held_out_reward={"first": held_out[0]["held_out_reward"], "kept": kept["held_out_reward"]}
+        held_out_reward={"first": looks[0]["held_out_reward"], "kept": kept["held_out_reward"]}
         if kept and written else None,
         mismatch=sum(line["mismatch/kl"] for line in steps) / len(steps) if written else None,
         seconds=seconds,
@@ -132,11 +133,24 @@ def _of(
 _REWARDS = {"margin": "rewards/margins", "accuracy": "rewards/accuracies"}
 
 
+def _kept(run: Trainer, held_out: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The line of the look that found what the folder holds: the run knows it, whatever the file has lost."""
+    position = run.loop.position
+    if position.best is None:
+        return None
+    if position.kept:
+        return position.kept.line
+    # Of a pronk that did not save it:
+    return min(held_out[1:], key=lambda line: -line[TASK] if TASK in line else line["held_out_loss"], default=None)
+
+
 def _made(run: Trainer) -> tuple[str | None, str | None]:
     """The folders of the adapter and the model; until there is a best, the newest checkpoint's adapter."""
+    mine = not run.data.held_out or run.loop.position.best is not None  # else it is what a killed run left
     if not run.settings.lora:
-        return None, str(run.folder / MODEL) if (run.folder / MODEL).exists() else None
-    found = [place for place in (run.folder, run.newest) if place and (place / WEIGHTS).exists()]
+        return None, str(run.folder / MODEL) if mine and (run.folder / MODEL).exists() else None
+    there = (run.folder if mine else None, run.newest)
+    found = [place for place in there if place and (place / WEIGHTS).exists()]
     return str(found[0]) if found else None, None
 
 

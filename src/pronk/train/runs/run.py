@@ -243,6 +243,8 @@ class Run(ABC):
 
     def _resume(self, trainer: Trainer) -> None:
         trainer.resume()
+        for text in trainer.told:
+            self.watcher.note(text)
         if trainer.group.first:
             all_again = self.how.samples_at == "ends"
             samples.forget(trainer.folder, after=-1 if all_again else trainer.loop.position.step)
