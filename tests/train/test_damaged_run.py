@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_best_that_no_checkpoint_knows_of_is_sought_anew(
     whole.train()
     first = make(model, data, tmp_path / "run", **changes)
     with pytest.raises(ZeroDivisionError):
-        first.train(stop=lambda: first.loop.position.step == 3 and 1 / 0)
+        first.train(stop=lambda: bool(first.loop.position.step == 3 and 1 / 0))
     again = make(model, data, tmp_path / "run", **changes)
     again.resume()
     made = ADAPTER if lora else f"{MODEL}/model.safetensors"
@@ -194,6 +195,64 @@ def test_a_run_of_a_pronk_that_saved_no_digest_goes_on(model: Path, data: Path, 
     again.resume()
     assert again.told == []
     assert result.of(again, pytest.fail).held_out_loss == result.of(first, pytest.fail).held_out_loss
+
+
+DAMAGES: list[tuple[Callable[[list[str]], list[str]], str]] = [
+    (lambda lines: [lines[0], '{"step": \n', *lines[2:]], "1 line is left out, 1 of 2 steps are lost"),
+    (lambda lines: lines[1:], "the look before the first step is lost"),
+    (lambda lines: [], "2 of 2 steps are lost, the look before the first step is lost"),
+    (lambda lines: [*lines, *lines], "4 lines are left out"),
+    (lambda lines: ['{"step": 0, "loss": null}\n', *lines], "1 line is left out"),
+    (lambda lines: ['{"step": -5, "loss": 1}\n', '{"step": 1}\n', *lines], "2 lines are left out"),
+    (lambda lines: ["[" * 10**6 + "\n", *lines], "1 line is left out"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+def test_damaged_metrics_are_told_of_and_the_report_is_right(
+    model: Path, data: Path, tmp_path: Path, damage: Callable[[list[str]], list[str]], words: str
+) -> None:
+    """Without a word the report counted fewer steps, or some twice, and had another best, or none; a loss of null ended
+    in a TypeError where the curve is drawn."""
+    folder, metrics = tmp_path / "run", tmp_path / "run" / METRICS
+
+    def begun(folder: Path) -> Trainer:
+        run = make(model, data, folder, eval_every=1)
+        run.judge = lambda run: -abs(run.loop.position.step - 2)  # what did best comes early
+        return run
+
+    whole = begun(tmp_path / "whole")
+    whole.train()
+    first = begun(folder)
+    first.train(stop=lambda: first.loop.position.step == 2)
+    lines = metrics.read_text().splitlines(keepends=True)[:-1]  # with the look after step 2 goes the best
+    assert len(lines) == 4
+    metrics.write_text("".join(damage(lines)))
+    again = begun(folder)
+    again.resume()
+    assert again.told == [f"{metrics} is damaged: {words}; what is told of the run is of the others"]
+    assert again.train()
+    found, right = result.of(again, pytest.fail), result.of(whole, pytest.fail)
+    assert (found.steps, found.finished) == (4, True)
+    assert found.held_out_loss
+    assert right.held_out_loss
+    assert (found.held_out_task or {})["kept"] == 0
+    assert right.held_out_loss["kept_step"] == 2
+    for name in ("last", "kept", "kept_step"):
+        assert found.held_out_loss[name] == right.held_out_loss[name]
+    if "lost" not in words:
+        lost = [line for line in timeless(tmp_path / "whole") if line["step"] == 2 and "loss" not in line]
+        assert timeless(folder) == [line for line in timeless(tmp_path / "whole") if line not in lost]
+
+
+def test_a_torn_last_line_is_no_damage(model: Path, data: Path, tmp_path: Path) -> None:
+    first = make(model, data, tmp_path / "run")
+    first.train(stop=lambda: first.loop.position.step == 2)
+    with (tmp_path / "run" / METRICS).open("a") as file:
+        file.write('{"step": 3, "lo')
+    again = make(model, data, tmp_path / "run")
+    again.resume()
+    assert again.told == []
 
 
 def test_a_run_whose_metrics_are_gone_is_told_in_one_line(model: Path, data: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_checkpoint_says_what_the_disk_said(
 
 def test_metrics_that_cannot_be_cut_stay(tmp_path: Path) -> None:
     for step in range(1, 9):
-        write_metrics(tmp_path, {"step": step, "loss": 1.0})
+        write_metrics(tmp_path, {"step": step, "loss": 1.0, "epoch": 0.5, "tokens": 5, "seconds": 1.0})
     before = (tmp_path / METRICS).read_bytes()
     with room_for(20), pytest.raises(PronkError, match=rf"{METRICS}: cannot be written: File too large"):
         forget_metrics(tmp_path, after=4)

@@ -146,6 +146,38 @@ def test_the_best_is_sought_anew_where_a_reward_has_changed(
     assert (out / "adapter_model.safetensors").read_bytes() != before
 
 
+def test_damaged_rollouts_are_told_of_and_no_others_dropped(
+    folder: Path, data: Path, reward: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All lines behind a damaged one went without a word, and what stood there twice was kept."""
+    options: dict[str, Any] = {**QUICK, **LORA, "reward": reward, "eval_share": 0, "schedule": "constant"}
+    pronk.grpo(folder, data, tmp_path / "run", max_steps=2, **options).run()
+    lines = (tmp_path / "run" / FILE).read_bytes().splitlines(keepends=True)
+    broken = [*lines[:3], lines[3].replace(b'"reward": ', b'"reward": 1e400, "x": ', 1), *lines[4:]]
+    of_last = [line for line in lines if b'"step": 2' in line]
+    for damaged, kept, words in (
+        (broken, [*lines[:3], *lines[4:]], "1 line is left out"),
+        ([*lines, *lines], lines, f"{len(lines)} lines are left out"),
+        (of_last, of_last, "completions of 1 of 2 steps are lost"),
+        ([], [], "completions of 2 of 2 steps are lost"),
+        ([*lines[:-1], lines[-1].rstrip(b"\n")], lines, None),
+    ):
+        out = tmp_path / "damaged"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(tmp_path / "run", out)
+        (out / FILE).write_bytes(b"".join(damaged))
+        caplog.clear()
+        with caplog.at_level("INFO", "pronk.train"):
+            pronk.grpo(folder, data, out, resume=True, max_steps=3, **options).run()
+        said = [note for note in caplog.messages if "is damaged" in note]
+        assert said == (
+            [f"{out / FILE} is damaged: {words}; what is told of the run is of the others"] if words else []
+        )
+        found = (out / FILE).read_bytes().splitlines(keepends=True)
+        assert found[: len(kept)] == kept
+        assert {json.loads(line)["step"] for line in found[len(kept) :]} == {3}
+
+
 def test_rollouts_that_cannot_be_read(folder: Path, data: Path, reward: str, tmp_path: Path) -> None:
     """A folder in their place ended in an IsADirectoryError, in going on as in showing them."""
     options: dict[str, Any] = {**QUICK, **LORA, "reward": reward, "eval_share": 0}

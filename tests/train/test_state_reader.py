@@ -351,9 +351,10 @@ def test_a_piece_that_is_another_thing_is_refused_before_it_is_made(whole: Path,
         b'{"step": 2',
     ],
 )
-def test_metrics_end_where_they_are_damaged(tmp_path: Path, line: bytes) -> None:
+def test_metrics_are_read_but_for_what_is_damaged(tmp_path: Path, line: bytes) -> None:
+    """They ended there, and good lines behind it were dropped in silence."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
-    assert read_metrics(tmp_path) == [{"step": 1}]
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}]
 
 
 def test_the_escape_would_have_worked(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +54,7 @@ def picture(folder: Path) -> tuple[Drawing, str] | None:
 
 
 def _line(metrics: list[dict[str, Any]], name: str) -> Line:
-    return [(line["step"], line[name]) for line in metrics if math.isfinite(line.get(name, math.inf))]
+    return [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
 
 
 def _drawing(labels: Mapping[str, str], lines: Mapping[str, tuple[Line, Line]]) -> Drawing:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from pronk.train import state
 METRICS, CHECKPOINTS, MODEL = "metrics.jsonl", "checkpoints", "model"
 _LOCK = ".lock"
 _LARGEST = 1e39  # metrics are float32's numbers
+_OF_A_STEP = ("loss", "epoch", "tokens", "seconds")  # which a report is made of
 _LOGS = {"tensorboard", "wandb"}  # logs.py's folders
 
 
@@ -108,36 +109,70 @@ def write_metrics(folder: Path, line: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, up to one that is none: a last one that the run died over, or a damaged one.
+    """The lines of a run's metrics but those that are none: a last one that the run died over, and damaged ones.
 
     Raises PronkError where the file cannot be read.
     """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """And how many lines are damaged; whatever run died over the last, its step comes again."""
     path = folder / METRICS
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
         raise PronkError(f"{path}: cannot be read: {error.strerror or error}") from None
-    found = []
-    for raw in lines:
+    found, damaged = [], 0
+    for number, raw in enumerate(lines, 1):
         try:
             line = json.loads(raw)
         except (ValueError, RecursionError):
-            break
-        if not isinstance(line, dict) or type(line.get("step")) is not int or not all(map(_is_metric, line.values())):
-            break
-        found.append({"lr" if name == "rate" else name: value for name, value in line.items()})  # so 0.1 called it
-    return found
+            line = None
+        if isinstance(line, dict) and type(line.get("step")) is int and all(map(_is_metric, line.values())):
+            found.append({"lr" if name == "rate" else name: value for name, value in line.items()})  # so 0.1 called it
+        else:
+            damaged += number < len(lines)
+    return found, damaged
 
 
 def _is_metric(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and abs(value) <= _LARGEST)
 
 
-def forget_metrics(folder: Path, after: int) -> None:
-    """Take away those of the steps after a checkpoint, which will come again."""
-    kept = [line for line in read_metrics(folder) if line["step"] <= after]
+def is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics has what each step's has, or each look's."""
+    names = _OF_A_STEP if "loss" in line else ("held_out_loss",)
+    return line["step"] >= ("loss" in line) and all(line.get(name) is not None for name in names)
+
+
+def forget_metrics(folder: Path, after: int, *, looked: bool = False) -> list[str]:
+    """Take away those of the steps after a checkpoint, which will come again, and what is damaged.
+
+    Gives what there is to say of damage. `looked`: there was a look at held-out data before the first step.
+    """
+    found, damaged = _read(folder)
+    kept: dict[tuple[int, bool], dict[str, Any]] = {}
+    for line in found:
+        key = line["step"], "loss" in line
+        if line["step"] > after:
+            continue
+        if is_whole(line) and key not in kept:
+            kept[key] = line
+        else:
+            damaged += 1
     try:
         with replacing(folder / METRICS) as fresh:
-            fresh.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            fresh.write_text("".join(json.dumps(line) + "\n" for line in kept.values()), encoding="utf-8")
     except OSError as error:
         raise PronkError(f"{folder / METRICS}: cannot be written: {error.strerror or error}") from None
+    lost = after - sum(of_step for _, of_step in kept)
+    first = "the look before the first step is lost" if looked and (0, False) not in kept else ""
+    return told(folder / METRICS, damaged, f"{lost} of {after} steps are lost" if lost else "", first)
+
+
+def told(file: Path, damaged: int, *lost: str) -> list[str]:
+    """What there is to say of a file that a run goes on with, where so many lines were left out of it."""
+    left_out = f"{damaged} {'line is' if damaged == 1 else 'lines are'} left out" if damaged else ""
+    found = ", ".join(filter(None, (left_out, *lost)))
+    return [f"{file} is damaged: {found}; what is told of the run is of the others"] if found else []

@@ -129,7 +129,8 @@ class Trainer:
         self.resumed_from, self.changed = found[-1], state.changed(found[-1], self.loose)
         self.told = best.know_again(self)
         self._saved = self.loop.position.step
-        self.group.lead(lambda _: forget_metrics(self.folder, after=self.loop.position.step))
+        looked = bool(self.data.held_out)
+        self.told += self.group.lead(lambda _: forget_metrics(self.folder, self._saved or 0, looked=looked)) or []
 
     def _lasted(self, length: Mapping[str, Any]) -> None:
         before, now = replace(self.settings, **length).steps(self.loop.batches), self.loop.schedule.steps

@@ -16,6 +16,7 @@ from pronk.tokenizer import Tokenizer
 from pronk.torch_engine.model import Llama
 from pronk.train.data.examples import Prompt
 from pronk.train.distributed import Group
+from pronk.train.folder import told
 from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.objective import Writer
 from pronk.train.rewards.scorer import Scorer, Text
@@ -95,19 +96,30 @@ class Rollouts(Writer):
         numbers = [min(start + rank, last) for start in range(0, len(examples), size)]
         return self._judged(model, [_HELD_OUT, 0], [[examples[number] for number in numbers]], [numbers])
 
-    def forget(self, after: int) -> None:
-        """What was written in steps after a checkpoint, which will come again."""
-        lines = []
-        for raw in raw_lines(self._file):
+    def forget(self, after: int) -> list[str]:
+        """What was written in steps after a checkpoint, which will come again, and what is damaged. Gives what there is
+        to say of damage."""
+        lines, every = [], raw_lines(self._file)
+        done, now, damaged = set[int](), 0, 0
+        for number, raw in enumerate(every, 1):
             line = read(raw)
-            if not raw.endswith(b"\n") or line is None or line["step"] > after:
-                break
-            lines.append(raw)
+            if line is None or line["step"] < 1:
+                damaged += number < len(every)  # whatever run died over the last, its step comes again
+            elif line["step"] <= after:
+                if line["step"] != now:
+                    done.add(now)
+                    now = line["step"]
+                if now in done:  # its completions stand there already
+                    damaged += 1
+                else:
+                    lines.append(raw.rstrip(b"\r\n") + b"\n")
         try:
             with replacing(self._file) as fresh:
                 fresh.write_bytes(b"".join(lines))
         except OSError as error:
             raise PronkError(f"{self._file}: cannot be written: {os_problem(error)}") from None
+        lost = after - len((done | {now}) - {0})
+        return told(self._file, damaged, f"completions of {lost} of {after} steps are lost" if lost else "")
 
     def _judged(
         self,

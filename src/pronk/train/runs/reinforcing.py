@@ -211,7 +211,8 @@ class Reinforcing(Tuning):
         super()._resume(trainer)
         writer, step = trainer.loop.writer, trainer.loop.position.step
         assert isinstance(writer, Rollouts)
-        trainer.group.lead(lambda _: writer.forget(after=step))
+        for text in trainer.group.lead(lambda _: writer.forget(after=step)) or []:
+            self.watcher.note(text)
         for reward in trainer.changed:  # no refusal: a function that failed is mended, and the run goes on
             self.watcher.note(
                 f"the reward {reward} has changed since step {step} was saved; the run goes on by what it gives now"
@@ -287,6 +288,6 @@ def _newest(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for raw in raw_lines(file):
         if (line := read(raw)) is None:
-            break
+            continue
         found = [*found, line] if found and found[-1]["step"] == line["step"] else [line]
     return found

@@ -12,7 +12,7 @@ from pronk.errors import PronkError
 from pronk.system import peak_memory
 from pronk.torch_engine import device_memory
 from pronk.train.curve import CURVE, draw
-from pronk.train.folder import METRICS, MODEL, read_metrics
+from pronk.train.folder import METRICS, MODEL, is_whole, read_metrics
 from pronk.train.trainer import TASK, Trainer
 
 _STEPS = 10  # whose losses are told as one: each is of few examples
@@ -68,6 +68,8 @@ def of(run: Trainer, note: Callable[[str], None]) -> Result:
     metrics = read_metrics(run.folder)
     steps = [line for line in metrics if "loss" in line]
     try:
+        if not all(map(is_whole, metrics)):
+            raise LookupError
         return _of(run, metrics, steps, note)
     except (LookupError, TypeError, ZeroDivisionError):  # lines that lack numbers, or none at all
         problem = "is gone or damaged: what was trained is there, and no report of it"
