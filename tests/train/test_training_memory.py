@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 from formats import save_huggingface
 from tiny import in_memory, random_weights, tiny_config
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import signalled
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
@@ -22,6 +26,7 @@ from pronk.train import memory
 from pronk.train.data.batches import Batches
 from pronk.train.data.examples import Example
 from pronk.train.data.sources import Data
+from pronk.train.interrupt import held_back
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
@@ -182,3 +187,49 @@ def test_the_peak_of_a_process_is_within_15_percent_of_what_was_foretold(name: s
         foretold = worker.call(plan, **training)
         measured = worker.call(trained, **training, threads=1, count=2, account=False)
     assert foretold["total"] == pytest.approx(measured["steps"]["peak_bytes"], rel=0.15)
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise Ended
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_plan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """What it raised came up in what torch's C++ calls back, and aborted the process: \"terminate called after throwing
+    an instance of 'python_error'\"."""
+    left, real = [], Ledger.__exit__
+
+    def leave(ledger: Ledger, *error: Any) -> None:
+        left.append(error[0])
+        real(ledger, *error)
+
+    monkeypatch.setattr(Ledger, "__exit__", leave)
+    handler = signal.getsignal(number)
+    with signalled(number, at=0), pytest.raises(Ended):
+        memory.plan(never_read(), settings(), examples(), CPU)
+    assert left == [None]  # the rehearsal went on to its end
+    assert signal.getsignal(number) is handler
+
+
+@pytest.mark.usefixtures("handled")
+def test_a_second_signal_does_not_wait_for_the_plan() -> None:
+    def rehearse() -> None:
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("it waited")
+
+    with pytest.raises(Ended):
+        rehearse()

@@ -23,6 +23,7 @@ from pronk.torch_engine.model import Llama
 from pronk.train import codes, frozen, lora
 from pronk.train.data.batches import Batches, filled
 from pronk.train.data.store import lengths
+from pronk.train.interrupt import held_back
 from pronk.train.ledger import KINDS, Ledger
 from pronk.train.loop import Loop
 from pronk.train.recompute import recompute
@@ -90,7 +91,7 @@ def plan(checkpoint: Checkpoint, settings: Settings, examples: Sequence[Any], de
     """Of training on `examples`, as Data has them."""
     on_cpu = device.type == "cpu"
     batch = largest(settings, examples)
-    with FakeTensorMode(), Unread():
+    with held_back(), FakeTensorMode(), Unread():
         loop = _loop(checkpoint, settings, batch, device)
         loop.prepare(batch)
         trained = [parameter for parameter in loop.model.parameters() if parameter.requires_grad]

@@ -21,12 +21,12 @@ from pronk.train import card, curves, distributed, memory
 from pronk.train.data.sources import Data
 from pronk.train.distributed import Group
 from pronk.train.folder import claimed
+from pronk.train.interrupt import closed_at_exit, unbroken
 from pronk.train.logs import Logs
 from pronk.train.memory import Plan
 from pronk.train.rewards.process import refuse_in_reward_process
 from pronk.train.runs import recipe, samples, task
 from pronk.train.runs import result as results
-from pronk.train.runs.interrupt import closed_at_exit, unbroken
 from pronk.train.runs.options import Contradiction, How
 from pronk.train.runs.result import Result
 from pronk.train.runs.watcher import Watcher

@@ -1,4 +1,5 @@
-"""A run that is broken off, by Ctrl-C in the midst of a step or by the program's end: it is saved first."""
+"""A run that is broken off, by Ctrl-C in the midst of a step or by the program's end: it is saved first. Its plan is
+not broken off at all, which torch would not survive."""
 
 from __future__ import annotations
 
@@ -46,6 +47,34 @@ def unbroken(lines: Generator[T]) -> Generator[T]:
             yield line  # type: ignore[misc]
     finally:
         lines.close()
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until this is done, and are then heeded as they would have been; a second does not wait.
+
+    For what calls back from torch's C++: an exception that a signal's handler raises there aborts the process.
+    """
+    found: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: handler for number, handler in handlers.items() if callable(handler)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if found:
+            before[signal.Signals(number)](number, frame)
+        found.append(number)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if found:
+        before[signal.Signals(found[0])](found[0], None)
 
 
 @contextmanager
