@@ -431,7 +431,7 @@ def test_a_step_that_reads_more_than_there_is_is_said(finetune: Run, tmp_path: P
 
 def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    assert "cannot be written: File exists" in finetune().stderr
+    assert "--out is a folder, and " in finetune().stderr  # it said "cannot be written: File exists"
     (tmp_path / "out").unlink()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter").write_text("mine")
@@ -447,7 +447,9 @@ def test_folders_that_cannot_be(finetune: Run, tmp_path: Path) -> None:
     assert other.exit_code == 1
     assert "was made with --accumulate 2, and now it is 4" in other.stderr
     other = finetune("--max-steps", "1", "--train-on-prompt", "--resume")
-    assert "was made with --train-on-prompt false, and now it is True" in other.stderr  # not objective.train_on_prompt
+    assert "was made without --train-on-prompt; resume with the same" in other.stderr  # not objective.train_on_prompt
+    other = finetune("--max-steps", "1", "--lora-rank", "8", "--resume")  # it said lora.rank=4
+    assert "was made with --lora-rank 4, and now it is 8; resume with the same" in other.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")

@@ -147,7 +147,8 @@ def test_overwritten_only_where_asked(run: Run, model: str, folder: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "dtype", "code", "message"),
     [
-        ("m", "q8", 2, "safetensors is not written in q8"),
+        ("m", "q8", 2, "safetensors is not written in q8; choose from f32, f16"),
+        ("m", "q4", 2, "; a DST whose name ends in .gguf takes it"),
         ("m.gguf", "int8", 2, "gguf is not written in int8"),
         ("no/m", "f32", 1, "is no folder; make it first"),
     ],

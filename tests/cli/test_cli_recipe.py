@@ -186,3 +186,11 @@ def test_names_are_everybodys_own() -> None:
             for opt in one.opts:
                 if opt.startswith("--") and one.name not in ("config", "save_config"):
                     assert recipe._meant(opt[2:], known) is one, (name, opt)
+
+
+def test_a_file_of_another_verb_is_told_as_such(run: Run, tmp_path: Path) -> None:
+    """`reward` of pronk grpo: "did you mean threads?"."""
+    head = "# pronk grpo --config run.yaml --out FOLDER does this again; what is not here is as it is by default.\n"
+    result = run("finetune", "--config", file(tmp_path, f"{head}model: m\nreward: exact\n"))
+    told = "no option 'reward' of pronk finetune; its first line says that it is of pronk grpo"
+    assert (result.exit_code, told in result.stderr.splitlines()[0]) == (2, True)

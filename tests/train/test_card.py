@@ -70,6 +70,9 @@ def test_what_it_says(private: Path, tuned: Path) -> None:
     for look, mean in zip(looks, means, strict=True):
         assert f"| {look['step']} | {mean} | {look['held_out_loss']:.4f} |" in page
     assert re.search(r"\| peak memory \| \d+\.\d\d GB \|", page)
+    assert re.findall(r"\| (.*) \|\n\|---", page) == [  # whose first row was drawn as a head
+        "data | ", "step | training loss | held-out loss", "cost | ", "setting | value",
+    ]  # fmt: skip
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
@@ -178,3 +181,39 @@ def test_what_transformers_cannot_read_is_no_base_model(anew: Any, tuned: Path, 
     shutil.copyfile(tuned / "metrics.jsonl", tmp_path / "metrics.jsonl")
     assert card.write(tmp_path, found, replace(settings, model="stories15M"), data) is None
     assert "base_model" not in front(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_run_of_rewards_tells_these(private: Path, tmp_path: Path, share: float) -> None:
+    """It told losses, which are nearly 0 whatever is learned."""
+    options = {**QUICK, "eval_share": share, "num_generations": 2, "max_new_tokens": 4, "lora_rank": 4}
+    run = pronk.grpo(private / "tiny", private / "su|ms.jsonl", tmp_path / "run", reward="length:4", **options)
+    found, page = run.run(), (tmp_path / "run" / card.CARD).read_text()
+    rewards = [line for line in read_metrics(tmp_path / "run") if "held_out_reward" in line]
+    assert "## Rewards\n" in page
+    assert "loss |" not in page
+    assert ("| step | training reward | held-out reward |" in page) is bool(share)
+    for line in rewards:
+        assert f" | {line['held_out_reward']:.4f} |\n" in page
+    if not share:
+        assert found.reward
+        assert f"{found.reward['first']:.4f} and {found.reward['last']:.4f}: means of the first" in page
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_whose_time_is_over_has_one(private: Path, tmp_path: Path, full: bool) -> None:
+    """Only a run that came to its end had one; and what it says to use is there."""
+    run = pronk.finetune(private / "tiny", private / "su|ms.jsonl", tmp_path / "run", full=full, max_time=1e-3, **QUICK)
+    run.run()
+    page = (tmp_path / "run" / card.CARD).read_text()
+    assert "| steps | 1 of 4: stopped, and --resume goes on, " in page
+    if full:
+        assert "stopped before there was a model to be used" in page
+    else:
+        assert "--adapter run/checkpoints/step-000001" in page
+        assert (tmp_path / "run" / "checkpoints" / "step-000001" / "adapter_model.safetensors").exists()
+    again = pronk.finetune(private / "tiny", private / "su|ms.jsonl", tmp_path / "run", full=full, resume=True, **QUICK)
+    again.run()
+    page = (tmp_path / "run" / card.CARD).read_text()
+    assert "| steps | 4, " in page
+    assert "checkpoints" not in page

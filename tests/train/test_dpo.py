@@ -371,7 +371,7 @@ def test_a_run_knows_its_preferences(folder: Path, data: Path, tmp_path: Path, o
 
 def test_another_beta_is_another_run(folder: Path, data: Path, tmp_path: Path) -> None:
     run_of(settings(folder, data), tmp_path / "run").train(stop=lambda: True)
-    with pytest.raises(BadRequest, match=r"made with objective\.beta=0\.1, and now it is 0\.2; resume"):
+    with pytest.raises(BadRequest, match=r"made with beta=0\.1, and now it is 0\.2; resume"):
         run_of(settings(folder, data, objective=DPO(beta=0.2)), tmp_path / "run").resume()
 
 

@@ -494,7 +494,7 @@ def test_a_reward_that_goes_wrong_stops_the_run_and_is_named(
     run = pronk.grpo(folder, data, tmp_path / "out", reward=f"{functions}:{name}", **options)
     with pytest.raises(PronkError, match="the reward ") as caught:
         run.run()
-    assert problem in str(caught.value)
+    assert problem in str(caught.value).replace(f"the reward '{name}' ", f"the reward {name} ")
     assert "\n" not in str(caught.value)
 
 
@@ -512,7 +512,7 @@ def test_a_script_that_begins_a_run_by_itself_is_told_of(folder: Path, data: Pat
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search(
-        r"the reward short raised BadRequest in script\.py, line [67]: script\.py begins a run when", done.stderr
+        r"the reward 'short' raised BadRequest in script\.py, line [67]: script\.py begins a run when", done.stderr
     )
     assert 'if __name__ == "__main__":' in done.stderr
     guarded = script.read_text().replace("pronk.grpo(", "if __name__ == '__main__':\n  pronk.grpo(")
@@ -558,7 +558,7 @@ def test_an_expression_that_would_take_for_ever(folder: Path, data: Path) -> Non
     asked = Prompt(np.array([1], np.int32), "", {}, 2, 5)
     assert InProcess.pattern("regex", "(a+)+$", 600.0).of([Text(asked, "aaa", [], True)]) == [1]
     process = InProcess.pattern("regex", "(a+)+$", 0.5)
-    with pytest.raises(PronkError, match=r"the reward regex takes more than 0.5 s"):
+    with pytest.raises(PronkError, match=r"the reward 'regex' takes more than 0.5 s"):
         process.of([Text(asked, "a" * 60 + "b", [], True)])
 
 
@@ -761,3 +761,23 @@ def test_large_rewards_are_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of 1 of 1 prompts all completions are worth the same: nothing is learned from these" in shown.err
     show([line, {**line, "reward": 0.0}], as_json=False)
     assert "worth the same" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("accuracy", r"no reward 'accuracy'; there are exact, regex, schema and length, a function of your own \(file"),
+        ("exakt", "there is no reward 'exakt'; did you mean exact?"),
+        ("runs/nothere", "there is no folder 'runs/nothere', which a reward model would be; pronk reward makes one"),
+        ("./nothere", "there is no folder './nothere'"),
+        ("a/b/c", "there is no folder 'a/b/c'"),
+    ],
+)
+def test_a_reward_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
+    """It was told after the model had been loaded, and of files and repositories. Nothing is loaded here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(BadRequest, match=problem):
+        pronk.grpo("m", "d", reward=["exact", name])
+    for good in ("runs/mine", "owner/name", "smollm2:135m", "file.py:mine"):
+        pronk.grpo("m", "d", reward=good)

@@ -281,7 +281,7 @@ def test_resumed_is_as_if_never_stopped(folder: Path, data: Path, tmp_path: Path
     assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
     if config is None:
         assert any(line.get("kl") for line in timeless(tmp_path / "whole"))
-    with pytest.raises(BadRequest, match=r"objective\.undesirable_weight=2\.0, and now it is 1\.0"):
+    with pytest.raises(BadRequest, match=r"with undesirable_weight=2\.0, and now it is 1\.0"):
         run_of(replace(chosen, objective=KTO()), tmp_path / "parts").resume()
 
 

@@ -155,7 +155,7 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
         (lambda: pronk.grpo("m", "d", reward="lenght:20"), "there is no reward 'lenght'; did you mean length:20?"),
         (lambda: pronk.grpo("m", "d", reward="schema"), "the reward schema is schema:FILE"),
         (lambda: pronk.grpo("m", "d", reward=lambda *_: 0.0), "put the function into a file, at its top level"),
-        (lambda: pronk.grpo("m", "d", reward="exact", reward_weights=(1, 2)), "there are 1 rewards and 2 reward_w"),
+        (lambda: pronk.grpo("m", "d", reward="exact", reward_weights=(1, 2)), "1 reward has 2 reward_weights"),
         (lambda: pronk.grpo("m", "d", reward="exact", kl_coef=0.1, full=True), "without its adapter: train LoRA"),
         (lambda: pronk.grpo("m", "d", reward="exact", lora_dropout=0.1), "lora_dropout would make what is trained an"),
         (lambda: pronk.grpo("m", "d", reward="exact", too_long="cut"), "would ask half a question"),
@@ -167,6 +167,8 @@ def test_each_option_has_a_wrong_value_in_the_test_before() -> None:
             "label_smoothing is for the sigmoid loss",
         ),
         (lambda: pronk.pretrain("t", vocab_size=300, tokenizer="llama2"), "leave vocab_size out"),
+        (lambda: pronk.finetune("m", "d", __file__), "out is a folder, and .*py is a file; name another"),
+        (lambda: pronk.grpo("m", "d", reward="accuracy"), "there is no reward 'accuracy'; there are exact, regex"),
         (lambda: pronk.pretrain("t", hidden=100, heads=3), "a hidden size of 100 is no multiple of 3 heads"),
     ],
 )

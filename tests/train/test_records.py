@@ -446,3 +446,83 @@ def test_a_folder_of_other_things(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(BadFile, match=r"link: cannot be read: No such file.*pipe: is a pipe or a device"):
         records.read(tmp_path)
+
+
+def test_a_file_called_txt_is_one_text(tmp_path: Path) -> None:
+    """Its commas made a table of it: "has another number of fields than the header's 2"."""
+    tale = tmp_path / "Tim.TXT"
+    tale.write_bytes(b"One day, a boy\r\nran, and ran, and ran.\n")
+    (only,) = records.read(tale).items
+    assert (only.kind, only.where) == ("text", "the text")
+    assert only.values == {"text": "One day, a boy\nran, and ran, and ran.\n"}
+    (tmp_path / "song.txt").write_text("[Verse 1]\nLa, la")
+    assert records.read(tmp_path / "song.txt").items[0].kind == "text"
+    for raw in ('{"text": "a"}\n{"text": "b"}\n', '[ {"text": "a"},\n{"text": "b"}]'):  # what is JSON stays that
+        (tmp_path / "lines.txt").write_text(raw)
+        assert [one.values["text"] for one in records.read(tmp_path / "lines.txt").items] == ["a", "b"]
+    (tmp_path / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(BadFile, match=r"latin\.txt: not UTF-8 text"):
+        records.read(tmp_path / "latin.txt")
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(BadFile, match="is empty"):
+        records.read(tmp_path / "empty.txt")
+
+
+def test_calls_as_openai_has_them_are_as_those_of_sharegpt(tmp_path: Path) -> None:
+    """Their arguments are a string of JSON, which a template would have written as JSON once more."""
+    call = {"name": "add", "arguments": {"a": 2}}
+
+    def read(arguments: object) -> Any:
+        calls = [{"id": "1", "type": "function", "function": {**call, "arguments": arguments}}]
+        talk = [TALK[0], {"role": "assistant", "content": None, "tool_calls": calls}, *TALK]
+        (only,) = records.read(write_lines(tmp_path / "data", {"messages": talk})).items
+        (found,) = only.values["messages"][1]["tool_calls"]
+        assert (found["id"], found["function"]["name"]) == ("1", "add")
+        return found["function"]["arguments"]
+
+    assert read('{"a": 2}') == read({"a": 2}) == {"a": 2}
+    assert read("") == {}
+    for odd in ("add(2)", "[2]", '"a"', "[" * 100_000, 7):
+        assert read(odd) == odd
+    called = {"from": "function_call", "value": json.dumps({**call, "arguments": "{}"})}
+    said = [{"from": "human", "value": "2?"}, called]
+    (only,) = records.read(write_lines(tmp_path / "data", {"conversations": said})).items
+    assert only.values["messages"][1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+SFT = ("messages", "completion", "instruction", "text")
+
+
+@pytest.mark.parametrize(
+    ("raw", "kinds", "told"),
+    [
+        ({"promt": "a", "completion": "b"}, SFT, "did you mean prompt instead of 'promt'? --fields promt=prompt reads"),
+        (
+            {"Question": "a", "answers": "b", "id": 1},
+            SFT,
+            "question instead of 'Question', answer instead of 'answers'? --fields Question=question,answers=answer",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejcted": "c"}, ("preference",), "--fields rejcted=rejected reads it so"),
+        ({"prompt": "a", "answer": "b"}, SFT, "answer=completion learns the answers, and pronk grpo lets the model"),
+        ({"prompt": "a"}, SFT, "(prompts alone are what pronk grpo learns from); these do: messages"),
+        ({"promt": "a"}, SFT, "which make no record; these do: "),  # and an answer is missing
+    ],
+)
+def test_what_was_meant(tmp_path: Path, raw: dict[str, Any], kinds: Any, told: str) -> None:
+    with pytest.raises(BadFile) as caught:
+        records.read(write_lines(tmp_path / "data", raw), kinds)
+    assert told in str(caught.value)
+    if "=" in told and "answer=completion" not in told:
+        fields = told.partition("--fields ")[2].split()[0].split(",")
+        assert len(records.read(write_lines(tmp_path / "data", raw), kinds, fields=fields).items) == 1
+
+
+def test_one_fault_is_told_once(tmp_path: Path) -> None:
+    """Ten times it was, in one line, where a record of another fault was among them."""
+    many = write_lines(tmp_path / "many", *[{"promt": "a", "completion": "b"}] * 11, {"text": 1}, {"text": ""})
+    with pytest.raises(BadFile) as caught:
+        records.read(many)
+    told = str(caught.value)
+    assert told.startswith(f"{many}: 13 bad records: line 1 and 10 more, to line 11: has the keys ['completion',")
+    assert told.count("promt=prompt") == 1
+    assert told.endswith("; line 12: text must be text, not 1; line 13: has no answer: text is empty")

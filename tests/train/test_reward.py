@@ -619,7 +619,7 @@ def test_a_run_knows_its_margins_and_its_head(folder: Path, data: Path, tmp_path
     with pytest.raises(BadRequest, match="was made with other examples: what their name stands for has"):
         run_of(settings(folder, own), tmp_path / "run").resume()
     own.write_text(data.read_text())
-    with pytest.raises(BadRequest, match=r"made with objective\.center_rewards=0\.0, and now it is 0\.1; resume"):
+    with pytest.raises(BadRequest, match=r"made with center_rewards=0\.0, and now it is 0\.1; resume"):
         run_of(settings(folder, own, objective=Reward(center_rewards=0.1)), tmp_path / "run").resume()
     heads = [begun(folder, seed).tensors[SCORE].read() for seed in (0, 0, 1)]
     assert np.array_equal(heads[0], heads[1])

@@ -157,6 +157,8 @@ def test_several_files_each_with_a_weight(model: Path, data: Path, tmp_path: Pat
     for weight in ("0", "-1", "nan", "1e9"):
         with pytest.raises(BadRequest, match="the weight must be over 0 and at most 1000"):
             make(replace(asked, data=(f"{data}={weight}", str(other))), tmp_path / "run")
+    with pytest.raises(BadRequest, match=r"jsonl=x: 'x' is no weight; give a number behind the ="):
+        make(replace(asked, data=f"{data}=x"), tmp_path / "run")
     odd = data.rename(tmp_path / "lr=2")
     assert len(make(replace(asked, data=str(odd)), tmp_path / "run").data.train) == 16  # a file of that name is meant
 

@@ -107,3 +107,14 @@ def test_pretraining_draws_with_the_same_seed(tmp_path: Path) -> None:
 def test_a_reward_model_writes_nothing(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="samples_at looks is of what a model writes"):
         pronk.reward(model, data, tmp_path / "run", samples_at="looks")
+
+
+def test_samples_of_bare_texts_begin_as_these_do(model: Path, tmp_path: Path) -> None:
+    """All were of the same prompt, an empty one."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{n} and {n + 1} are two of the numbers"}) + "\n" for n in range(20)))
+    found = pronk.finetune(model, data, tmp_path / "run", lora_rank=4, **QUICK).run()
+    assert len({one["prompt"] for one in found.samples}) == len(found.samples) == 2
+    for one in found.samples:
+        assert one["prompt"].strip()
+        assert (one["prompt"] + one["data"]).replace(" ", "").endswith("aretwoofthenumbers")

@@ -84,9 +84,9 @@ def test_a_run_of_0_1_goes_on(old: Callable[..., Any]) -> None:
     ("change", "message"),
     [
         ({"lr": 2e-2}, "made with lr=0.01, and now it is 0.02; resume with the same"),
-        ({"lora": LoraConfig(rank=2, alpha=8, target_modules=("q_proj",))}, "made with lora.rank=1, and now it is 2;"),
-        ({"lora": None}, "made with lora=True, and now it is None;"),
-        ({"objective": SFT(train_on_prompt=True)}, "objective.train_on_prompt=False, and now it is True"),
+        ({"lora": LoraConfig(rank=2, alpha=8, target_modules=("q_proj",))}, "made with lora_rank=1, and now it is 2;"),
+        ({"lora": None}, "made without full=True; resume"),
+        ({"objective": SFT(train_on_prompt=True)}, "made without train_on_prompt=True; resume"),
     ],
 )
 def test_a_run_of_0_1_with_another_setting_is_refused(
@@ -121,7 +121,7 @@ def test_what_instructions_went_through_in_a_run_of_0_1(version: int) -> None:
         if now in fits[was]:
             compare(asked, version, old | {key: was})
         else:
-            with pytest.raises(BadRequest, match=rf"made with objective\.instructions='.*', and now it is '{now}'"):
+            with pytest.raises(BadRequest, match=rf"made with instructions='.*', and now it is '{now}'"):
                 compare(asked, version, old | {key: was})
     digest = saved_settings.DIGEST + "examples"
     before = {"version": version, "settings": old | {digest: "a"}}
@@ -138,7 +138,7 @@ def test_a_setting_that_came_later_is_what_it_was_by_default(monkeypatch: pytest
 
     wider = replace(ASKED["dpo"], lora=Wider())
     compare(wider, 0, OF_0_1["dpo"])
-    with pytest.raises(BadRequest, match=r"was made with lora\.use_dora=False, and now it is True; resume"):
+    with pytest.raises(BadRequest, match=r"was made without lora\.use_dora=True; resume"):
         compare(replace(wider, lora=Wider(use_dora=True)), 0, OF_0_1["dpo"])
     monkeypatch.setattr(saved_settings, "ADDED", {"lora.use_dora": True})  # its default when it came, and no longer
     compare(replace(wider, lora=Wider(use_dora=True)), 0, OF_0_1["dpo"])
@@ -181,3 +181,24 @@ def test_what_is_saved_is_json_and_flat() -> None:
         assert not any(isinstance(value, dict) for value in flat(asked).values())
         compare(asked, saved_settings.VERSION, json.loads(json.dumps(flat(asked))))
     assert flat(ASKED["dpo"])["lora.target_modules"] == list(adapter.TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({"lora": LoraConfig(rank=16)}, {"lora": LoraConfig(rank=8)}, "with lora_rank=16, and now it is 8"),
+        ({"lora": LoraConfig()}, {"lora": LoraConfig(rslora=True)}, "without rslora=True"),
+        ({"lora": LoraConfig(dora=True)}, {"lora": LoraConfig()}, "with dora=True, and now is without"),
+        ({"lora": None}, {"lora": LoraConfig()}, "with full=True, and now is without"),
+        ({"lora": LoraConfig()}, {"lora": None}, "without full=True"),
+        ({"skip_bad": True}, {}, "with skip_bad_records=True, and now is without"),
+        ({"pack": 64}, {}, "with pack=64, and now is without"),
+        ({"lr": 1e-5, "objective": DPO()}, {}, "with pronk dpo, and this is pronk finetune"),
+    ],
+)
+def test_a_setting_is_told_as_its_option_is_called(before: Any, now: Any, told: str) -> None:
+    """It was lora.rank=16, which is no option's name."""
+    made = Settings("m", "d", **before)
+    with pytest.raises(BadRequest) as caught:
+        compare(Settings("m", "d", **now), saved_settings.VERSION, flat(made))
+    assert f" was made {told}; resume with the same, or begin in another folder" in str(caught.value)

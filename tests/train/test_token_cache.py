@@ -186,9 +186,13 @@ def test_pairs_and_folders_too(source: TokenizerSource, tmp_path: Path, home: Pa
     settings = Settings("m", str(tmp_path / "texts"))
     assert same(made(settings, source, cached=False), made(settings, source))
     assert len(kept(home)) == 3
+    (tmp_path / "table").write_text("text\nTwo.\n")
+    shutil.copy(tmp_path / "table", tmp_path / "table.txt")  # the same bytes, and one text by its name
+    both = (made(Settings("m", str(tmp_path / name)), source).train for name in ("table", "table.txt"))
+    assert [len(one) for (one,) in both] == [5, 11]
     (tmp_path / "texts" / "inner" / "b.txt").write_text("Six.")
     assert list(made(settings, source).names)[1].endswith("inner/b.txt")
-    assert len(kept(home)) == 4
+    assert len(kept(home)) == 6
 
 
 @pytest.mark.skipif(os.name == "nt", reason="such permissions are POSIX's")

@@ -41,6 +41,8 @@ GROUPS = {
 # Verb -> its module in this package.
 VERBS = {verb: {"list": "list_models"}.get(verb, verb.replace("-", "_")) for verbs in GROUPS.values() for verb in verbs}
 DEFAULT_VERB = "generate"
+# What people may type -> what it is here.
+_MEANT = {"orpo": "dpo --loss orpo", "simpo": "dpo --loss simpo", "ipo": "dpo --loss ipo", "sft": "finetune"}
 
 
 class Verbs(click.Group):
@@ -81,6 +83,8 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
+            if name in _MEANT:
+                raise click.UsageError(f"no verb {short(name)}; it is pronk {_MEANT[name]}", ctx)
             close = difflib.get_close_matches(name, VERBS, n=1)
             raise click.UsageError(
                 f"no verb {short(name)}; "

@@ -126,7 +126,9 @@ def command(
     destination = expanded(dst)
     to: Format = "gguf" if destination.suffix.lower() == ".gguf" else "safetensors"
     if dtype not in write.DTYPES[to]:
-        raise click.UsageError(f"{to} is not written in {dtype}; choose from {', '.join(write.DTYPES[to])}")
+        to_gguf = "; a DST whose name ends in .gguf takes it" if dtype in write.DTYPES["gguf"] else ""
+        known = ", ".join(write.DTYPES[to])
+        raise click.UsageError(f"{to} is not written in {dtype}; choose from {known}{to_gguf}")
     text, text_name = read_text(file)
     source = saving.open_source(base, tokenizer, revision)
     if seed is not None and not method.startswith("dare"):

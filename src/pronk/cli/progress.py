@@ -3,6 +3,7 @@ that takes hours, and is left alone, a file or a pipe gets a line now and then, 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -31,11 +32,15 @@ def of_tokens(done: int, total: int) -> str:
 
 @contextmanager
 def shown(
-    label: str = "", unit: Unit = of_bytes, patience: float = PATIENCE, logged: bool = False
+    label: str = "",
+    unit: Unit = of_bytes,
+    patience: float = PATIENCE,
+    logged: bool = False,
+    ends: float = math.inf,
 ) -> Iterator[Callable[..., None]]:
     """A callback (name, done, total). `label` "": what is being done is the name; another name begins anew.
 
-    `logged`: say it in a file or a pipe as well.
+    `logged`: say it in a file or a pipe as well. `ends`: when the work is left whatever is done (time.monotonic).
     """
     display: _Display
     if sys.stderr.isatty():
@@ -45,6 +50,7 @@ def shown(
     else:
         yield lambda name, done, total: None
         return
+    display.ends = ends
     try:
         yield display
     finally:
@@ -52,6 +58,8 @@ def shown(
 
 
 class _Display:
+    ends = math.inf
+
     def __init__(self, label: str, unit: Unit, patience: float) -> None:
         self.label, self.unit, self.patience = label, unit, patience
         self.title: str | None = None
@@ -66,7 +74,7 @@ class _Display:
         if done >= total:  # what comes next, a text perhaps, has the terminal for itself
             self.hide()
         elif elapsed >= self.patience:
-            left = f", {duration(elapsed * (total - done) / done)} left" if done else ""
+            left = f", {duration(min(elapsed * (total - done) / done, self.ends - now))} left" if done else ""
             self.show(done, total, self.unit(done, total) + left)
 
     def show(self, done: int, total: int, amount: str) -> None:

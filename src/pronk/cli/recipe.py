@@ -8,6 +8,7 @@ cannot grow.
 from __future__ import annotations
 
 import difflib
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,10 @@ def take(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
     for key, node in members(path):
         of = _meant(key, known)
         if of is None or of.name is None:
-            raise click.UsageError(f"{name}: no option {short(key)} of {ctx.command_path}{_way_out(key, known)}", ctx)
+            problem = f"{name}: no option {short(key)} of {ctx.command_path}"
+            if (verb := _verb(path)) not in (None, ctx.info_name):
+                raise click.UsageError(f"{problem}; its first line says that it is of pronk {verb}", ctx)
+            raise click.UsageError(f"{problem}{_way_out(key, known)}", ctx)
         if of.name in keys:
             raise click.UsageError(f"{name}: {_both(keys[of.name], key)}; leave one out", ctx)
         keys[of.name] = key
@@ -79,6 +83,13 @@ def _way_out(key: str, known: dict[str, click.Parameter]) -> str:
     if close := difflib.get_close_matches(key.replace("_", "-"), known, n=1):
         return f"; did you mean {close[0]}?"
     return f"; {there}" if (there := ours(key)) else ""
+
+
+def _verb(path: Path) -> str | None:
+    """Of which verb a file is that pronk wrote, as its first line says."""
+    with path.open("rb") as file:
+        found = re.match(rb"# pronk ([a-z-]{1,20}) --config ", file.readline(1 << 12))
+    return found[1].decode() if found else None
 
 
 def _both(first: str, second: str) -> str:

@@ -45,6 +45,7 @@ class Watch(Watcher):
     def __init__(self, run: Run) -> None:
         self.code = 0  # the exit code that says why it was stopped
         self._run = run
+        self._ends = time.monotonic() + (math.inf if run.how.max_time is None else run.how.max_time)
         self.tell: Callable[[Mapping[str, Any]], None] = lambda metrics: None
 
     def note(self, text: str) -> None:
@@ -69,7 +70,7 @@ class Watch(Watcher):
 
         with (
             self._stopping(),
-            progress.shown("training", unit, patience=0, logged=True) as advance,
+            progress.shown("training", unit, patience=0, logged=True, ends=self._ends) as advance,
             progress.shown("", _UNITS["examples"], logged=True) as look,
         ):
             advance("", 0, max(1, steps - first))
@@ -92,8 +93,9 @@ class Watch(Watcher):
                     best = f" (the best so far{', but worse than at step 0' if worse else ''})"
                 left = ""
                 if first < step < steps:
-                    each = (time.monotonic() - begun) / (step - first)
-                    left = f", {progress.duration(each * (steps - step))} left"
+                    now = time.monotonic()
+                    each = (now - begun) / (step - first)
+                    left = f", {progress.duration(min(each * (steps - step), self._ends - now))} left"
                 loss = f"held-out loss {metrics['held_out_loss']:.4f}{_words(metrics, 'held_out_')}"
                 console.note(f"step {step} of {steps}: {loss}{best}{state if step else ''}{left}")
 

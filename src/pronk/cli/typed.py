@@ -65,5 +65,7 @@ def overflow(ctx: click.Context, error: ContextOverflow) -> str:
 
 
 def _as_typed(value: str) -> list[str]:
-    """A value as Python shows it. Several, of an option that is repeated, are left out."""
-    return [] if value.startswith("(") else [value.lower() if value in ("True", "False") else value.strip("'")]
+    """A value as Python shows it. Several, of an option that is repeated, are left out, as is what a switch means."""
+    if value.startswith("(") or value == "True":
+        return []
+    return ["false" if value == "False" else value.strip("'")]

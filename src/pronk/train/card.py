@@ -16,7 +16,7 @@ from pronk.checkpoint.hub.known import repository_of
 from pronk.checkpoint.hub.local import public
 from pronk.errors import one_line
 from pronk.system import replacing
-from pronk.train.folder import MODEL, read_metrics
+from pronk.train.folder import CHECKPOINTS, MODEL, read_metrics
 from pronk.train.saved_settings import NEW_MODEL, flat
 
 if TYPE_CHECKING:
@@ -71,19 +71,26 @@ def _front(found: Mapping[str, Any], settings: Settings) -> str:
 def _text(folder: Path, found: Mapping[str, Any], settings: Settings, data: Data) -> str:
     told = flat(settings)
     base, objective = public(settings.model), str(told["objective"])
+    planned = "" if found["finished"] else f" of {found['planned_steps']}: stopped, and --resume goes on"
     parts = [
         f"# {one_line(folder.resolve().name, 100)}\n",
         f"{found['method']}, {found['trained_share']:.2%} of the parameters of {_code(base)}; objective "
         f"{_code(objective)}.\n",
-        "## Use\n\n" + _use(folder, base, settings, objective),
-        "## Data\n\n" + _table([("from", _listed(settings.sources)), *_of_data(settings, data)]),
-        "## Losses\n\n" + _losses(folder, found),
+        "## Use\n\n" + _use(folder, found, base, settings, objective),
+        "## Data\n\n" + _table([("data", ""), ("from", _listed(settings.sources)), *_of_data(settings, data)]),
+        "## Rewards\n\n" + _losses(folder, found, "reward")
+        if found.get("reward")
+        else "## Losses\n\n" + _losses(folder, found, "loss"),
         "## Cost\n\n" + _table([
-            ("steps", f"{found['steps']}, {found['epochs']:.2f} epochs"),
+            ("cost", ""),
+            ("steps", f"{found['steps']}{planned}, {found['epochs']:.2f} epochs"),
             ("time", f"{found['seconds']:.4g} s of steps, {found['tokens_a_second']:.0f} tokens/s"),
             ("peak memory", f"{found['peak_bytes'] / 1e9:.2f} GB"),
         ]),
-        "## Settings\n\n" + _table((_code(key), _code(value)) for key, value in sorted(_settings(told))),
+        "## Settings\n\n" + _table([
+            ("setting", "value"),
+            *((_code(key), _code(value)) for key, value in sorted(_settings(told))),
+        ]),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -95,8 +102,13 @@ def _on_hub(name: str) -> str | None:
     return repository_of(name)
 
 
-def _use(folder: Path, base: str, settings: Settings, objective: str) -> str:
+def _use(folder: Path, found: Mapping[str, Any], base: str, settings: Settings, objective: str) -> str:
     own = one_line(folder.resolve().name, 100)
+    made = found["adapter"] or found["model_folder"]
+    if made is None:
+        return "The run was stopped before there was a model to be used; --resume goes on with it.\n"
+    if settings.lora and (newest := Path(made)).parent.name == CHECKPOINTS:  # stopped before there was a best
+        own = f"{own}/{CHECKPOINTS}/{newest.name}"
     if not settings.lora:
         verb = "score" if objective == "reward" else "generate"
         question = "TEXT" if objective == "reward" else '"Once upon a time"'
@@ -131,30 +143,30 @@ def _of_data(settings: Settings, data: Data) -> Iterator[tuple[str, str]]:
     yield from ((what, str(count)) for what, count in counts.items() if count)
 
 
-def _losses(folder: Path, found: Mapping[str, Any]) -> str:
-    """At the looks at held-out data, beside the mean of the steps since the look before; without looks, the ends."""
-    rows, since = [("step", "training loss", "held-out loss")], list[float]()
+def _losses(folder: Path, found: Mapping[str, Any], which: str) -> str:
+    """Losses or rewards at the looks at held-out data, beside the mean of the steps since the look before; without
+    looks, the ends."""
+    rows, since = [("step", f"training {which}", f"held-out {which}")], list[float]()
     for line in read_metrics(folder):
-        if "loss" in line:
-            since.append(line["loss"])
-        if "held_out_loss" in line:
+        if which in line:
+            since.append(line[which])
+        if f"held_out_{which}" in line:
             mean = f"{sum(since) / len(since):.4f}" if since else ""
-            rows.append((str(line["step"]), mean, f"{line['held_out_loss']:.4f}"))
+            rows.append((str(line["step"]), mean, f"{line[f'held_out_{which}']:.4f}"))
             since = []
     kept = found["held_out_loss"]
     if len(rows) > 1:
         more = len(rows) - 1 - _MOST_LOOKS
         told = _table([rows[0], *rows[1:][-_MOST_LOOKS:]])
         told += f"\nThe last {_MOST_LOOKS} of {len(rows) - 1} looks.\n" if more > 0 else ""
-        if found.get("reward"):
-            told += "\nThe held-out loss is minus the held-out reward.\n"
         if kept:
             judged = found.get("held_out_task")  # by what else than its loss
             worse = ", which is worse than at step 0" if not judged and kept["kept"] > kept["first"] else ""
             told += f"\nKept is what it was at step {kept['kept_step']}{worse}.\n"
         return told
-    losses = found["loss"]
-    return f"{losses['first']:.4f} and {losses['last']:.4f}: means of the first and last {losses['steps']} steps.\n"
+    ends, steps = found[which], found["loss"]["steps"]
+    of = f"means of the first and last {steps} steps" if steps > 1 else "of the first and the last step"
+    return f"{ends['first']:.4f} and {ends['last']:.4f}: {of}.\n"
 
 
 def _settings(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

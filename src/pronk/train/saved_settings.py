@@ -39,6 +39,13 @@ _FREE = ("objective.reward_timeout",)
 
 DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
 NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
+_OBJECTIVE = "objective"
+_VERBS = {"sft": "finetune", "pretraining": "pretrain"} | {name: name for name in ("dpo", "kto", "reward", "grpo")}
+_KEYWORDS = {  # of settings that options call otherwise
+    **{f"lora.{name}": f"lora_{name}" for name in ("rank", "alpha", "dropout")},
+    **{f"lora.{name}": name for name in ("target_modules", "rslora", "dora")},
+    "skip_bad": "skip_bad_records",
+}
 _RENAMED = {"rate": "lr", "decay": "weight_decay", "loss": "loss_type"}  # since version 0
 
 
@@ -78,7 +85,9 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
         more = f" ({unknown} among them)" if unknown else ""
         return f"has settings of version {version}{more}, and this pronk knows version {VERSION}; {way_out}"
     longer = any(before.get(key, usual.get(key)) != now.get(key) for key in LENGTH[:2])
-    for key, new in now.items():
+    objective = [name for name in (_OBJECTIVE,) if name in now]  # first, for rates follow from it
+    for key in (*objective, *now):
+        new = now[key]
         if (old := before.get(key, ADDED.get(key, usual.get(key)))) == new or key in _FREE:
             continue
         if longer and key in LENGTH and (old is None or type(old) in (int, float)):
@@ -88,8 +97,22 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
             if version < 2 and now.get(_INSTRUCTIONS) == "auto" and what == "examples":
                 return "was made with other examples; if it began with instruction records: --instructions alpaca"
             return f"was made with other {what}: what their name stands for has changed since; bring it back"
-        return f"was made with {key}={short(old)}, and now it is {short(new)}; resume with the same"
+        return f"{_told(key, old, new)}; resume with the same"
     return f"was made with {unknown}, which this pronk does not know; {way_out}" if unknown else ""
+
+
+def _told(key: str, old: Any, new: Any) -> str:
+    """In the words of the options: those of the command line are found by a name with a value (cli/typed.py)."""
+    if key == _OBJECTIVE and str(old) in _VERBS and new in _VERBS:  # or it is one of somebody's own
+        return f"was made with pronk {_VERBS[str(old)]}, and this is pronk {_VERBS[new]}"
+    if key == "lora":
+        key, old, new = "full", not old, not new
+    name = _KEYWORDS.get(key, key.removeprefix(f"{_OBJECTIVE}."))
+    if old is None or old is False:
+        return f"was made without {name}={short(new)}"
+    if new is None or new is False:
+        return f"was made with {name}={short(old)}, and now is without"
+    return f"was made with {name}={short(old)}, and now it is {short(new)}"
 
 
 def defaults(settings: Settings) -> dict[str, Any]:

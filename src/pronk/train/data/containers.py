@@ -1,13 +1,14 @@
 """Containers: the files and datasets that records come in, one raw record after the other.
 
-A file of JSON lines, of one JSON list, of comma-separated values or of Parquet, told apart by content; a folder, whose
-files are texts; or a dataset on the Hugging Face hub.
+A file of JSON lines, of one JSON list, of comma-separated values or of Parquet, told apart by content; a text, in a
+file whose name ends in .txt; a folder, whose files are texts; or a dataset on the Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ class BadRecord(ValueError):
 
 _PIECE = 1 << 18  # bytes
 _ROWS = 1024  # of Parquet, at a time
+
+_RECORDS = re.compile(rb'\{\s*"|\[\s*\{')  # what JSON of records begins with, whatever the file is called
 
 # What compressed files begin with.
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -57,7 +60,10 @@ def read(source: str | Path, counted: Counted = lambda total: None) -> Iterator[
                 start = more.lstrip()
         if packed := next((name for begin, name in _PACKED.items() if start.startswith(begin)), None):
             raise BadFile(path, f"is compressed ({packed}); unpack it first")
-        if start[:4] == b"PAR1":
+        if start and plain.is_text(path) and not _RECORDS.match(start):  # its commas make no table of it
+            counted(1)
+            yield "the text", {"text": plain.read(path)}
+        elif start[:4] == b"PAR1":
             yield from _parquet(path, counted)
         elif start[:1] == b"[":
             yield from _json(path, counted)

@@ -307,7 +307,8 @@ def _check_roles(messages: Sequence[Mapping[str, Any]], template: chat.ChatTempl
     for number, message in enumerate(messages):
         role = message["role"]
         if role not in _ROLES and not re.search(rf"""['"]{re.escape(role)}['"]""", template.source):
-            raise BadRecord(f"message {number} is of {short(role)}, a role that the chat template does not name")
+            problem = f"message {number} is of {short(role)}, a role that the chat template does not name"
+            raise BadRecord(f"{problem}; give a template that does: --chat-template FILE")
 
 
 def _alike(examples: Sequence[Example]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
 from pronk.errors import BadRequest, short
@@ -98,7 +99,30 @@ def form_of(raw: Mapping[str, Any], kinds: Sequence[Kind] = KINDS) -> Form:
         both = " and ".join("+".join(form.needed) for form in fitting)
         raise BadRecord(f"could be {both}; say which by leaving a key out: --fields {fitting[0].needed[-1]}=")
     has = f"has the keys {short(sorted(map(str, raw)))}, which make no record"
+    if meant := _meant(raw, kinds):
+        instead = ", ".join(f"{ours} instead of {short(theirs)}" for theirs, ours in meant.items())
+        names = ",".join(f"{theirs}={ours}" for theirs, ours in meant.items())
+        raise BadRecord(f"{has}; did you mean {instead}? --fields {names} reads it so")
+    if "prompt" in raw and "answer" in raw and "completion" in kinds:
+        to_learn = "--fields answer=completion learns the answers"
+        raise BadRecord(f"{has}; {to_learn}, and pronk grpo lets the model write its own and compares")
+    if "prompt" in raw and "completion" in kinds:
+        has += " (prompts alone are what pronk grpo learns from)"
     raise BadRecord(f"{has}; these do: {ways(kinds)} (--fields answer=output gives a key its name){listed(raw)}")
+
+
+def _meant(raw: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str, str]:
+    """Keys that are spelled nearly as those that make a record of them, and these; none where others are missing."""
+    for form in FORMS:
+        missing = [key for key in form.needed if key not in raw]
+        found: dict[str, str] = {}
+        for theirs in raw if form.kind in kinds and missing else ():
+            close = get_close_matches(str(theirs).strip().lower(), missing, n=1, cutoff=0.75)
+            if close and theirs not in _KEYS and close[0] not in found.values():
+                found[str(theirs)] = close[0]
+        if found and len(found) == len(missing):
+            return found
+    return {}
 
 
 def values_of(raw: Mapping[str, Any], form: Form) -> dict[str, Any]:

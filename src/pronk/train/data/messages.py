@@ -39,6 +39,8 @@ def checked(key: str, value: object) -> list[Message]:
         if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
             raise BadRecord(f'{key}: message {number} must be {{"role": ..., "content": ...}}, not {short(raw)}')
         message = {name: it for name, it in raw.items() if it is not None}
+        if isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [_read(call) for call in message["tool_calls"]]
         _check(f"message {number}", key, message)
         found.append(message)
     return found
@@ -82,6 +84,19 @@ def _calls(said: object, name: str) -> list[dict[str, Any]]:
     if not calls or not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in calls):
         raise BadRecord(f'{name} must be a call of a function as JSON, {{"name", "arguments"}}, not {short(said)}')
     return [{"type": "function", "function": dict(one)} for one in calls]
+
+
+def _read(call: Any) -> Any:
+    """A call whose arguments are an object, for templates write that as JSON: OpenAI has a string of JSON there, which
+    would become JSON in JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not (isinstance(function, Mapping) and isinstance(said := function.get("arguments"), str)):
+        return call
+    try:
+        found = json.loads(said or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": found}} if isinstance(found, dict) else call
 
 
 def learned(message: Mapping[str, Any]) -> bool:

@@ -25,6 +25,11 @@ def read(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
+def is_text(path: Path) -> bool:
+    """Whether a file is one text by its name."""
+    return path.suffix.lower() == ".txt"
+
+
 def files(folder: Path) -> list[Path]:
     """Of the folder and those in it, by name; not what is hidden (.git, .DS_Store). Links to folders are not followed.
 

@@ -6,6 +6,7 @@ at once.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pronk.train.data.forms import KINDS, Kind
 
 _LEARNS = {"preference": "pronk dpo, kto and reward learn", "judged": "pronk kto learns"}
 _TOLD = 10  # bad records
+_MESSAGE = re.compile(r"\bmessage \d+")
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,28 @@ class Records:
     def refused(self, bad: Sequence[tuple[str, str]]) -> BadFile:
         """In one line, of those that are bad: the first ten, and how many there are."""
         (first, problem), *_ = bad
-        if len({problem for _, problem in bad}) == 1:
+        alike: dict[str, list[tuple[str, str]]] = {}  # what is wrong with several is said once
+        for one in bad:
+            alike.setdefault(_MESSAGE.sub("message", one[1]), []).append(one)
+        if len(alike) == 1:
             same = f"; it is the same with all {len(bad)} bad records, to {bad[-1][0]}" if len(bad) > 1 else ""
             return BadFile(self.source, one_line(problem, 450) + same, field=first)
-        parts = [(where, *problem.partition("; ")) for where, problem in bad]
+        parts = [(_places([where for where, _ in one]), *one[0][1].partition("; ")) for one in alike.values()]
         common = len({advice for *_, advice in parts}) == 1  # said once, whole: cut short, it helps nobody
+        most = max(110, 1100 // len(parts))
         told = [
-            f"{where}: {one_line(what if common else what + semi + advice, 110)}"
+            f"{where}: {one_line(what if common else what + semi + advice, most)}"
             for where, what, semi, advice in parts[:_TOLD]
         ]
-        more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
+        rest = sum(map(len, [*alike.values()][_TOLD:]))
+        more = [f"and {rest} more"] if rest else []
         once = [one_line(parts[0][-1], 600)] if common and parts[0][-1] else []
         text = "; ".join([*told, *more, *once])
         return BadFile(self.source, text, field=f"{len(bad)} bad records", most=1850)
+
+
+def _places(where: Sequence[str]) -> str:
+    return where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more, to {where[-1]}"
 
 
 def read(

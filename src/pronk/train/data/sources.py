@@ -143,6 +143,8 @@ def weighed(source: str) -> tuple[str, float]:
     try:
         weight = float(text)
     except ValueError:
+        if equals and Path(name).expanduser().exists() and not Path(source).expanduser().exists():
+            raise BadRequest(f"data {source}: {short(text)} is no weight; give a number behind the =") from None
         return source, 1.0
     if not equals or Path(source).expanduser().exists():
         return source, 1.0

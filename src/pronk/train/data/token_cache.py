@@ -72,7 +72,7 @@ class TokenCache:
         source = self.tokenizer
         if source.kind != "gguf":  # whose settings hold the vocabulary
             found.update(digest(source.path, hashlib.sha256()).encode())
-        _feed(found, [source.kind, source.settings, source.chat_template, asked])
+        _feed(found, [source.kind, source.settings, source.chat_template, asked, plain.is_text(data)])
         for file in files:
             found.update(f"{file.relative_to(data)!s} {digest(file, hashlib.sha256())}\n".encode("utf-8", "replace"))
         return found.hexdigest()[:32]

@@ -118,7 +118,10 @@ class GRPO(Objective):
         if self.epsilon_high is not None and not 0 < self.epsilon_high <= _MOST:
             raise BadRequest(f"epsilon_high must be over 0 and up to {_MOST:g}, not {self.epsilon_high!r}")
         if self.reward_weights and len(self.reward_weights) != len(self.reward):
-            raise BadRequest(f"there are {len(self.reward)} rewards and {len(self.reward_weights)} reward_weights")
+            rewards, weights = len(self.reward), len(self.reward_weights)
+            raise BadRequest(
+                f"{rewards} {'reward has' if rewards == 1 else 'rewards have'} {weights} reward_weights; give one each"
+            )
         if self.rollout == "exact" and self.rollout_quantize != "auto":
             raise BadRequest(
                 f"exact rollouts are written by what is trained, in its own numbers, not {self.rollout_quantize}; "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pronk.errors import BadRequest, short
+from pronk.system import expanded
 
 BUILT = ("exact", "regex", "schema", "length")
 _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)", re.DOTALL)
@@ -47,6 +48,26 @@ def parse(name: str) -> Named:
         except (re.error, RecursionError, OverflowError) as error:
             raise BadRequest(f"the reward {short(name)} is no regular expression: {error}") from None
     return Named(kind, of)
+
+
+def check_model(name: str) -> None:
+    """Raises BadRequest where a reward that can only be a model is none that is here, that the hub may have, or that
+    pronk knows by name: before anything is loaded."""
+    from pronk.checkpoint.hub import known  # which takes its time, and --help has no use for it
+
+    kind, of, _ = parse(name)
+    if kind != "model" or expanded(of).exists() or known.name_of(of):
+        return
+    above, slash, last = of.rpartition("/")
+    if not slash:
+        close = get_close_matches(of, BUILT, n=1, cutoff=0.75)
+        raise BadRequest(
+            f"there is no reward {short(of)}; {f'did you mean {close[0]}? T' if close else 't'}here are exact, regex, "
+            "schema and length, a function of your own (file.py:name), and reward models (a folder of pronk reward)"
+        )
+    on_hub = of.count("/") == 1 and above and last and above[0] not in ".~" and not expanded(above).is_dir()
+    if not on_hub:
+        raise BadRequest(f"there is no folder {short(of)}, which a reward model would be; pronk reward makes one")
 
 
 def needed_keys(names: Sequence[str]) -> list[str]:

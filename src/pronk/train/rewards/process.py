@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pronk.errors import BadRequest, PronkError, one_line
+from pronk.errors import BadRequest, PronkError, one_line, short
 from pronk.limited.process import LimitedProcess
 from pronk.train.rewards.scorer import Text
 
@@ -35,7 +35,7 @@ class InProcess:
 
     def __init__(self, label: str, how: dict[str, Any], seconds: float) -> None:
         self._label, self._how = label, how
-        self._process = LimitedProcess(_WORK, f"the reward {label}", "rewards", seconds, _MEMORY, clock=seconds)
+        self._process = LimitedProcess(_WORK, f"the reward {short(label)}", "rewards", seconds, _MEMORY, clock=seconds)
         weakref.finalize(self, self._process.close)
 
     @classmethod
@@ -47,7 +47,7 @@ class InProcess:
             raise BadRequest(f"{file}: there is no such file, in which the reward {name} is to be")
         made = cls(label, {"file": str(path), "name": name, "module": MODULE}, seconds)
         if problem := made._answer({})[1]:
-            raise BadRequest(f"the reward {label} {one_line(problem, 400)}")
+            raise BadRequest(f"the reward {short(label)} {one_line(problem, 400)}")
         return made
 
     @classmethod
@@ -64,7 +64,7 @@ class InProcess:
         if problem is None:
             return value
         raise PronkError(
-            f"the reward {self._label} {one_line(problem, 300)}, on the completion {one_line(one.text, 60)!r}"
+            f"the reward {short(self._label)} {one_line(problem, 300)}, on the completion {one_line(one.text, 60)!r}"
         )
 
     def _answer(self, asked: dict[str, Any]) -> tuple[float, str | None]:
@@ -74,4 +74,4 @@ class InProcess:
         if problem is None and isinstance(value, float) and math.isfinite(value):
             return value, None
         problem = problem or f"gave {value!r}, which is no number to learn from"
-        return 0.0, problem.removeprefix(f"the reward {self._label} ")
+        return 0.0, problem.removeprefix(f"the reward {short(self._label)} ")

@@ -12,6 +12,7 @@ from pronk.train.data.sources import Data
 from pronk.train.runs.watcher import Watcher
 
 TOKENS = 64  # of an answer
+_OPENING = 9  # tokens of a text that the model is to go on with, the one that begins it among them
 
 
 def prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], list[dict[str, str]]]:
@@ -22,9 +23,12 @@ def prompts(data: Data, codec: Tokenizer, count: int) -> tuple[list[list[int]], 
 
 
 def _parts(example: Example, tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """The prompt of an example, up to what is learned first, and the answer that it has."""
+    """The prompt of an example, up to what is learned first, and the answer that it has. Of a text, all of which is
+    learned, what it begins with is the prompt: without any all samples would be the same."""
     first = int(example.loss_mask.argmax())
     ids = example.ids.tolist()
+    if example.loss_mask.any() and first <= 1:
+        first = max(1, min(_OPENING, len(ids) // 2))
     answer = [token for token in ids[first:] if token not in tokenizer.eos_ids]
     return ids[:first], tokenizer.decode(answer).strip()
 

@@ -260,6 +260,8 @@ def _how(options: dict[str, Any]) -> How:
     """Taken out of the options."""
     found = {field.name: options.pop(field.name) for field in fields(How) if field.name in options}
     found["out"] = None if found["out"] is None else expanded(found["out"])
+    if (out := found["out"]) is not None and out.is_file():
+        raise Contradiction(lambda o: f"{o('out')} is a folder, and {out} is a file; name another")
     found["max_time"] = None if found["max_time"] is None else seconds(found["max_time"])
     found["log_to"] = _words(found["log_to"])
     if found["log_to"]:

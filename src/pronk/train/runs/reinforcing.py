@@ -29,7 +29,7 @@ from pronk.train.distributed import Group
 from pronk.train.memory import Plan
 from pronk.train.objectives.grpo import GRPO
 from pronk.train.objectives.rollouts import ALIKE, FILE, Rollouts, lines_of
-from pronk.train.rewards.names import labels, parse
+from pronk.train.rewards.names import check_model, labels, parse
 from pronk.train.rewards.process import InProcess
 from pronk.train.rewards.scorer import Exact, Length, Schema, Scorer, Text
 from pronk.train.rollouts import page
@@ -54,6 +54,8 @@ class Reinforcing(Tuning):
         objective = settings.objective
         assert isinstance(objective, GRPO)
         self._own: GRPO = objective
+        for name in objective.reward:
+            check_model(name)
         if objective.kl_coef and (settings.lora is None or settings.from_adapter):
             raise Contradiction(
                 lambda o: (

@@ -152,6 +152,8 @@ class Run(ABC):
                 self._show(self._result)
                 self._card(self._result, ready.data)
                 self._push(folder)
+            elif self._result and self.out_of_time:  # it has a report, too
+                self._card(self._result, ready.data)
 
     def _alone(self) -> Generator[Metrics]:
         with distributed.joined(self.how.device) as group:
