@@ -82,7 +82,7 @@ def command(
     plot: Path | None,
     **loading: Any,
 ) -> None:
-    """Look inside: how likely each token of a text was, and what else was.
+    """Look inside: how likely each token was, and what else was.
 
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """
