@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -283,3 +284,29 @@ def test_a_key_that_is_none_is_not_no_key(monkeypatch: pytest.MonkeyPatch, folde
         monkeypatch.setenv("PRONK_API_KEY", blank)
         with pytest.raises(click.UsageError, match="PRONK_API_KEY holds no key"):
             serve.command.main(["-m", str(folder), "--port", "0"], standalone_mode=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
+def test_threads_allocate_from_two_places() -> None:
+    """Of one for each of the threads that requests run in, each kept the most that it ever took."""
+    script = """
+import ctypes, re, sys, threading
+from pronk import system
+if sys.argv[1] == "shared":
+    system.share_memory()
+libc, together = ctypes.CDLL(None), threading.Barrier(6)
+def take():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(6)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+spans = re.findall(r"^(\\w+)-(\\w+) ---p", open("/proc/self/maps").read(), re.MULTILINE)
+print(sum(60 << 20 < int(end, 16) - int(start, 16) < 1 << 26 for start, end in spans))  # what is left of 64 MB each
+"""
+
+    def places(how: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", script, how], capture_output=True, check=True).stdout)
+
+    assert places("as it is") >= 5
+    assert places("shared") == 1  # beside the process's own

@@ -112,7 +112,7 @@ def command(
         from pronk.serve.models import Models, names_of
     except ImportError as error:
         raise PronkError(f"pronk serve needs {error.name}; pip install 'pronk[serve]'") from None
-    from pronk.system import expanded
+    from pronk.system import expanded, share_memory
     from pronk.tokenizer import chat
 
     if chat_template is not None:
@@ -143,6 +143,7 @@ def command(
     if not run.is_loopback(host) and not keys:
         raise click.UsageError(f"at {host} others can reach this server; give an --api-key-file, or leave --host out")
     _log_to_stderr()
+    share_memory()
     bound = run.listen(host, port)
     console.note(f"loading {next(iter(found.models))}")
     _on_signals(lambda *_: os._exit(0))  # before the server heeds them, and when it has let go of them
