@@ -88,7 +88,7 @@ def test_records_that_cannot_be_encoded_are_bad_ones(
     found = make(model, data, tmp_path / "run", skip_bad=True).data
     assert len(found.train) + len(found.held_out) == 10
     assert "line 11: character 0" in found.skipped[0]
-    with pytest.raises(BadFile, match="line 1: takes"):
+    with pytest.raises(BadFile, match="line 1 and 8 more, to line 9: takes 16 tokens"):
         make(model, data, tmp_path / "run", skip_bad=True, max_length=4)
     data.write_text(json.dumps({"prompt": "", "completion": "\ud800"}))
     with pytest.raises(BadFile, match="all of its 1 records are bad; the first: line 1: character 0"):
