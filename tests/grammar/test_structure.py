@@ -181,6 +181,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_remarks_of_generators_are_no_misspelt_keywords(compiler: Compiler) -> None:
+    """Names that are near a keyword, and somebody's own: OpenAPI's extensions, zod's ref, annotations of a user's."""
+    schema = {"x-enum": [1], "x-format": "a", "ref": "User", "_type": 1, "@type": "a", "tsType": "a", "types": [1]}
+    compiler.compile(Structure.json_schema({"type": "object", **schema, "properties": {"minimun": {"x-type": 1}}}))
+    compiler.compile(Structure.json_schema({"x-any": True}))
+    many = {f"minimum{chr(97 + n // 26)}{chr(97 + n % 26)}nowhere": 1 for n in range(600)}
+    compiler.compile(Structure.json_schema({"type": "object", **many}))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_followed_is_refused_in_one_line(compiler: Compiler, name: str) -> None:
     schema, said = REFUSED[name]

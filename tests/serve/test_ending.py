@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -13,8 +14,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from served import PATIENCE_S, Running, slowed, soon
 import pronk
 from pronk.cli import serve
 from pronk.serve import run as serving
+from pronk.serve.failures import ApiError
+from pronk.serve.http import EventStream
 from pronk.serve.models import Models, names_of
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
@@ -134,6 +137,25 @@ def test_a_stream_that_is_ended_at_once_says_so(folder: Path) -> None:
         with pytest.raises(openai.APIError, match="the server has ended amid this answer"):
             list(stream)
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stream_that_nobody_reads_does_not_keep_a_server_from_its_end(waits: bool) -> None:
+    """To tell who reads nothing that it has ended took as long as it read nothing."""
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: x"
+
+    async def unread(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def cut() -> None:
+        stream = EventStream(events(), lambda error: b"event: error", AsyncExitStack())
+        await stream._first
+        stream._chunk = lambda body: not waits
+        await asyncio.wait_for(stream.cut(unread, ApiError(503, "over")), PATIENCE_S)
+
+    asyncio.run(cut())
 
 
 @POSIX

@@ -68,7 +68,9 @@ def test_as_it_is_it_answers(server: Running) -> None:
     assert b"access-control" not in answer
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "127.0.0.1:80@evil.example", "", "0.0.0.0"]
+)
 def test_another_host_is_refused(server: Running, host: str) -> None:
     """A page whose name comes to mean loopback (DNS rebinding) sends its own name."""
     assert status(asked(server, f"Host: {host}")) in (400, 403)
@@ -90,7 +92,7 @@ def test_at_all_addresses_each_is_its_own(folder: Path) -> None:
         running.stop()
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8000"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "localhost:", "127.0.0.1", "[::1]:8000"])
 def test_names_of_loopback_are_its_own(server: Running, host: str) -> None:
     assert status(asked(server, f"Host: {host}")) == 200
 

@@ -65,6 +65,7 @@ def posted(server: Running, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"seed": -(10**30)}, None),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1_0": 1}}, "logit_bias"),  # which Python takes for 10
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),  # which Python takes for none
         ({"temperature": 0, "top_k": -5}, "top_k"),  # nothing of it is used, and it is wrong
         ({"response_format": {"json_schema": {"schema": {}}}}, "response_format"),  # no type: it had no effect
         ({"stream": True, "stream_options": {"include_usage": "false"}}, "stream_options"),  # it was taken for true
@@ -455,6 +456,9 @@ def test_words_of_other_servers_for_nothing(server: Running) -> None:
     expected = posted(server, "/v1/chat/completions", plain)[1]["choices"]
     asked_for = {**plain, "top_k": -1, "grammar": ""}
     assert posted(server, "/v1/chat/completions", asked_for)[1]["choices"] == expected
+    greedy = {**plain, "temperature": 0}
+    expected = posted(server, "/v1/chat/completions", greedy)[1]["choices"]
+    assert posted(server, "/v1/chat/completions", {**greedy, "top_p": 0})[1]["choices"] == expected
 
 
 def test_the_seed_that_is_told_gives_all_texts_again(server: Running) -> None:
@@ -473,6 +477,8 @@ def test_log_probabilities_beyond_what_the_loop_can_write_are_refused(
     most = {"n": SEQUENCES, "temperature": 0, "max_tokens": 1000}
     chat = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, **most}
     assert posted(server, "/v1/chat/completions", {**chat, "max_tokens": 5})[0] == 200
+    without_end = {"messages": MESSAGES, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 20}
+    assert posted(server, "/v1/chat/completions", {**without_end, "seed": 1})[0] == 200
     echoed = {"prompt": ["x" * 1000] * 4, "echo": True, "logprobs": 20, **most, "max_tokens": 0}
     for path, body, name in (("chat/completions", chat, "top_logprobs"), ("completions", echoed, "logprobs")):
         monkeypatch.setattr(asking, "_MOST_ENTRIES", 1 << 17)  # this model's context is short

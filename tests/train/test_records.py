@@ -460,6 +460,8 @@ def test_a_file_called_txt_is_one_text(tmp_path: Path) -> None:
     for raw in ('{"text": "a"}\n{"text": "b"}\n', '[ {"text": "a"},\n{"text": "b"}]'):  # what is JSON stays that
         (tmp_path / "lines.txt").write_text(raw)
         assert [one.values["text"] for one in records.read(tmp_path / "lines.txt").items] == ["a", "b"]
+    (tmp_path / "table.txt").write_text("prompt,completion\na,b\n")  # and a table, a table
+    assert records.read(tmp_path / "table.txt").items[0].values == {"prompt": "a", "completion": "b"}
     (tmp_path / "latin.txt").write_bytes("Größe".encode("latin-1"))
     with pytest.raises(BadFile, match=r"latin\.txt: not UTF-8 text"):
         records.read(tmp_path / "latin.txt")

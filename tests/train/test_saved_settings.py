@@ -154,8 +154,8 @@ def test_every_setting_since_0_1_is_on_record() -> None:
 
 def test_what_a_newer_pronk_saved_is_refused_by_its_version_and_keys() -> None:
     newer = flat(ASKED["full"]) | {"objective.margin": 0.5}
-    with pytest.raises(BadRequest, match=r"of version 3 \(objective\.margin among them\), and this pronk knows"):
-        compare(ASKED["full"], 3, newer)
+    with pytest.raises(BadRequest, match=r"of version 4 \(objective\.margin among them\), and this pronk knows"):
+        compare(ASKED["full"], saved_settings.VERSION + 1, newer)
     with pytest.raises(BadRequest, match=r"was made with objective\.margin, which this pronk does not know"):
         compare(ASKED["full"], saved_settings.VERSION, newer)
 

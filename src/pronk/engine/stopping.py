@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -40,10 +41,7 @@ class _Prefix:
     (Knuth, Morris and Pratt, https://doi.org/10.1137/0206024)."""
 
     def __init__(self, stop: str) -> None:
-        self._stop, self._length = stop, 0
-        self._shorter = [0] * len(stop)  # of each beginning: the longest shorter one that it ends with
-        for at in range(1, len(stop)):
-            self._shorter[at] = self._longest(self._shorter[at - 1], stop[at])
+        self._stop, self._shorter, self._length = stop, _shorter(stop), 0
 
     def after(self, text: str) -> int:
         """Letters of the longest beginning that all the text so far ends with; whole, it is looked for elsewhere."""
@@ -54,6 +52,19 @@ class _Prefix:
         return self._length
 
     def _longest(self, length: int, letter: str) -> int:
-        while length and self._stop[length] != letter:
-            length = self._shorter[length - 1]
-        return length + (self._stop[length] == letter)
+        return _longest(self._stop, self._shorter, length, letter)
+
+
+def _longest(stop: str, shorter: Sequence[int], length: int, letter: str) -> int:
+    while length and stop[length] != letter:
+        length = shorter[length - 1]
+    return length + (stop[length] == letter)
+
+
+@lru_cache(maxsize=256)  # samples have the same
+def _shorter(stop: str) -> Sequence[int]:
+    """Of each beginning: the longest shorter one that it ends with."""
+    found = [0] * len(stop)
+    for at in range(1, len(stop)):
+        found[at] = _longest(stop, found, found[at - 1], stop[at])
+    return found

@@ -43,6 +43,7 @@ from pronk.serve.requests import (
 from pronk.terminal import shown_in_line
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 log = logging.getLogger("pronk.serve")
 
 _ABSENT = {
@@ -141,7 +142,7 @@ class Server:
     async def count(self, request: Request) -> Response:
         asked_for, unheard = await _asked(request, CountRequest, messages.REFUSED)
         async with self.models.lease(asked_for.model, request.scope["owner"]) as leased:
-            return Json(await messages.count(leased, asked_for, unheard))
+            return Json(await self._made(request, asked_for, messages.count(leased, asked_for, unheard)))
 
     async def tokenize(self, request: Request) -> Response:
         asked_for, unheard = await _asked(request, TokenizeRequest, {})
@@ -215,9 +216,9 @@ class Server:
     def __post_init__(self) -> None:
         self._started, self._looks = int(time.time()), Looks(self.engine)
 
-    async def _made(self, request: Request, asked_for: object, making: Coroutine[Any, Any, Asked]) -> Asked:
+    async def _made(self, request: Request, asked_for: object, making: Coroutine[Any, Any, T]) -> T:
         """What `making` gives. Of a form or tools, whose grammar may take long to make, it is counted among what
-        waits, and ends when its client leaves."""
+        waits, and is not begun where its client has left."""
         if all(getattr(asked_for, name, None) is None for name in FORMED):
             return await making
         try:

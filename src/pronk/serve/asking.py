@@ -32,7 +32,7 @@ MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
 _LEAST_LETTERS, _LETTERS_A_TOKEN = 1 << 20, 16  # beyond which no text is cut into tokens, to see whether it fits
 MOST_STOPS, MOST_STOP = 128, 1024  # stop strings, and letters of one: they are looked for at each token, by all
 MOST_IDS = 1 << 16  # of stop_token_ids and logit_bias
-_MOST_ENTRIES = 1 << 18  # log-probabilities of an answer with several texts, each of which the event loop writes
+_MOST_ENTRIES = 1 << 19  # log-probabilities of an answer with several texts, each of which the event loop writes
 _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "rng", "length_penalty", "early_stopping", "stop_token_ids", "ignore_eos", "speculative",
@@ -93,7 +93,8 @@ def sampling(
         if options.get("top_k") == -1:  # vLLM's word for all of them
             options["top_k"] = 0
         if options["temperature"] == 0:  # greedy, whatever filters come along
-            _checked(**{**options, "temperature": 1.0})
+            top_p = options.get("top_p") or 1.0  # 0 goes with a temperature of 0 for many
+            _checked(**{**options, "temperature": 1.0, "top_p": top_p})
             options = {name: value for name, value in options.items() if name not in FILTER_NAMES}
     copies = n if beams == 1 and options["temperature"] == 0 else 1
     options |= {"num_beams": beams, "num_return_sequences" if beams > 1 else "n": n // copies}
@@ -137,7 +138,7 @@ def refused(error: BadRequest) -> ApiError:
 
 def _biases(given: Mapping[str, float] | None) -> dict[int, float]:
     given = given or {}
-    if not all(re.fullmatch("0|[1-9][0-9]*", token) for token in given):
+    if not all(re.fullmatch("0|[1-9][0-9]{0,9}", token) for token in given):
         raise ApiError(400, 'logit_bias has token ids for keys, as in {"15043": -100}', "logit_bias")
     return {int(token): bias for token, bias in given.items()}
 
@@ -257,8 +258,8 @@ async def chat(
             ids, cut = llm.fitted(ids, params, request.truncate)  # type: ignore[arg-type]
         return ids, cut + left_out, called, _grammar(llm, form, param, called)
 
-    _check_entries(params, copies, min(params.max_new_tokens, llm.ctx_size))
     ids, cut, called, grammar = await asyncio.to_thread(prepared)
+    _check_entries(params, copies, min(params.max_new_tokens, llm.ctx_size - len(ids)))
     wanted = Wanted(leased.session, [ids], params, leased.adapter, grammar, leased.owner)
     return Asked(leased, wanted, copies, called, unheard, cut=cut, as_ids=bool(request.return_tokens_as_token_ids))
 
@@ -283,7 +284,8 @@ async def completion(
         params, copies = sampling(request, advised, max(1, max_tokens), logprobs, max_samples)
 
     formed = asks_for_one(request)
-    echoed = max(map(len, prompts), default=0) if echo else 0  # letters or ids, of which tokens are fewer
+    longest = max((len(one.encode(errors="replace") if isinstance(one, str) else one) for one in prompts), default=0)
+    echoed = longest * echo  # bytes or ids: tokens are fewer
     _check_entries(params, copies * len(prompts), min(llm.ctx_size, max_tokens + echoed), "logprobs")
 
     def prepared() -> tuple[list[list[int]], int, Grammar | None]:

@@ -131,4 +131,4 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, _, port = host.partition(":")
-    return name if port.isdigit() else host
+    return name if port.isdigit() or not port else host

@@ -206,6 +206,7 @@ class EventStream:
         self._chunk: Callable[[bytes], bool] = lambda body: False
         self._since, self._sending = time.monotonic(), False
         self.left = False  # the client, before all was sent
+        self._whole = False
 
     async def begin(self, receive: Receive) -> EventStream:
         """Wait a while for the first event, so that what is wrong until then has a status. Raises that, and Gone."""
@@ -256,15 +257,18 @@ class EventStream:
         await self._put(send, b"", more=False)
 
     async def cut(self, send: Send, error: Exception) -> None:
-        """Tell whoever reads why no more will come."""
-        await self._put(send, self._failed(error))
-        await self._put(send, b"", more=False)
+        """Tell whoever reads why no more will come, and wait for nobody who does not."""
+        if self._whole or not self._chunk(self._failed(error)):
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._put(send, b"", more=False), 1.0)
 
     async def _put(self, send: Send, body: bytes, more: bool = True) -> None:
         if more and self._chunk(body):
             self._since = time.monotonic()
             return
         self._sending, self._since = True, time.monotonic()
+        self._whole = not more
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending, self._since = False, time.monotonic()
 

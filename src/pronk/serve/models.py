@@ -128,7 +128,8 @@ class Models:
         folder = None if name in self.models else self.adapters.get(name)
         if name not in self.models and folder is None:
             raise self.absent(name)
-        if folder is not None and (problem := _problem(folder)):
+        there = folder is not None and any(model.llm and name in model.llm.adapters for model in self.loaded)
+        if folder is not None and not there and (problem := _problem(folder)):
             if problem == _SCORES:
                 raise ApiError(400, f"{name!r} is {_SCORES}; ask `pronk score` for them", "model")
             log.warning("%s cannot be used: %s", name, problem)
@@ -287,16 +288,16 @@ def _problem(folder: Path) -> str | None:
         changed = (folder / adapter_config.CONFIG).stat().st_mtime_ns
     except OSError:  # a GGUF file, or gone meanwhile
         return None
-    return _problem_of(folder, changed)
+    try:
+        return _SCORES if _saves_score(folder, changed) else None
+    except (PronkError, OSError) as error:
+        return str(error)
 
 
 @functools.lru_cache(maxsize=1024)
-def _problem_of(folder: Path, changed: int) -> str | None:
-    """`changed`: when its config was."""
-    try:
-        return _SCORES if adapter_config.read(folder).saves_score else None
-    except (PronkError, OSError) as error:
-        return str(error)
+def _saves_score(folder: Path, changed: int) -> bool:
+    """`changed`: when its config was. What is raised is not kept: it may pass."""
+    return adapter_config.read(folder).saves_score
 
 
 def _check_writes(name: str, folder: Path, base: str) -> None:

@@ -38,7 +38,7 @@ def know_again(run: Trainer) -> list[str]:
         return []
     if not made.exists():  # it would come back only if it were surpassed
         raise BadRequest(f"{made}, the best so far, is gone; bring it back, or begin in another folder")
-    if run.changed and not run.loop.done:
+    if run.changed and not run.finished:
         why = "what held-out data gave until now does not compare with what it will give"
     elif run.group.any(bool(run.group.lead(lambda _: _is_another(run)))):
         why = f"{made} is not what was the best when step {position.step} was saved"

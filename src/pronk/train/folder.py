@@ -86,7 +86,8 @@ def _clean(folder: Path) -> None:
         return
     for old in folder.glob(f".{MODEL}.*.old"):  # of one that died amid replacing it: there is no other best
         if not (folder / MODEL).exists():
-            old.rename(folder / MODEL)
+            with suppress(OSError):  # as where nothing may be written, which is told of soon
+                old.rename(folder / MODEL)
     halves = (".*.part", ".*.*.lock", f".{MODEL}.*.old", f"{CHECKPOINTS}/.step-*.part")
     for pattern in halves:
         for path in folder.glob(pattern):

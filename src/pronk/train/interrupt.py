@@ -73,8 +73,8 @@ def held_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if found:
-        before[signal.Signals(found[0])](found[0], None)
+        if found:
+            before[signal.Signals(found[0])](found[0], None)
 
 
 @contextmanager

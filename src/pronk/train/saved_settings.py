@@ -16,7 +16,7 @@ from typing import Any
 from pronk.errors import BadFile, BadRequest, short
 from pronk.train.settings import Settings
 
-VERSION = 2  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
+VERSION = 3  # goes up when a key gets another name or meaning, and what is older goes through a function as `_of_0_1`
 
 # What settings that came after 0.1 were by default when they came: {"lora.dora": False}. Whatever their default
 # becomes, of runs that do not have them this stays true.
@@ -96,6 +96,11 @@ def _difference(version: int, before: Mapping[str, Any], now: Mapping[str, Any],
             what = key.removeprefix(DIGEST)
             if version < 2 and now.get(_INSTRUCTIONS) == "auto" and what == "examples":
                 return "was made with other examples; if it began with instruction records: --instructions alpaca"
+            if version < 3 and what == "examples":
+                return (
+                    "was made with other examples: their file has changed, or it is a .txt or has tool calls, which "
+                    "was read otherwise then; bring back what was read, or begin in another folder"
+                )
             return f"was made with other {what}: what their name stands for has changed since; bring it back"
         return f"{_told(key, old, new)}; resume with the same"
     return f"was made with {unknown}, which this pronk does not know; {way_out}" if unknown else ""

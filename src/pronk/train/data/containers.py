@@ -29,6 +29,7 @@ class BadRecord(ValueError):
 _PIECE = 1 << 18  # bytes
 _ROWS = 1024  # of Parquet, at a time
 
+_COLUMNS = re.compile(rb'"?[\w.-]+"?(,"?[\w.-]+"?)+\r?\n')
 _RECORDS = re.compile(rb'\{\s*"|\[\s*\{')  # what JSON of records begins with, whatever the file is called
 
 # What compressed files begin with.
@@ -60,7 +61,7 @@ def read(source: str | Path, counted: Counted = lambda total: None) -> Iterator[
                 start = more.lstrip()
         if packed := next((name for begin, name in _PACKED.items() if start.startswith(begin)), None):
             raise BadFile(path, f"is compressed ({packed}); unpack it first")
-        if start and plain.is_text(path) and not _RECORDS.match(start):  # its commas make no table of it
+        if start and plain.is_text(path) and not (_RECORDS.match(start) or _is_table(start)):
             counted(1)
             yield "the text", {"text": plain.read(path)}
         elif start[:4] == b"PAR1":
@@ -77,6 +78,12 @@ def read(source: str | Path, counted: Counted = lambda total: None) -> Iterator[
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:  # of a library's
         raise BadFile(path, "holds text that is not UTF-8; convert it first") from None
+
+
+def _is_table(start: bytes) -> bool:
+    """Whether it is one whatever the file is called: of Parquet, or its first line is words between commas alone, which
+    no text begins with."""
+    return start[:4] == b"PAR1" or bool(_COLUMNS.match(start))
 
 
 def _folder(path: Path, counted: Counted) -> Iterator[tuple[str, Any]]:
