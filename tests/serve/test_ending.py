@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +294,7 @@ def test_keys_of_the_environment_are_one_a_line(folder: Path, monkeypatch: pytes
     kept: list[str] = []
     monkeypatch.setattr(serving, "run", lambda models, bound, *, keys, **_: (bound.close(), kept.extend(keys)))
     monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)  # which other tests read
-    monkeypatch.setattr(serve, "_on_signals", lambda heed: None)  # so are these
+    monkeypatch.setattr(serve, "_told_to_end", nullcontext)  # so are these
     monkeypatch.setenv("PRONK_API_KEY", "correct horse battery\r\n\nanother\n")
     serve.command.main(["-m", str(folder), "--port", "0"], standalone_mode=False)
     assert kept == ["correct horse battery", "another"]

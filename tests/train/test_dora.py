@@ -287,7 +287,7 @@ def test_a_run_resumed_is_as_if_never_stopped_and_goes_on_from_its_adapter(folde
     whole, parts = (safetensors.read(tmp_path / name / adapter.WEIGHTS) for name in ("whole", "parts"))
     assert any("magnitude" in name for name in whole)
     assert all(np.array_equal(parts[name].read(), tensor.read()) for name, tensor in whole.items())
-    with pytest.raises(BadRequest, match=r"made with lora\.dora=True, and now it is False"):
+    with pytest.raises(BadRequest, match=r"made with dora=True, and now is without"):
         run_of(replace(chosen, lora=LoraConfig(rank=4, dropout=0.1, rslora=True)), tmp_path / "parts").resume()
 
     run = pronk.finetune(folder, data, tmp_path / "more", from_adapter=tmp_path / "whole", max_steps=2, samples=1,

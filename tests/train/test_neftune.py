@@ -105,7 +105,7 @@ def test_resumed_is_as_if_never_stopped(
     assert run_of(replace(chosen, neftune_alpha=None), tmp_path / "plain").train()
     losses = [[line.get("loss") for line in timeless(tmp_path / name)] for name in ("whole", "plain")]
     assert losses[0] != losses[1]  # the noise is there
-    with pytest.raises(BadRequest, match=r"made with neftune_alpha=5\.0, and now it is None"):
+    with pytest.raises(BadRequest, match=r"made with neftune_alpha=5\.0, and now is without"):
         run_of(replace(chosen, neftune_alpha=None), tmp_path / "parts").resume()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
 import logging
 import os
 import re
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,26 +148,39 @@ def command(
     share_memory()
     bound = run.listen(host, port)
     console.note(f"loading {next(iter(found.models))}")
-    _on_signals(lambda *_: os._exit(0))  # before the server heeds them, and when it has let go of them
-    run.run(
-        found,
-        bound,
-        keys=keys,
-        hosts=allowed_hosts,
-        origins=allowed_origins,
-        max_sequences=max_sequences,
-        max_waiting=max_waiting,
-        max_wait_s=max_wait,
-        ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
-    )
-    _on_signals(signal.SIG_IGN)  # it has ended: what is left takes Python a moment, and a code of its own if disturbed
+    with _told_to_end():
+        run.run(
+            found,
+            bound,
+            keys=keys,
+            hosts=allowed_hosts,
+            origins=allowed_origins,
+            max_sequences=max_sequences,
+            max_waiting=max_waiting,
+            max_wait_s=max_wait,
+            ready=lambda address: console.note(f"serving {', '.join(found.names)} at {address}"),
+        )
 
 
-def _on_signals(heed: Any) -> None:
-    """Where it is this thread that is told of them."""
-    with contextlib.suppress(ValueError):
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Who tells the process to end before the server heeds it, or when that has let go of it, gets code 0, too."""
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # in a thread, which is told of no signals
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, heed)
+            before[each] = signal.signal(each, lambda *_: os._exit(0))
+    try:
+        yield
+    except BaseException:
+        _heed(before)
+        raise
+    # Python puts handlers of its own back amid its end, and ignores only what is ignored by then.
+    atexit.register(_heed, dict.fromkeys(before, signal.SIG_IGN))
+
+
+def _heed(handlers: Mapping[int, Any]) -> None:
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
 
 
 def _check_origin(given: str) -> None:

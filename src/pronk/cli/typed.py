@@ -43,8 +43,10 @@ def in_words(ctx: click.Context, message: str) -> tuple[str, click.Context | Non
         if value is None and "_" not in name and (found.start() or not message.startswith(name + " ")):
             return found[0]  # a word like any other, as temperature is
         begins = begins or (verb if not found.start() else None)
-        return " ".join((spelled[name], *([] if value is None else _as_typed(value))))
+        told = [] if value is None or (value == "True" and name in switches) else _as_typed(value)
+        return " ".join((spelled[name], *told))
 
+    switches = {one.name for one in verb.command.params if isinstance(one, click.Option) and one.is_flag}
     names = "|".join(sorted(map(re.escape, spelled), key=len, reverse=True))
     begin = r"(?<![\w./-])(?:objective\.)?"  # as checkpoints call what is an objective's own
     pattern = rf"{begin}(?P<name>{names})(?![\w/-]|\.\w)(?:=(?P<value>{_VALUE}))?"
@@ -65,7 +67,5 @@ def overflow(ctx: click.Context, error: ContextOverflow) -> str:
 
 
 def _as_typed(value: str) -> list[str]:
-    """A value as Python shows it. Several, of an option that is repeated, are left out, as is what a switch means."""
-    if value.startswith("(") or value == "True":
-        return []
-    return ["false" if value == "False" else value.strip("'")]
+    """A value as Python shows it. Several, of an option that is repeated, are left out."""
+    return [] if value.startswith("(") else [value.lower() if value in ("True", "False") else value.strip("'")]
