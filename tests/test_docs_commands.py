@@ -9,8 +9,10 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +119,7 @@ def typed(line: str) -> tuple[list[str], str | None]:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Addresses of servers, each of which was found well, then told to end."""
     from pronk.serve import run as serving
 
@@ -144,7 +146,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asking.join()
 
     monkeypatch.setattr(serving, "run", briefly)
-    return addresses
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    yield addresses
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before  # which are not the server's
 
 
 @pytest.mark.slow

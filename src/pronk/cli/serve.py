@@ -166,7 +166,7 @@ def command(
 def _told_to_end() -> Iterator[None]:
     """Who tells the process to end before the server heeds it, or when that has let go of it, gets code 0, too."""
     before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # in a thread, which is told of no signals
+    if callable(signal.getsignal(signal.SIGTERM)):  # as main left it; in a test, or a program of others, it is theirs
         for each in (signal.SIGINT, signal.SIGTERM):
             before[each] = signal.signal(each, lambda *_: os._exit(0))
     try:
