@@ -8,8 +8,9 @@ process of its own, and all take turns: in each round each measures each number 
 median counts. Of each round there is a ratio to its pass of one token. Results are kept under the instruction set's
 name, format by format.
 
-Beside each stands the share of a limit: no pass is faster than its weights can be read, at the ceiling measured in this
-run, nor than its tokens can be multiplied, at the best rate of any pass of this run (one of 96 tokens included).
+Beside each stands the share of a limit: no pass is faster than its weights can be read, at the ceiling measured just
+before in the same round (a shared machine's memory has a fast and a slow hour), nor than its tokens can be multiplied,
+at the best rate of any pass of that round (one of 96 tokens included).
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ def load(stack: contextlib.ExitStack, model: str, name: str, threads: int, conte
     return side, loaded["weights_mb"]
 
 
-def shares(ms: dict[int, float], read_ms: float) -> dict[str, float]:
-    """Of what is possible: of a pass's limit that time which it took."""
-    a_token = min(took / n for n, took in ms.items())
-    return {str(n): max(read_ms, n * a_token) / ms[n] for n in COUNTS}
+def shares(ms: dict[int, list[float]], read_ms: list[float]) -> dict[str, dict[str, float]]:
+    """Of what is possible: what a pass's limit is of its time, over the rounds."""
+    a_token = [min(took / n for n, took in zip(ms, each, strict=True)) for each in zip(*ms.values(), strict=True)]
+    return {
+        str(n): harness.spread(
+            [max(read, n * one) / took for read, one, took in zip(read_ms, a_token, ms[n], strict=True)]
+        )
+        for n in COUNTS
+    }
 
 
 def main() -> None:
@@ -68,24 +74,26 @@ def main() -> None:
     numbers = np.random.default_rng(0).integers(300, 30000, CONTEXT + MANY).tolist()
     context, ids = numbers[:CONTEXT], numbers[CONTEXT:]
     taken: dict[str, dict[int, list[float]]] = {name: {n: [] for n in (*COUNTS, MANY)} for name in options.formats}
+    gb_s: dict[str, list[float]] = {name: [] for name in options.formats}
     ceiling = bandwidth.ceilings(options.threads, options.quick)
     with contextlib.ExitStack() as stack:
         loaded = {name: load(stack, model, name, options.threads, context) for name in options.formats}
         sides = {name: side for name, (side, _) in loaded.items()}
         for number in range(-1, rounds):  # the first warms up
             for name in list(sides) if number % 2 == 0 else reversed(sides):
+                if number >= 0:
+                    gb_s[name].append(bandwidth.reading(ceiling, options.quick))
                 for n in (*COUNTS, MANY):
                     passes = [1e3 * sides[name].pass_after(ids=ids[:n]) for _ in range(1 if n == MANY else PASSES)]
                     if number >= 0:
                         taken[name][n].append(statistics.median(passes))
             harness.say(f"round {number + 1} of {rounds}")
-    gb_s = max(ceiling["read"]["gb_s"], bandwidth.reading(ceiling, options.quick))
     measured = {
         name: {
             "one_ms": harness.spread(ms[1]),
             "ratios": {str(n): harness.ratios(ms[n], ms[1]) for n in COUNTS[1:]},
-            "read_gb_s": gb_s,
-            "of_limit": shares({n: statistics.median(passes) for n, passes in ms.items()}, loaded[name][1] / gb_s),
+            "read_gb_s": harness.spread(gb_s[name]),
+            "of_limit": shares(ms, [loaded[name][1] / each for each in gb_s[name]]),
         }
         for name, ms in taken.items()
     }
@@ -104,11 +112,11 @@ def main() -> None:
     rows = [
         [
             name,
-            f"{one['one_ms']['median']:.1f} ms ({one['of_limit']['1']:.0%})",
-            *(f"{one['ratios'][str(n)]['median']:.2f} ({one['of_limit'][str(n)]:.0%})" for n in COUNTS[1:]),
+            f"{one['one_ms']['median']:.1f} ms ({one['of_limit']['1']['median']:.0%})",
+            *(f"{one['ratios'][str(n)]['median']:.2f} ({one['of_limit'][str(n)]['median']:.0%})" for n in COUNTS[1:]),
         ]
         for name, one in results[isa].items()
-        if "of_limit" in one
+        if isinstance(one.get("read_gb_s"), dict)
     ]
     print(harness.table((f"{isa}: time of one (of the limit)", "one token", *map(str, COUNTS[1:])), rows))
     harness.say(f"written to {path}")

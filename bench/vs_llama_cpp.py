@@ -170,16 +170,16 @@ def main() -> None:
             "llama.cpp": "llama_decode, greedy, its defaults: n_ubatch 512, f16 KV, flash attention auto, split KV",
         },
         "ceilings": list(ceilings.values()),
-        "measured": {},
     }
     folder = models.FOLDER if options.quick else harness.RESULTS
+    program = "vs_llama_cpp" + (f"-{options.isa}" if options.isa else "")
+    results["measured"] = harness.before(program, results, folder).get("measured", {})  # rows that are not run again
     for model in options.models:
         for name in options.formats:
             measured = compare(model, name, options.tasks, options, ceilings[options.threads])
-            results["measured"].setdefault(model, {})[name] = measured
-            path = harness.save(
-                "vs_llama_cpp" + (f"-{options.isa}" if options.isa else ""), results, folder
-            )  # what has been measured stays if the rest fails
+            kept = results["measured"].setdefault(model, {}).get(name, {}).get("tasks", {})
+            results["measured"][model][name] = measured | {"tasks": kept | measured["tasks"], "commit": harness.commit()}
+            path = harness.save(program, results, folder)  # what has been measured stays if the rest fails
     print(report(results))
     harness.say(f"written to {path}")
 

@@ -1,5 +1,7 @@
 // Rows: normalized, rotated, and made what a format is multiplied with; and the table of an instruction set's kernels.
 // See kernels.inl.
+#include <array>
+
 #include "kernels.inl"
 #include "turn.h"
 
@@ -54,6 +56,42 @@ float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum, 
     return codes(x, size, padded, bits, out, sum, [](F v) { return v; }, sums);
 }
 
+// -- turning: the sums and differences of turn.h, in its order, and so its bits; of lanes in place instead of from half to half
+
+// A sum where bit `kDistance` of a lane's number is 0, and a difference where it is 1.
+template <int kDistance>
+PRONK_INLINE F turn_lanes(F x) {
+    static constexpr auto signs = [] {
+        std::array<float, 16> found{};
+        for (int i = 0; i < 16; ++i) found[i] = i & kDistance ? -1.0f : 1.0f;
+        return found;
+    }();
+    return S::fma(x, S::load(signs.data()), S::template swapped<kDistance>(x));
+}
+
+template <int kCount>  // vectors of a block
+void turn_vectors(const float* x, F scale, float* out) {
+    F v[kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) v[i] = S::load(x + i * 16);
+#pragma GCC unroll 4
+    for (int half = kCount / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i)
+            if (!(i & half)) {
+                const F a = v[i], b = v[i + half];
+                v[i] = S::add(a, b), v[i + half] = S::sub(a, b);
+            }
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i)
+        S::store(out + i * 16, S::mul(turn_lanes<1>(turn_lanes<2>(turn_lanes<4>(turn_lanes<8>(v[i])))), scale));
+}
+
+template <int kCount>
+void turn_all(const float* x, int count, F scale, float* out) {
+    for (int i = 0; i < count; i += kCount * 16) turn_vectors<kCount>(x + i, scale, out + i);
+}
+
 #include "outliers.inl"
 
 void convert(const float* x, int size, const Rows& rows, int t) {
@@ -64,8 +102,7 @@ void convert(const float* x, int size, const Rows& rows, int t) {
             for (int i = 0; i < size; i += 16) S::store_bf16((uint16_t*)data + i, load_part(x + i, size - i));
             break;
         case ActivationFormat::int8:
-            std::memcpy(rows.turned, x, size * sizeof(float));
-            turn(rows.turned, size, turned_together(size));
+            turn_blocks(x, size, turned_together(size), rows.turned);
             rows.scale[t] = quantize(rows.turned, size, rows.padded, (int8_t*)data, rows.sum + t);
             break;
         case ActivationFormat::int8_plain: rows.scale[t] = quantize(x, size, rows.padded, (int8_t*)data, rows.sum + t); break;
@@ -93,6 +130,21 @@ void rope(float* x, int heads, int head_dim, const float* cos, const float* sin)
 }
 
 }  // namespace
+
+void turn_blocks(const float* x, int count, int block, float* out) {
+    if constexpr (S::registers / S::registers_per_vector >= 8) {  // else vectors are arrays
+        const F scale = S::set(1 / std::sqrt(static_cast<float>(block)));
+        switch (block) {
+            case 256: return turn_all<16>(x, count, scale, out);
+            case 128: return turn_all<8>(x, count, scale, out);
+            case 64: return turn_all<4>(x, count, scale, out);
+            case 32: return turn_all<2>(x, count, scale, out);
+            case 16: return turn_all<1>(x, count, scale, out);
+        }
+    }
+    std::memmove(out, x, count * sizeof(float));
+    turn(out, count, block);
+}
 
 const Kernels* kernels() {
     static constexpr Kernels table{PRONK_NAME, kAttentionRows, S::widens_bytes, matmul, first_factor, rmsnorm, convert, rope,

@@ -31,6 +31,7 @@ namespace pronk::PRONK_TARGET {
 
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;  // kernels_matmul.cpp
 std::remove_pointer_t<decltype(Kernels::first_factor)> first_factor;
+void turn_blocks(const float* x, int count, int block, float* out);  // turn.h's, in place too: kernels.cpp
 
 namespace {
 

@@ -112,7 +112,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
     for (int t = 0; t < T; ++t) {
         if constexpr (type.turned) {
             for (int i = 0; i < d; ++i) q[t * dp + i] = task.q[t][i] * task.scale;
-            turn_head(q + t * dp, d, d);
+            turn_blocks(q + t * dp, d, turned_together(d), q + t * dp);
             if constexpr (type.group) sum_groups(q + t * dp, d, sums + t * (dp / kSumsOf));
             continue;
         }
@@ -233,7 +233,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
     for (int t = 0; t < T; ++t) {
         for (int i = 0; i < d; i += 16)
             store_part(task.out[t] + i, S::div(S::load(total + t * dp + i), S::set(mass[t])), d - i);
-        if constexpr (type.turned) turn_head(task.out[t], d, d);
+        if constexpr (type.turned) turn_blocks(task.out[t], d, turned_together(d), task.out[t]);
     }
 }
 

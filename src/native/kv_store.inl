@@ -23,8 +23,6 @@ void scatter(const uint8_t* from, int count, uint8_t* to, int stride) {
 
 #define PRONK_ONCE __attribute__((noinline))  // in the library, not once for each number of query rows
 
-PRONK_ONCE void turn_head(float* x, int count, int d) { turn(x, count, turned_together(d)); }
-
 // Pieces of a vector [d] once it is turned, of which the last is kept.
 struct Turned {
     float numbers[kMostTurned];
@@ -33,8 +31,7 @@ struct Turned {
     const float* part(const float* x, int i, int d) {  // from number i to the end of its piece
         const int begin = i / kMostTurned * kMostTurned, count = d - begin < kMostTurned ? d - begin : kMostTurned;
         if (filled != x + begin) {
-            std::memcpy(numbers, x + begin, count * sizeof(float));
-            turn_head(numbers, count, d);
+            turn_blocks(x + begin, count, turned_together(d), numbers);
             filled = x + begin;
         }
         return numbers + (i - begin);

@@ -45,6 +45,13 @@ struct Simd {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(exponent, least), 23));
     }
     PRONK_INLINE F times_power_of_two(F x, F n) { return mul(x, {power(n.a), power(n.b)}); }
+    template <int kDistance>
+    PRONK_INLINE F swapped(F x) {  // lane i is what lane i ^ kDistance was
+        if constexpr (kDistance == 8) return {x.b, x.a};
+        if constexpr (kDistance == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+        constexpr int order = kDistance == 2 ? 0x4e : 0xb1;
+        return {_mm256_permute_ps(x.a, order), _mm256_permute_ps(x.b, order)};
+    }
     PRONK_INLINE float sum(F x) {
         const __m256 s = _mm256_add_ps(x.a, x.b);
         __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));

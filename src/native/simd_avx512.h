@@ -34,6 +34,12 @@ struct Simd {
     PRONK_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
     PRONK_INLINE F whole(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     PRONK_INLINE F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
+    template <int kDistance>
+    PRONK_INLINE F swapped(F x) {  // lane i is what lane i ^ kDistance was
+        if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+        if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+        return _mm512_permute_ps(x, kDistance == 2 ? 0x4e : 0xb1);
+    }
     PRONK_INLINE float sum(F x) { return _mm512_reduce_add_ps(x); }
     PRONK_INLINE float maximum(F x) { return _mm512_reduce_max_ps(x); }
 

@@ -54,6 +54,12 @@ struct Simd {
             return vmulq_f32(x.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vsubq_s32(exponent, least), 23)));
         });
     }
+    template <int kDistance>
+    PRONK_INLINE F swapped(F x) {  // lane i is what lane i ^ kDistance was
+        if constexpr (kDistance >= 4) return each([&](int i) { return x.v[i ^ kDistance / 4]; });
+        if constexpr (kDistance == 2) return each([&](int i) { return vextq_f32(x.v[i], x.v[i], 2); });
+        return each([&](int i) { return vrev64q_f32(x.v[i]); });
+    }
     PRONK_INLINE float sum(F x) {
         return vaddvq_f32(vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3])));
     }

@@ -63,6 +63,8 @@ struct Simd {
             return x.v[i] * std::bit_cast<float>((uint32_t)(exponent + 127) << 23);
         });
     }
+    template <int kDistance>
+    PRONK_INLINE F swapped(F x) { return each([&](int i) { return x.v[i ^ kDistance]; }); }
     PRONK_INLINE float sum(F x) {
         for (int width = 8; width > 0; width /= 2)
             for (int i = 0; i < width; ++i) x.v[i] += x.v[i + width];

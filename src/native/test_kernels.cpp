@@ -1,11 +1,15 @@
 // Kernels against plain loops, without Python: sanitizers and emulators run this.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "kernels.h"
+#include "rows.h"
 #include "test.h"
+#include "turn.h"
 
 using namespace pronk;
 
@@ -69,11 +73,38 @@ void test_argmax() {
     }
 }
 
+// Vectors turn in place what turn.h turns from half to half: the same bits, of zeros of both signs and numbers far apart too.
+void test_turning() {
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    for (const int cols : {1, 8, 16, 24, 32, 48, 64, 128, 192, 256, 576, 1536, 5632}) {
+        RowsBuffer buffer;
+        buffer.reserve(ActivationFormat::int8, 1, cols);
+        const Rows rows = buffer.rows(ActivationFormat::int8, cols, {});
+        for (int round = 0; round < 4; ++round) {
+            std::vector<float> x(cols);
+            for (int i = 0; i < cols; ++i) {
+                x[i] = normal(generator);
+                if (round == 1 && i % 3) x[i] = i % 2 ? 0.0f : -0.0f;
+                if (round == 2 && i % 7 == 0) x[i] *= 1e30f;
+                if (round == 3) x[i] *= 1e-42f;
+            }
+            std::vector<float> turned = x;
+            turn(turned.data(), cols, turned_together(cols));
+            for (int i = 0; const Kernels* kernel = kernels_at(i); ++i) {
+                kernel->convert(x.data(), cols, rows, 0);
+                CHECK(std::memcmp(turned.data(), rows.turned, cols * sizeof(float)) == 0);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     test_argmax();
     test_formats();
     test_tables();
+    test_turning();
     return test_result();
 }

@@ -14,6 +14,7 @@ WRITTEN = 4096  # tokens that a model writes itself, beside the text that comes 
 
 def own_text() -> str:
     """The text that comes with pronk to calibrate on: prose in several languages, tables and code, written for this."""
+    import gzip
     from importlib.resources import files
 
-    return files("pronk.calibrate").joinpath("text.txt").read_text(encoding="utf-8")
+    return gzip.decompress(files("pronk.calibrate").joinpath("text.txt.gz").read_bytes()).decode()
