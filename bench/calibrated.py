@@ -15,7 +15,8 @@ A type is called here as `pronk quantize --to` calls it; beside it stands llama.
 llama.cpp's files of one name are larger, for it mixes types, and takes larger ones where rows do not fill K blocks. So
 `sized` is what `--max-size SIZE --calibrate` makes of the size of llama.cpp's file, to the byte or less; `4.9bpw` is
 what it makes of so many bits a weight. `autoround` learns the rounding in torch, in --steps, and has to be asked for:
-of the default model 200 steps take hours.
+of the default model 200 steps take hours. `auto-round` is Intel's program of that name, in the peers' environment, fed
+the same tokens; its files of K types are of the mixture that it calls as llama.cpp calls the one beside it.
 
 Results are kept row by row. A divergence depends on no processor, what making a file took does: each row says on which
 it was, and --add keeps those of others.
@@ -49,7 +50,7 @@ from pronk.train.autoround import autorounded
 
 PEERS = {"q4_0": "Q4_0", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "q2_k": "Q2_K"}
 WAYS = ("sized", "4.9bpw", "calibrated", "plain", "llama.cpp")  # the second beside Q4_K_M alone
-SLOW_WAYS = ("autoround",)
+SLOW_WAYS = ("autoround", "auto-round")
 SAME = {models.TWIN: models.SMOLLM2}  # functions
 ROWS = [WINDOW // 2, WINDOW]
 
@@ -101,10 +102,21 @@ def made(
         of_fewer = rounded(source, kinds)
     elif name == "autoround":
         of_fewer = autorounded(source, kinds, ids, steps=steps)
+    elif name == "auto-round":
+        return of_intel(model, kind, ids, folder, steps)
     else:
         of_fewer = calibrated(source, kinds, ids)
     write.save(of_fewer, path, to="gguf", dtype={}, vocabulary=vocabulary)
     return path, time.process_time() - begun
+
+
+def of_intel(model: str, kind: str, ids: list[int], folder: Path, steps: int) -> tuple[Path, float | None]:
+    with Side("auto_round_side", models.PEERS_PYTHON) as side:
+        source, window = str(models.huggingface(model)), min(WINDOW, len(ids))
+        done = side.quantize(
+            source=source, folder=str(folder), kind=kind, ids=ids, window=window, steps=steps, threads=2
+        )
+    return Path(done["file"]), done["processor_s"]
 
 
 def read_by(model: str, count: int, folder: Path, threads: int) -> tuple[list[list[int]], list[Path]]:

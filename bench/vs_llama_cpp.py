@@ -8,7 +8,7 @@ and `LLM.generate`: sampling, scheduler and text included. llama.cpp is its own 
 around it but a search for the largest logit. Both read files that llama.cpp's quantizer made; `int8`, which is no type
 of GGUF's, is quantized by pronk from what Q8_0 was quantized from; formats named as llama.cpp names its files run as
 they are stored. `--engine torch` runs pronk's other engine instead. With `--isa` results are kept under that name: give
-it where a processor has no more, too.
+it where a processor has no more, too. Rows that are not run again are kept, where they are of the same machine.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def main() -> None:
         for name in options.formats:
             measured = compare(model, name, options.tasks, options, ceilings[options.threads])
             kept = results["measured"].setdefault(model, {}).get(name, {}).get("tasks", {})
-            results["measured"][model][name] = measured | {"tasks": kept | measured["tasks"], "commit": harness.commit()}
+            measured |= {"tasks": kept | measured["tasks"], "commit": harness.commit()}
+            results["measured"][model][name] = measured
             path = harness.save(program, results, folder)  # what has been measured stays if the rest fails
     print(report(results))
     harness.say(f"written to {path}")

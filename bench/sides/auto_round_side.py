@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +18,13 @@ SCHEMES = {"q4_0": "gguf:q4_0", "q4_k": "gguf:q4_k_m", "q3_k": "gguf:q3_k_m", "q
 
 
 class Quantizer:
-    def quantize(self, source: str, kind: str, ids: list[int], window: int, steps: int, threads: int) -> dict[str, Any]:
-        """A Hugging Face folder to GGUF, by windows of so many tokens; gives the file, which lies in a temporary folder."""
+    def quantize(
+        self, source: str, folder: str, kind: str, ids: list[int], window: int, steps: int, threads: int
+    ) -> dict[str, Any]:
+        """A Hugging Face folder to GGUF, by windows of so many tokens; gives the file, which lies in `folder`."""
         torch.set_num_threads(threads)
-        folder = Path(tempfile.mkdtemp())
-        texts = folder / "texts.jsonl"
+        texts, out = Path(folder) / "texts.jsonl", Path(folder) / "auto-round"
+        shutil.rmtree(out, ignore_errors=True)
         pieces = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
         texts.write_text("".join(json.dumps({"input_ids": piece}) + "\n" for piece in pieces))
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -39,8 +41,8 @@ class Quantizer:
             device_map="cpu",
             enable_torch_compile=False,
         )
-        rounding.quantize_and_save(output_dir=str(folder / "out"), format=SCHEMES[kind])
-        (file,) = (folder / "out").rglob("*.gguf")
+        rounding.quantize_and_save(output_dir=str(out), format=SCHEMES[kind])
+        (file,) = out.rglob("*.gguf")
         return {
             "file": str(file),
             "processor_s": time.process_time() - begun,
