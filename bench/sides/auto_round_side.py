@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from importlib.metadata import version
@@ -23,17 +22,16 @@ class Quantizer:
     ) -> dict[str, Any]:
         """A Hugging Face folder to GGUF, by windows of so many tokens; gives the file, which lies in `folder`."""
         torch.set_num_threads(threads)
-        texts, out = Path(folder) / "texts.jsonl", Path(folder) / "auto-round"
+        out = Path(folder) / "auto-round"
         shutil.rmtree(out, ignore_errors=True)
-        pieces = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
-        texts.write_text("".join(json.dumps({"input_ids": piece}) + "\n" for piece in pieces))
+        pieces = [torch.tensor([ids[at : at + window]]) for at in range(0, len(ids) - window + 1, window)]
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         begun = time.process_time()
         rounding = AutoRound(
             model,
             tokenizer=AutoTokenizer.from_pretrained(source),
             scheme=SCHEMES[kind],
-            dataset=str(texts),
+            dataset=pieces,
             iters=steps,
             seqlen=window,
             nsamples=len(pieces),

@@ -195,11 +195,11 @@ def make_room(folder: Path, suffix: str, nbytes: int, most: int, free: int, *, e
     try:
         folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder, suffix)
-        sizes = {file: file.stat().st_size for file in folder.glob(f"*{suffix}")}
-        oldest = sorted(sizes, key=lambda file: file.stat().st_mtime_ns)
+        sizes = {file: file.lstat().st_size for file in folder.glob(f"*{suffix}")}
+        oldest = sorted(sizes, key=lambda file: file.lstat().st_mtime_ns)
         while evict and oldest and sum(sizes.values()) + nbytes > most:
             sizes.pop(oldest[0])
-            oldest.pop(0).unlink()
+            oldest.pop(0).unlink(missing_ok=True)
         return shutil.disk_usage(folder).free >= free
     except OSError:
         return False

@@ -128,3 +128,10 @@ def test_as_little_harm_as_any_choice_of_that_size_but_for_the_last_step(
     least = min(harm(kinds) for kinds in product(sizes, repeat=len(parts)) if size(kinds) <= most)
     # What the knapsack's own bound allows: the harm of one step, that which it was broken at.
     assert harm(own) <= least + max((step.harm for step in taken), default=0.0) + 1e-9
+
+
+def test_formats_of_one_size_are_no_steps() -> None:
+    """Short rows are filled up: F16 and Q8_0 of one size were a division by zero."""
+    part = Part("a", {"F16": 64, "Q8_0": 64, "Q4_0": 32})
+    (step,) = in_order([part], "F16", {"a": {"Q8_0": 0.1, "Q4_0": 0.2}})
+    assert (step.format, step.saved) == ("Q4_0", 32)

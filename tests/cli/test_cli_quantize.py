@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -625,3 +626,50 @@ def test_a_base_of_another_vocabulary(run: Run, taught: Path, tmp_path: Path) ->
     assert result.exit_code == 1
     assert "has another vocabulary" in result.stderr
     assert not (tmp_path / "m.gguf").exists()
+
+
+def test_what_gguf_cannot_hold_is_refused_before_anything_is_computed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward model ended in a KeyError after it was calibrated, dynamic RoPE was refused then."""
+    monkeypatch.setattr("pronk.cli.blocks.fed", lambda *_, **__: pytest.fail("a text was prepared"))
+    folder = save_tiny_chat_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "dynamic", "factor": 4.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    result = run("quantize", str(folder), str(tmp_path / "o.gguf"), "--to", "q4_k", "--calibrate")
+    assert (result.exit_code, "GGUF has no place for rope_scaling" in result.stderr) == (1, True)
+
+
+def test_the_size_that_is_named_as_enough_is_enough(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bits a weight were rounded to nearest, and refused; and the model wrote its text before it was refused."""
+    result = run("quantize", model, str(tmp_path / "o.gguf"), "--max-size", "1")
+    (enough,) = re.findall(r"\((.*bpw)\)", result.stderr)
+    assert run("quantize", model, str(tmp_path / "o.gguf"), "--max-size", enough).exit_code == 0
+    monkeypatch.setattr("pronk.cli.blocks.fed", lambda *_, **__: pytest.fail("a text was prepared"))
+    refused = run("quantize", model, str(tmp_path / "p.gguf"), "--max-size", "1", "--calibrate")
+    assert (refused.exit_code, "bytes at least" in refused.stderr) == (1, True)
+
+
+def test_what_is_measured_against_is_not_replaced(run: Run, model: str, tmp_path: Path) -> None:
+    base = tmp_path / "base.gguf"
+    assert run("quantize", model, str(base), "--to", "q8").exit_code == 0
+    before = base.read_bytes()
+    result = run("quantize", model, str(base), "--to", "q8", "--base", str(base), "--overwrite")
+    assert (result.exit_code, "--base" in result.stderr, base.read_bytes() == before) == (1, True, True)
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(run: Run, model: str, tmp_path: Path) -> None:
+    link = tmp_path / "l.gguf"
+    link.symlink_to(tmp_path / "nowhere")
+    result = run("quantize", model, str(link), "--to", "q4_k")
+    assert (result.exit_code, "exists" in result.stderr, link.is_symlink()) == (1, True, True)
+
+
+def test_kernels_that_this_processor_has_not_are_told_in_a_line(model: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pronk", "quantize", model, str(tmp_path / "o.gguf"), "--to", "q4_k"]
+    done = subprocess.run(command, env=os.environ | {"PRONK_ISA": "z80"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "PRONK_ISA=z80: this processor can run" in done.stderr

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tiny import in_memory, random_weights, tiny_config
 
 import pronk
-from pronk import _native
+from pronk import _native, system
 from pronk import checkpoint as checkpoints
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.checkpoint.writers.write import save as write
@@ -307,3 +307,11 @@ def test_native_models_refuse_memory_that_does_not_fit() -> None:
     with pytest.raises(TypeError):
         model().lend(read_only)
     model().mount(read_only)
+
+
+def test_pipes_and_links_in_the_cache_hold_nobody_up(tmp_path: Path) -> None:
+    """A pipe of a file's name was waited for, and a link that leads nowhere switched the cache off."""
+    os.mkfifo(tmp_path / "a.packed")
+    assert pack_cache.opened(tmp_path / "a.packed", 64, 1) is None
+    (tmp_path / "b.packed").symlink_to(tmp_path / "nowhere")
+    assert system.make_room(tmp_path, ".packed", 1, most=1 << 30, free=0)

@@ -47,9 +47,11 @@ def in_order(parts: Sequence[Part], wide: str, harms: Mapping[str, Mapping[str, 
 
 def _steps(part: Part, wide: str, harms: Mapping[str, float]) -> list[Step]:
     hull = [_Point(part.nbytes[wide], 0.0, wide)]
-    for format in sorted(harms, key=lambda format: -part.nbytes[format]):
+    for format in sorted(harms, key=lambda format: (-part.nbytes[format], harms[format])):
         # Measured harm may come out below nothing; a part must not seem to heal what others have done.
         point = _Point(part.nbytes[format], max(harms[format], 0.0), format)
+        if point.nbytes == hull[-1].nbytes and point.harm >= hull[-1].harm:  # short rows, filled up
+            continue
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
             hull.pop()
         hull.append(point)

@@ -143,6 +143,38 @@ def made(
         return autorounded(checkpoint, kinds, fed.ids, advance, steps), plain, what
 
 
+def check_kernels() -> None:
+    """Raises BadRequest for a PRONK_ISA that this processor has not, before anything is read."""
+    from pronk import _native
+
+    try:
+        _native.isa()
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def check_size(limit: Limit, src: str, checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> tuple[int, int]:
+    """Bytes that a file may have, and that its matrices may. Raises BadRequest where there is none so small."""
+    from pronk.calibrate.calibrated import rounded
+    from pronk.calibrate.sized import least, room
+    from pronk.checkpoint.writers.write import gguf_size
+
+    smallest = rounded(checkpoint, least(checkpoint))
+    whole = gguf_size(smallest, vocabulary)
+    matrices = room(checkpoint, least(checkpoint))
+    shapes = [tensor.shape for tensor in checkpoint.tensors.values()]
+    tensors = matrices + sum(4 * shape[0] for shape in shapes if len(shape) == 1)
+    weights = sum(map(math.prod, shapes))
+    most = limit.nbytes(weights, whole - tensors)
+    if whole > most:
+        enough = math.ceil(100 * 8 * tensors / weights) / 100
+        raise BadRequest(
+            f"--max-size {limit.said}: {src} takes {whole} bytes at least ({enough:.2f}bpw); allow that, or choose a "
+            "smaller model"
+        )
+    return most, most - whole + matrices
+
+
 def within(
     limit: Limit,
     src: str,
@@ -154,24 +186,11 @@ def within(
 ) -> dict[str, Any]:
     """What pronk.calibrate.sized chooses for a file of at most this size; see its Sizing. Raises BadRequest where there
     is none so small."""
-    from pronk.calibrate.calibrated import rounded
-    from pronk.calibrate.sized import choose, least, room
-    from pronk.checkpoint.writers.write import gguf_size
+    from pronk.calibrate.sized import choose
 
-    smallest = rounded(checkpoint, least(checkpoint))
-    whole = gguf_size(smallest, vocabulary)
-    matrices = room(checkpoint, least(checkpoint))
-    shapes = [tensor.shape for tensor in checkpoint.tensors.values()]
-    tensors = matrices + sum(4 * shape[0] for shape in shapes if len(shape) == 1)
-    weights = sum(map(math.prod, shapes))
-    most = limit.nbytes(weights, whole - tensors)
-    if whole > most:
-        raise BadRequest(
-            f"--max-size {limit.said}: {src} takes {whole} bytes at least ({8 * tensors / weights:.2f}bpw); allow "
-            "that, or choose a smaller model"
-        )
+    most, of_matrices = check_size(limit, src, checkpoint, vocabulary)
     with progress.shown(unit=lambda done, total: f"{done} of {total}") as advance:
-        found = choose(checkpoint, ids, most - whole + matrices, carried=calibrate, progress=advance)
+        found = choose(checkpoint, ids, of_matrices, carried=calibrate, progress=advance)
     return {"max_size": most, "text": text_name, **asdict(found)}
 
 

@@ -75,7 +75,8 @@ def command(
         others = other.tokenizer.encode(text, special=parse_special)
         measuring.check_same_tokens(one.name, ids, other.name, others)
     levels = grid.find(one.checkpoint)
-    if levels and other.backend.dtype in levels.formats:
+    as_it_is = b is None or other.checkpoint.quantization in (None, one.checkpoint.quantization)
+    if levels and as_it_is and other.backend.dtype in levels.formats:
         console.note(f"A's {levels}, which {other.backend.dtype} can hold, so it looks free here; "
                      "to see what it costs other models, compare a copy made with: pronk convert --rotate")  # fmt: skip
     with progress.shown(unit=progress.of_tokens) as advance:

@@ -110,6 +110,7 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
 )
 @click.option(
     "--calibration-text",
+    type=options.NAME,
     metavar="FILE",
     help="Calibrate, on the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )
@@ -184,6 +185,10 @@ def command(
     base = known if untouched else None
     write.check_destination(checkpoint, Path(dst), container, overwrite)
     vocabulary, files = saving.tokenizer_for(checkpoint, container)
+    if container == "gguf":
+        write.check_gguf(checkpoint, vocabulary)
+    if base and Path(base).exists() and Path(dst).exists() and Path(dst).samefile(base):
+        raise BadRequest(f"{dst} is --base, which what is saved is measured against; give DST another name")
     loading = {"tokenizer": tokenizer, "revision": revision}
     ids = _encoded(src, checkpoint, text, text_name)
     choice = None if max_kld is None else _choose(src, ids, max_kld, loading)
@@ -197,6 +202,9 @@ def command(
     if in_blocks:
         how["dtype"] = {}  # as they are
         fed = None
+        blocks.check_kernels()
+        if max_size:
+            blocks.check_size(max_size, src, checkpoint, vocabulary)
         if calibrate or max_size:
             fed = blocks.fed(src, checkpoint, calibration_text, text, self_written if calibrate else 0)
         if max_size and fed:
@@ -223,8 +231,9 @@ def command(
         console.note(f"\ninterrupted; {dst} is written and complete, but not measured; measure it with: {again}")
         raise
     size = receipt["bytes"]
-    if checkpoint.quantization and size["after"] >= size["before"]:
-        console.note(f"{dst} is no smaller than {src}, which is quantized already ({checkpoint.quantization})")
+    if checkpoint.quantization and size["after"] > 0.99 * size["before"]:
+        little = "no" if size["after"] >= size["before"] else "hardly"
+        console.note(f"{dst} is {little} smaller than {src}, which is quantized already ({checkpoint.quantization})")
     if plain and (found := receipt["divergence"]["mean"]) > receipt["plain"]["mean"]:
         console.note(
             f"{dst} answers worse than with plain rounding (mean KL divergence {found:.3g} against "

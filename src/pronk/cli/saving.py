@@ -11,7 +11,7 @@ import click
 from pronk.cli import console, progress
 from pronk.cli.failures import Loss, short_of_memory
 from pronk.errors import Unsupported
-from pronk.formats import SMALLEST
+from pronk.formats import FORMATS, SMALLEST
 
 if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
@@ -112,8 +112,12 @@ def check_loss(
         )
         if accepted:
             return console.note(loss)
-        finer = ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"]
-        ways = finer if dtype == SMALLEST else ["store 16 bits"]
+        if dtype == SMALLEST:
+            ways = ["store q8", "4 bits in some parts only (pronk quantize --max-kld)"]
+        elif dtype in FORMATS:
+            ways = ["store 16 bits"]
+        else:  # GGUF's block types, or a mixture
+            ways = ["calibrate it (--calibrate)", "allow more bits", "store q8"]
         ways += [apart] if apart else []
         raise Loss(f"{dst} is not written: {loss}; {', '.join(ways)}, or write it anyway (--accept-loss)")
 

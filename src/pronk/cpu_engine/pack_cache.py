@@ -90,10 +90,15 @@ def file_of(checkpoint: Checkpoint, slots: Sequence[Slot], nbytes: int) -> Path 
     return folder() / f"{found.hexdigest()[:32]}{_SUFFIX}"
 
 
+def _at_once(path: str, flags: int) -> int:
+    """A pipe of that name is no reason to wait for who writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def opened(file: Path, nbytes: int, threads: int) -> NDArray[np.uint8] | None:
     """What is in it, to be read alone; None where it is not there, or is not what it was."""
     try:
-        with file.open("rb") as handle:
+        with open(file, "rb", opener=_at_once) as handle:
             if os.fstat(handle.fileno()).st_size != nbytes + _END:
                 return None
             shared = mmap.MAP_SHARED | mmap.MAP_POPULATE

@@ -71,7 +71,7 @@ def save(
     if to == "llama2c":
         write_llama2c.check(config, version, group_size)
     elif to == "gguf":
-        write_gguf.check(config, vocabulary)
+        check_gguf(checkpoint, vocabulary)
     check_destination(checkpoint, destination, to, overwrite)
     quantization, types = None, dict[str, str]()
     if to == "gguf":
@@ -113,6 +113,13 @@ def save(
                     partial_tokenizer.write_bytes(tokenizer)
     stream.finish()
     return destination
+
+
+def check_gguf(checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> None:
+    """For who computes long before it saves. Raises Unsupported, by name, for what GGUF has no place for.
+
+    Raises BadRequest for a vocabulary that is too large."""
+    write_gguf.check(checkpoint.config, vocabulary)
 
 
 def gguf_size(checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> int:
@@ -174,12 +181,12 @@ def check_destination(checkpoint: Checkpoint, destination: Path, to: Format, ove
     for source in map(Path.resolve, sources):
         if target == source or target in source.parents:
             raise BadRequest(f"{destination} is, or holds, the source {source}; save somewhere else")
-    if destination.exists():
+    if destination.exists() or destination.is_symlink():  # one that leads nowhere is somebody's, too
         if not overwrite:
             raise BadRequest(f"{destination} exists; overwrite it (--overwrite), or give another name")
-        if not destination.is_dir() and not destination.is_file():
+        if destination.exists() and not destination.is_dir() and not destination.is_file():
             raise BadRequest(f"{destination} is a device or a pipe, which is not replaced; give another name")
-        if destination.is_dir() != (to == "safetensors"):
+        if destination.exists() and destination.is_dir() != (to == "safetensors"):
             raise BadRequest(f"{destination} is {'a folder' if destination.is_dir() else 'a file'}; give another name")
         if destination.is_dir() and (foreign := write_safetensors.foreign_files(destination)):
             raise BadRequest(f"{destination} holds {foreign[0]}, which is no part of a model; give another name")

@@ -45,7 +45,8 @@ class Technique(NamedTuple):
 
 def techniques(report: Own) -> Iterator[Technique]:
     for place, given in enumerate(report.get("techniques") or (), 1):
-        found = _table(given, at(report, "model.grid.formats") or ())
+        of_weights = given["name"] != "kv-dtype"  # whose types have names of weight formats, too
+        found = _table(given, (of_weights and at(report, "model.grid.formats")) or ())
         yield Technique(f"technique-{place}", title_of(given), given, found)
 
 
