@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -371,3 +372,19 @@ def test_whole_ones_are_read(whole: Path) -> None:
     loop = make()
     state.load(loop, whole, {})
     assert loop.position.step == 1
+
+
+def test_metadata_of_python_3_11_0_to_3_11_3(whole: Path, tmp_path: Path) -> None:
+    """There a member of an enumeration is pickled as `getattr(class, name)`: no run on Debian 12 could be resumed."""
+    folder = tmp_path / "step-000001"
+    shutil.copytree(whole, folder)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, member: Any) -> Any:
+            return (getattr, (type(member), member.name)) if isinstance(member, Enum) else NotImplemented
+
+    with (folder / ".metadata").open("wb") as file:
+        Pickler(file).dump(metadata)
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    state.load(make(), folder, {})

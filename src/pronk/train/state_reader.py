@@ -213,6 +213,7 @@ def _size(*arguments: Any) -> Size:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.Size": _size,
     **dict.fromkeys((f"{_DCP}.metadata._MEM_FORMAT_ENCODING", "torch.serialization._get_layout"), lambda *_: None),
+    "builtins.getattr": lambda *_: None,  # as which Python 3.11.0 to 3.11.3 pickles a member of an enumeration
     **{
         f"{module}.{name}": lambda *_: None
         for module in ("pathlib", "pathlib._local")
