@@ -28,7 +28,7 @@ def doubling(start: str, step: str, after: str = "") -> str:
 LOOPS = {
     "empty": LOOP * 2 + END * 2,
     "filtered": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
-    "one after the other": "{% for i in range(99999) if false %}{% endfor %}" * 300,
+    "one after the other": "{% for i in range(99999) if false %}{% endfor %}" * 900,
     "writing": LOOP * 2 + "x" + END * 2,
     "in a block": "{% set x %}" + LOOP * 2 + "xxxxxxxxxxxxxxxxxxxxxxxxxxxx" + END * 2 + "{% endset %}",
     "in a filter": "{% filter upper %}" + LOOP * 2 + "x" * 99 + END * 2 + "{% endfilter %}",
