@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import time
 import urllib.request
@@ -227,17 +228,61 @@ def test_who_takes_some_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert (counts, ended) == ([], [True])
 
 
-def test_a_first_token_is_sent_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def handing(monkeypatch: pytest.MonkeyPatch) -> Handing:
+    return Handing(monkeypatch)
+
+
+def test_a_first_token_is_sent_before_the_next_pass(handing: Handing) -> None:
     """Planning a pass held Python's lock, and the loop sent the first token 1.5 ms later. Later ones wait for none."""
-    slept: list[float] = []
-    monkeypatch.setattr(engine.time, "sleep", slept.append)
-    runs, handle, told = Engine(4), Handles(), list[Any]()
-    monkeypatch.setattr(runs, "_tell", lambda function, *arguments: told.append(arguments))
-    runs._answers[handle] = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type, index]
     for _ in range(3):
-        runs._hand_out([(handle, Chunk("x", 5))])  # type: ignore[list-item]
-    assert len(told) == 3
-    assert slept == [engine._HEAD_START_S]
+        handing.passes(0.1)
+    assert handing.told == [1, 1, 1]
+    assert handing.slept == [engine._HEAD_START_S]
+
+
+def test_tokens_of_short_passes_are_sent_together(handing: Handing) -> None:
+    """Each event cost 0.2 ms of a pass of 2.4. No token is later than _TOGETHER_S behind the event before it."""
+    for _ in range(13):
+        handing.passes(0.003)
+    assert handing.told == [1, 5, 5]
+    handing.passes(0.003, ends=True)  # with the two that were held
+    assert handing.told == [1, 5, 5, 3]
+    assert not handing.runs._holding
+
+
+def test_no_token_waits_for_a_pass_that_will_be_long(handing: Handing) -> None:
+    """A prompt that came, another model's pass, or what is to be done between passes."""
+    for _ in range(4):
+        handing.passes(0.003, then=math.inf)
+    assert handing.told == [1, 1, 1, 1]
+
+
+def test_a_held_token_comes_though_its_text_gets_none(handing: Handing) -> None:
+    """A text that is set aside for others has what it was given."""
+    handing.passes(0.001)
+    handing.passes(0.001)
+    assert handing.told == [1]
+    handing.runs._hand_out([], math.inf)
+    assert handing.told == [1, 1]
+
+
+class Handing:
+    """An engine that has computed passes of one text, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs, self.handle, self.now = Engine(4), Handles(), 0.0
+        self.told, self.slept = list[int](), list[float]()  # tokens of each call into the loop
+        clock = SimpleNamespace(sleep=self.slept.append, perf_counter=lambda: self.now)
+        monkeypatch.setattr(engine, "time", clock)
+        monkeypatch.setattr(self.runs, "_tell", lambda _, due: self.told.extend(len(chunks) for _, chunks, _ in due))
+        self.runs._answers[self.handle] = Answer(Wanted(None, [[1]], SamplingParams()))  # type: ignore[arg-type, index]
+
+    def passes(self, seconds: float, then: float | None = None, ends: bool = False) -> None:
+        self.now += seconds
+        self.handle.left = 0 if ends else 1
+        chunks = [(self.handle, Chunk("x", 5))]
+        self.runs._hand_out(chunks, seconds if then is None else then)  # type: ignore[arg-type]
 
 
 class Handles:
