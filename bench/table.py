@@ -258,11 +258,12 @@ def _beside(taken: dict[str, Any], peer: str) -> list[str]:
     return [*cells, f"{memory['pronk']:.0f} / {memory[peer]:.0f}"]
 
 
-_WAITS = ("first token, ms: p50 / p99", "between, ms: p50 / p99")
+_WAITS = ("first token, ms: p50 / p99", "each later one, ms: p50 / p99")
 
 
 def _waits(found: dict[str, Any]) -> list[str]:
-    return [" / ".join(f"{1e3 * found[what][p]:.0f}" for p in ("p50", "p99")) for what in ("first_s", "gap_s")]
+    """`per_token_s`, for servers send tokens together, and between those there is nothing."""
+    return [" / ".join(f"{1e3 * found[what][p]:.3g}" for p in ("p50", "p99")) for what in ("first_s", "per_token_s")]
 
 
 def _task(task: str, sizes: dict[str, int]) -> str:

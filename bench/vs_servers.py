@@ -137,7 +137,7 @@ def measure(
             "total_tok_s": harness.spread([tokens / s for s in seconds[name]]),
             "times_of_theirs": harness.ratios(seconds[name], seconds[own]),
             "first_s": load.percentiles([each.first_s for each in taken[name][at_once * waves :]]),
-            "gap_s": load.percentiles([gap for each in taken[name][at_once * waves :] for gap in each.gaps_s]),
+            "per_token_s": load.percentiles([each.per_token_s for each in taken[name][at_once * waves :]]),
         }
         for name in sides
     }
