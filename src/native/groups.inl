@@ -1,41 +1,42 @@
 // Products of groups of 32 columns: codes that are bytes, in a panel or unpacked from one, times what x brings. Part of
 // kernels_matmul.cpp; planes.inl says which groups, and in which order. What is summed in which order is the same for any tile.
 
-// What x brings to the products of a group, of which parts may have scales of their own.
-template <int kParts, bool kWide>
+// What x brings to the products of a group, of which parts may have scales of their own. Of: what planes.inl says of the format.
+template <class Of>
 struct Brought {
     const Rows& x;
-    int middle, group;
+    int group;
 
     // What sums begin with, for codes are around their middle.
     template <int kPart>
     __attribute__((always_inline)) I start(int t) const {
         const int at = t * x.groups + group;
-        if constexpr (kParts == 2) return S::begin(x.half_sums[2 * at + kPart], -middle);
-        else if constexpr (kWide) return S::set_int(-middle * x.sum[at]);
-        else return S::begin(x.words[at], -middle);
+        if constexpr (!Of::middle) return S::set_int(0);
+        else if constexpr (Of::parts == 2) return S::begin(x.half_sums[2 * at + kPart], -Of::middle);
+        else if constexpr (Of::wide) return S::set_int(-Of::middle * x.sum[at]);
+        else return S::begin(x.words[at], -Of::middle);
     }
     __attribute__((always_inline)) F scale(int t) const { return S::set(x.scale[t * x.groups + group]); }
     // What minima are multiplied with.
     template <int kPart>
     __attribute__((always_inline)) F sum(int t) const {
         const int at = t * x.groups + group;
-        if constexpr (kParts == 2) return S::set(x.scale[at] * (float)S::total(x.half_sums[2 * at + kPart]));
+        if constexpr (Of::parts == 2) return S::set(x.scale[at] * (float)S::total(x.half_sums[2 * at + kPart]));
         else return S::set(x.scaled_sum[at]);
     }
 };
 
 // The same of some groups and tokens, side by side, for tiles that have few registers. One part.
-template <bool kWide>
+template <class Of>
 struct LookedUp {
     int32_t starts[kGroupsAtOnce][kTokensAtOnce];
     float scales[kGroupsAtOnce][kTokensAtOnce], sums[kGroupsAtOnce][kTokensAtOnce];
 
-    LookedUp(const Rows& x, int middle, int from, int to, int tokens) {
+    LookedUp(const Rows& x, int from, int to, int tokens) {
         for (int t = 0; t < tokens; ++t)
             for (int g = 0; g < to - from; ++g) {
                 const int at = t * x.groups + from + g;
-                starts[g][t] = kWide ? -middle * x.sum[at] : S::times(x.words[at], -middle);
+                if constexpr (Of::middle) starts[g][t] = Of::wide ? -Of::middle * x.sum[at] : S::times(x.words[at], -Of::middle);
                 scales[g][t] = x.scale[at], sums[g][t] = x.scaled_sum[at];
             }
     }
@@ -45,7 +46,9 @@ struct LookedUp {
         int group, first;  // the first token
 
         template <int>
-        __attribute__((always_inline)) I start(int t) const { return S::set_int(all.starts[group][first + t]); }
+        __attribute__((always_inline)) I start(int t) const {
+            return S::set_int(Of::middle ? all.starts[group][first + t] : 0);
+        }
         __attribute__((always_inline)) F scale(int t) const { return S::set(all.scales[group][first + t]); }
         template <int>
         __attribute__((always_inline)) F sum(int t) const { return S::set(all.sums[group][first + t]); }
@@ -67,9 +70,9 @@ struct InMemory {
 };
 
 // total += one group of weights times that of x, whose bytes are at xs.
-template <int kParts, bool kMinima, bool kWide, int T, int R, class Weights, class X, class Total>
+template <class Of, int T, int R, class Weights, class X, class Total>
 PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* xs, size_t stride, const Total& total) {
-    constexpr int steps = kSteps / kParts;
+    constexpr int steps = kSteps / Of::parts;
     const auto part = [&]<int kPart>(std::integral_constant<int, kPart>) __attribute__((always_inline)) {
         I sum[T][R];
 #pragma GCC unroll 6
@@ -89,7 +92,7 @@ PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* x
                 const I broadcast = S::set_int(word(xs + t * stride + 4 * (kStep + at * period)));
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
-                    if constexpr (kWide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
+                    if constexpr (Of::wide) sum[t][r] = S::dot4(sum[t][r], w[r], broadcast);
                     else sum[t][r] = S::dot_short(sum[t][r], w[r], broadcast);
                 }
             }
@@ -113,39 +116,37 @@ PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* x
         for (int r = 0; r < R; ++r) {
             const F scale = weights.scale(kPart, r);
             [[maybe_unused]] F minimum;
-            if constexpr (kMinima) minimum = weights.minimum(kPart, r, scale);
+            if constexpr (Of::minima) minimum = weights.minimum(kPart, r, scale);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                F whole;
-                if constexpr (kWide) whole = S::to_float(sum[t][r]);
-                else whole = S::to_float(S::widened(sum[t][r]));
-                F all = S::fma(whole, S::mul(scale, x.scale(t)), total.get(t, r));
-                if constexpr (kMinima) all = S::fma(minimum, x.template sum<kPart>(t), all);
+                I whole = sum[t][r];
+                if constexpr (!Of::wide) whole = S::widened(whole);
+                F all = S::fma(S::to_float(whole), S::mul(scale, x.scale(t)), total.get(t, r));
+                if constexpr (Of::minima) all = S::fma(minimum, x.template sum<kPart>(t), all);
                 total.put(t, r, all);
             }
         }
     };
     part(std::integral_constant<int, 0>());
-    if constexpr (kParts == 2) part(std::integral_constant<int, 1>());
+    if constexpr (Of::parts == 2) part(std::integral_constant<int, 1>());
 }
 
 template <class Of, int T, int R, class Weights>
 PRONK_INLINE void add_group_of(const Weights& weights, const Rows& x, int g, F (&acc)[T][R]) {
-    add_group<Of::parts, Of::minima, Of::wide, T, R>(weights, Brought<Of::parts, Of::wide>{x, Of::middle, g}, x.data + g * kGroup, x.stride,
-                                                     InRegisters<T, R>{acc});
+    add_group<Of, T, R>(weights, Brought<Of>{x, g}, x.data + g * kGroup, x.stride, InRegisters<T, R>{acc});
 }
 
 // Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
 template <class Of, int kMost, class WeightsOf, class Ask>
 void add_groups(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
-    const LookedUp<Of::wide> brought(x, Of::middle, from, to, tokens);
+    const LookedUp<Of> brought(x, from, to, tokens);
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
         for (int g = from; g < to; ++g) {
             ask();
             for (int v = first; v < first + vectors; v += R)
-                add_group<Of::parts, Of::minima, Of::wide, T, R>(weights_of(g, v * 16), brought.of(g - from, t),
-                                                                 x.data + t * x.stride + g * kGroup, x.stride, InMemory{y + t * kPanelRows + v * 16});
+                add_group<Of, T, R>(weights_of(g, v * 16), brought.of(g - from, t), x.data + t * x.stride + g * kGroup, x.stride,
+                                    InMemory{y + t * kPanelRows + v * 16});
         }
     });
 }

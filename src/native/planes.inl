@@ -4,8 +4,9 @@
 // unpacked into the first-level cache, and multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles
 // know nothing of formats but how many columns share a scale. What is summed in which order is the same.
 //
-// Codes are unsigned, and around half of their range: of each product's x that half is taken back at first (Simd::begin). So
-// sums of 16 products of 6 bits, and of 32 of 5, fit in 16 bits for each pair of them.
+// Codes are unsigned, and in a sum around half of their range: of each product's x that half is taken back at first (Simd::begin).
+// So sums of 16 products of 6 bits, and of 32 of 5, fit in 16 bits for each pair of them. Beside minima codes of at most 4 bits are
+// as they are, for those fit, too, and sums that begin with nothing are 4 to 12% faster.
 
 struct Unpacked {  // of all rows of a panel
     alignas(64) uint8_t codes[kGroupsAtOnce][kSteps][kLineBytes];
@@ -25,9 +26,10 @@ struct Planes {
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
     static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
     static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
-    static constexpr int middle = format.table ? kRaised : 1 << (format.bits - 1);
+    static constexpr int half = 1 << (format.bits - 1);
+    static constexpr int middle = format.table ? kRaised : minima && format.bits <= 4 ? 0 : half;
     static_assert(minima || format.table || format.offset == middle);
-    static_assert(wide || middle * 127 * 2 * (kSteps / parts) <= 32767);
+    static_assert(wide || (middle ? middle : 2 * half - 1) * 127 * 2 * (kSteps / parts) <= 32767);
 
     // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
     template <int kStep>
@@ -63,6 +65,7 @@ struct Planes {
             const uint8_t* p = block + g * layout.group + layout.minimum(format, h) + row;
             minimum = S::mul(minimum, shares_bytes(format) ? S::load_nibbles(p, 4) : S::load_int8(p));
         }
+        if constexpr (!middle) return minimum;
         return S::add(S::mul(scale, S::set(middle)), minimum);
     }
 

@@ -25,8 +25,8 @@ struct Given {
     std::vector<uint8_t> bytes;
 };
 
-// Of weights that are some 0.05 large.
-inline Given given_rows(pronk::Format format, int rows, int cols) {
+// Of weights that are some 0.05 large. `largest`: codes are the largest that there are, but for one of 32 where a minimum needs it.
+inline Given given_rows(pronk::Format format, int rows, int cols, bool largest = false) {
     using namespace pronk;
     const FormatTraits& of = traits(format);
     Given given;
@@ -34,7 +34,7 @@ inline Given given_rows(pronk::Format format, int rows, int cols) {
         given.stride = cols * sizeof(float);
         given.bytes.resize(rows * given.stride);
         for (int i = 0; i < rows * cols; ++i) {
-            const float x = 0.05f * normal();
+            const float x = !largest ? 0.05f * normal() : i % cols % kGroup == kGroup - 1 ? 0 : 0.05f;
             std::memcpy(given.bytes.data() + i * sizeof x, &x, sizeof x);
         }
         return given;
@@ -43,7 +43,7 @@ inline Given given_rows(pronk::Format format, int rows, int cols) {
     const SourceTraits& source = traits(given.source);
     given.stride = static_cast<size_t>(cols) / source.elements * source.bytes;
     given.bytes.resize(rows * given.stride);
-    for (uint8_t& byte : given.bytes) byte = static_cast<uint8_t>(between(0, 255));
+    for (uint8_t& byte : given.bytes) byte = static_cast<uint8_t>(between(largest ? 255 : 0, 255));
     for (size_t block = 0; block < given.bytes.size(); block += source.bytes)
         for (int half = 0; half < (of.minima ? 2 : 1); ++half) {
             const uint16_t scale = f32_to_f16(0.002f * normal());

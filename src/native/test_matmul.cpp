@@ -68,12 +68,14 @@ OutlierRule some_rule() {
     return {thresholds[between(0, 4)], counts[between(0, 6)]};
 }
 
-void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols) {
+// `largest`: every number of x and every code is as large as it can be, which is the most that sums of 16 bits have to hold.
+void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols, bool largest = false) {
     Arena arena;
     Matrix w = matrix_of(format, rows, cols);
     w.data = arena.allocate(w.nbytes());
-    const Given weights = given_rows(format, rows, cols);
-    const std::vector<float> x = normals((size_t)tokens * cols, 1);
+    const Given weights = given_rows(format, rows, cols, largest);
+    std::vector<float> x = normals((size_t)tokens * cols, 1);
+    for (size_t i = 0; largest && i < x.size(); ++i) x[i] = i / cols % 2 ? -1.0f : 1.0f;
     CHECK(pack_rows(w, weights.bytes.data(), weights.stride, weights.source, 0, rows, {}));
     pack_zero_rows(w, rows, (int64_t)w.panels * kPanelRows);
     std::vector<float> bias(w.panels * kPanelRows);
@@ -287,7 +289,7 @@ int main() {
         for (const FormatTraits& format : kFormats)
             for (int round = 0; round < 25; ++round) {
                 const int cols = format.pack ? between(1, 200) : format.columns * between(1, 256 / format.columns + 1);
-                test_product(*kernel, format.id, between(1, round % 5 ? 14 : 130), between(1, 200), cols);
+                test_product(*kernel, format.id, between(1, round % 5 ? 14 : 130), between(1, 200), cols, round % 5 == 1);
             }
         for (const Format format : {Format::f32, Format::bf16, Format::int8, Format::int8_plain, Format::llm_int8, Format::q8})
             for (int round = 0; round < 25; ++round)
