@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
         *[("top_k", v) for v in (-1, 0.5, NAN)],
         *[("top_p", v) for v in (0, -0.1, 1.01, NAN)],
         *[("min_p", v) for v in (-0.1, 1.1, NAN)],
-        *[("repetition_penalty", v) for v in (0, -1, NAN, INF)],
+        *[("repetition_penalty", v) for v in (0, -1, 1e-45, 9e-5, NAN, INF)],
         *[("presence_penalty", v) for v in (2.1, -2.1, NAN)],
         *[("frequency_penalty", v) for v in (2.1, -2.1, NAN)],
         *[("length_penalty", v) for v in (NAN, INF, 6)],

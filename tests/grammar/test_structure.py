@@ -155,7 +155,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bounds crossed": ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
     "oneOf that overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     "unknown format": ({"type": "string", "format": "moon"}, "moon"),
-    "unknown type": ({"type": "wat"}, "wat"),
+    "unknown type": ({"type": "wat"}, "'wat', which JSON has not; there are object"),
+    "misspelt type": ({"items": {"type": ["null", "strng"]}}, "did you mean 'string'"),
     "look-around": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     "keys that count twice": ({"type": "object", "minProperties": 2}, "minProperties of 2"),
     "misspelt": ({"type": "object", "properties": {"a": {"minimun": 5}}}, "no keyword; did you mean 'minimum'"),
@@ -188,6 +189,11 @@ def test_remarks_of_generators_are_no_misspelt_keywords(compiler: Compiler) -> N
     compiler.compile(Structure.json_schema({"x-any": True}))
     many = {f"minimum{chr(97 + n // 26)}{chr(97 + n % 26)}nowhere": 1 for n in range(600)}
     compiler.compile(Structure.json_schema({"type": "object", **many}))
+
+
+def test_a_schema_that_is_given_as_a_grammar_is_told_its_place(compiler: Compiler) -> None:
+    with pytest.raises(BadRequest, match="it is JSON, and no grammar; a JSON schema is given as json_schema"):
+        compiler.compile(Structure.grammar('{"type": "object"}'))
 
 
 @pytest.mark.parametrize("name", REFUSED)

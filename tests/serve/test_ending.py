@@ -262,6 +262,7 @@ def test_what_cannot_be_served_is_said_in_a_line(folder: Path, tmp_path: Path) -
     for options, code, words in [
         (("-m", str(tmp_path / "nowhere"), "--port", "0"), 1, "nowhere"),
         (("-m", str(folder), "--host", "0.0.0.0"), 2, "others can reach"),
+        (("-m", str(folder), "--host", "http://127.0.0.1"), 2, "such as 127.0.0.1; not 'http://127.0.0.1'"),
         (("-m", str(folder), "--port", "0", "--max-memory", "1000"), 1, "--max-memory"),
         (("-m", str(folder), "--max-memory", "12 GBs"), 2, "12GB"),
         (("-m", str(folder), "--port", "0", "--max-memory", "0.1kB"), 1, "--max-memory"),

@@ -18,6 +18,7 @@ from served import PATIENCE_S, Running, Script, slowed, soon
 
 from pronk.engine.generation import Chunk
 from pronk.engine.params import SamplingParams
+from pronk.errors import PronkError
 from pronk.serve import engine, http, tokens
 from pronk.serve.engine import UNREAD, Answer, Engine, Wanted
 
@@ -124,7 +125,7 @@ def test_what_nobody_reads_is_kept_up_to_a_bound() -> None:
         assert answer.failed is None
         await fed(answer, 9)
         assert "unread" in str(answer.failed)
-        assert len(answer._chunks) == UNREAD + 2
+        assert not answer._chunks
         await coming.aclose()
 
     asyncio.run(slow_client())
@@ -228,6 +229,44 @@ def test_who_takes_some_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert (counts, ended) == ([], [True])
 
 
+async def told(answer: Answer, meanwhile: Callable[[], None] = lambda: None) -> tuple[list[int], str]:
+    """How many chunks come at a time, and the error behind them. `meanwhile`: is called while the first are read."""
+    found = list[int]()
+    try:
+        async for chunks in answer.chunks():
+            found.append(len(chunks))
+            if len(found) == 1:
+                meanwhile()
+    except PronkError as error:
+        return found, str(error)
+    return found, ""
+
+
+def test_what_came_before_an_error_is_told_before_it() -> None:
+    """Tokens that had been held came with the error, and were lost behind it: how many differed from run to run."""
+    wanted, wrong, more = Wanted(None, [[1]], SamplingParams()), PronkError("wrong"), [Chunk("x", 5)] * 3  # type: ignore[arg-type]
+
+    async def of_a_text() -> tuple[list[int], str]:
+        answer = Answer(wanted)
+        answer.deliver([*more, Chunk("", None, finish_reason="error", error=wrong)], 1)
+        return await told(answer)
+
+    async def of_all() -> tuple[list[int], str]:
+        answer = Answer(wanted)
+        answer.deliver(more, 0)
+        answer.fail(wrong)
+        return await told(answer, lambda: answer.deliver(more, 1))  # of who has failed nothing more comes
+
+    async def amid() -> tuple[list[int], str]:
+        answer = Answer(wanted)
+        answer.deliver(more, 0)
+        return await told(answer, lambda: (answer.deliver(more, 0), answer.fail(wrong))[1])
+
+    assert asyncio.run(of_a_text()) == ([3], "wrong")
+    assert asyncio.run(of_all()) == ([3], "wrong")
+    assert asyncio.run(amid()) == ([3, 3], "wrong")
+
+
 @pytest.fixture
 def handing(monkeypatch: pytest.MonkeyPatch) -> Handing:
     return Handing(monkeypatch)
@@ -265,6 +304,34 @@ def test_a_held_token_comes_though_its_text_gets_none(handing: Handing) -> None:
     assert handing.told == [1]
     handing.runs._hand_out([], math.inf)
     assert handing.told == [1, 1]
+
+
+def test_nothing_is_held_while_passes_fail(handing: Handing) -> None:
+    """A token waited for passes that failed and were computed anew; and what a pass had given was lost where anything
+    failed behind it: a client then waited for the end of its text for ever."""
+    passes: list[Any] = [[], [], PronkError("wrong"), PronkError("wrong"), [], PronkError("after it")]
+
+    class Session:
+        has_work = True
+
+        def step(self) -> list[tuple[Handles, Chunk]]:
+            handing.now += 0.001
+            if not passes:
+                handing.runs._ended = True
+                return []
+            if isinstance(found := passes.pop(0), Exception):
+                raise found
+            return [(handing.handle, Chunk("x", 5))]
+
+        @property
+        def load(self) -> SimpleNamespace:
+            if passes and str(passes[0]) == "after it":
+                raise passes.pop(0)
+            return SimpleNamespace(waiting=0)
+
+    handing.runs._sessions[0] = Session()  # type: ignore[assignment]
+    handing.runs._run()
+    assert handing.told == [1, 1, 1]
 
 
 class Handing:

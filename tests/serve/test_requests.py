@@ -144,6 +144,32 @@ def test_a_wrong_type_is_told_in_plain_words(server: Running, wrong: dict[str, A
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (
+            "/v1/chat/completions",
+            {"mesages": MESSAGES},
+            "the request has no messages; did you mean messages by 'mesages'?",
+        ),
+        ("/v1/chat/completions", {f"x{n}": 1 for n in range(9_000)}, "the request has no messages"),
+        (
+            "/v1/chat/completions",
+            {"prompt": "x"},
+            "prompt is a completion's, for /v1/completions; a chat takes messages",
+        ),
+        ("/v1/look", {"text": "a" * 1025}, "maximum context length is 1024 tokens, and the prompt has 1025 tokens"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_told_in_plain_words(
+    server: Running, path: str, body: dict[str, Any], said: str
+) -> None:
+    """It was msgspec's own: Object missing required field `messages`; and of a look, a context that no model has."""
+    status, told = posted(server, path, body)
+    assert status == 400
+    assert said in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "wrong", "param"),
     [
         ("/v1/completions", {"prompt": [10**6]}, "prompt"),

@@ -17,7 +17,7 @@ import click
 
 from pronk import engines
 from pronk.cli import console, options
-from pronk.errors import BadRequest, PronkError
+from pronk.errors import BadRequest, PronkError, short
 
 
 class _Lines(logging.Handler):
@@ -128,6 +128,8 @@ def command(
         _check_origin(origin)
     for name in allowed_hosts:
         _check_host(name)
+    if "/" in host:
+        raise click.UsageError(f"--host is a name or an address of this machine, such as 127.0.0.1; not {short(host)}")
     folder = expanded(adapters_folder) if adapters_folder else None
     if folder and not folder.is_dir():
         raise PronkError(f"{adapters_folder}: no such folder; --adapters wants one that holds adapters, now or later")

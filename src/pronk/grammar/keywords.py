@@ -28,17 +28,19 @@ _REMARKS = {
     "contentMediaType", "discriminator", "nullable", "externalDocs", "xml",
 }  # fmt: skip
 _CONSTRAINING = frozenset(_OF_NAMES | _OF_SEVERAL | _OF_ONE | _PLAIN)
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _NEAR = 0.84  # of difflib's ratio: minimun, requird, propertys, typ
 _MOST_WORDS = 100  # unknown ones that are held against keywords: each takes some 50 us
 
 
 def check(schema: dict[str, Any]) -> None:
-    """Raises BadRequest for what is nearly a keyword, and for a schema that has none."""
+    """Raises BadRequest for what is nearly a keyword, for a type that there is not, and for a schema that has none."""
     if schema and not any(word in _CONSTRAINING | _REMARKS or word.startswith("x-") for word in schema):
         raise BadRequest(f"the schema has no keyword of JSON Schema, only {short(next(iter(schema)))}; is it one?")
     left, unknown = [schema], set[str]()
     while left and len(unknown) < _MOST_WORDS:
         each = left.pop()
+        _check_types(each.get("type", []))
         for word in each:
             if word in _CONSTRAINING | _REMARKS or word in unknown:
                 continue
@@ -46,6 +48,14 @@ def check(schema: dict[str, Any]) -> None:
             if near := _meant(word):
                 raise BadRequest(f"the schema has {short(word)}, which is no keyword; did you mean {near!r}?")
         left += _within(each)
+
+
+def _check_types(given: Any) -> None:
+    for name in given if isinstance(given, list) else [given]:
+        if isinstance(name, str) and name not in _TYPES:
+            near = get_close_matches(name, _TYPES, 1)
+            way_out = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TYPES)}"
+            raise BadRequest(f"the schema has the type {short(name)}, which JSON has not; {way_out}")
 
 
 def _meant(word: str) -> str | None:

@@ -37,4 +37,6 @@ def refusal(structure: Structure, problem: str) -> str:
     said = _KEYS.sub(lambda found: f"not supported: {found[1]}".replace('"', "'"), said).replace(
         "NoExtensionBias", "no text can follow it, for it refers to itself without end"
     )
+    if structure.kind == "grammar" and "missing field `grammars`" in said:
+        said = "it is JSON, and no grammar; a JSON schema is given as json_schema (--json-schema)"
     return f"this {structure.kind} cannot be followed: {said[:600]}"

@@ -17,6 +17,7 @@ from pronk.serve.requests import ChatRequest
 from pronk.serve.speech import Account, entries_of, speech
 
 REFUSED = {
+    "prompt": "is a completion's, for /v1/completions; a chat takes messages",
     "functions": "is an older form of tools; give tools",
     "function_call": "is an older form of tool_choice; give tool_choice",
     "audio": "cannot be had: this server speaks in text",

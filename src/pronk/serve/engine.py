@@ -80,6 +80,7 @@ class Answer:
         self._chunks.extend(chunks)
         self._left -= ended
         if unread > UNREAD and not self._wanting:
+            self._chunks.clear()
             self.fail(ApiError(408, f"the client left {unread} pieces of the text unread"))
         self._there.set()
 
@@ -88,19 +89,21 @@ class Answer:
         self._there.set()
 
     async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+        """Raises what it failed by, and the error of a text, behind all that came before it."""
         while self._left or self._chunks:
             await self._there.wait()
             self._there.clear()
-            if self.failed:
-                raise self.failed
             chunks = [self._chunks.popleft() for _ in range(len(self._chunks))]
-            for chunk in chunks:
-                if chunk.error:
-                    raise chunk.error
-            if chunks:
+            at = next((n for n, chunk in enumerate(chunks) if chunk.error), len(chunks))
+            if chunks[:at]:
                 self._wanting = False
-                yield chunks
+                yield chunks[:at]
                 self._wanting = True
+            for failed in chunks[at:]:
+                if failed.error:
+                    raise failed.error
+            if self.failed and not self._chunks:
+                raise self.failed
 
 
 class Engine:
@@ -148,7 +151,7 @@ class Engine:
         if texts > self.max_texts:
             raise ApiError(400, f"{texts} texts at once are more than the {self.max_texts} that this server takes")
         if self.texts + texts > self.max_texts:
-            raise overloaded(f"{self.texts} texts are under way or wait, of at most {self.max_texts}")
+            raise overloaded(f"{self.texts} of at most {self.max_texts} texts are under way or wait")
         self.texts += texts
 
     def release(self, texts: int) -> None:
@@ -226,19 +229,22 @@ class Engine:
                     continue
                 busy = True
                 self._refuse_overdue()
+                chunks, next_s = list[Any](), math.inf
                 begun = time.perf_counter()
                 try:
                     chunks = session.step()
-                    next_alike = len(sessions) == 1 and not session.load.waiting and not self._calls
-                    taken = time.perf_counter() - begun if next_alike else math.inf
-                    self._hand_out(chunks, taken)
-                    failures.pop(key, None)
+                    if len(sessions) == 1 and not session.load.waiting and not self._calls:
+                        next_s = time.perf_counter() - begun
                 except Exception as error:  # of the pass itself: it is planned anew
+                    self._hand_out(chunks, math.inf)  # nothing gives a chunk twice
                     failures[key] = failures.get(key, 0) + 1
                     log.warning("a pass failed: %s", error, exc_info=not isinstance(error, PronkError))
                     if failures[key] >= _GIVE_UP:
                         self._fail(session, error)
                         del failures[key]
+                else:
+                    failures.pop(key, None)
+                    self._hand_out(chunks, next_s)
             if not busy:
                 self._hand_out([], math.inf)
                 if not self._calls:
@@ -273,7 +279,6 @@ class Engine:
             time.sleep(_HEAD_START_S)
 
     def _fail(self, session: Session, error: Exception) -> None:
-        self._hand_out([], math.inf)
         with self._lock:
             gone = [(handle, each) for handle, each in self._answers.items() if each.wanted.session is session]
             for handle, _ in gone:

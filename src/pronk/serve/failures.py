@@ -93,7 +93,7 @@ def of(error: BaseException) -> ApiError:
         return error
     if isinstance(error, ContextOverflow):
         message = (
-            f"This model's maximum context length is {error.limit + 1} tokens, and the prompt has "
+            f"This model's maximum context length is {error.context} tokens, and the prompt has "
             f"{error.prompt_tokens} tokens; shorten it"
         )
         return ApiError(400, message, getattr(error, "at_fault", "messages"), "context_length_exceeded")

@@ -127,7 +127,7 @@ def _unsent(transport: asyncio.Transport) -> int:
 
 async def body_of(receive: Receive, headers: Mapping[str, str], limit: int = MAX_BODY) -> bytes:
     """Raises ApiError for one that is too long or too slow, and Gone."""
-    too_long = ApiError(413, f"the body is larger than the {limit >> 20} MB that this server takes")
+    too_long = ApiError(413, f"the body is larger than the {limit >> 20} MiB that this server takes")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise too_long

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -172,6 +174,7 @@ _TYPES = {  # of JSON, as msgspec calls them
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
     "object": "an object",
 }  # fmt: skip
+_FEW = 64  # unknown fields that are held against a missing one
 _ASK_EMPTY = {"web_search_options"}  # {} asks for a search, as OpenAI has it
 
 
@@ -199,6 +202,10 @@ def read(body: bytes, kind: type[S], refused: Mapping[str, str]) -> tuple[S, lis
         at = problem.rpartition("$")[2].strip("`.") if "$" in problem else None
         if "missing required field" in problem:
             at = problem.rpartition("field ")[2].strip("`")
+            if "$" not in problem:
+                others = islice((name for name in given if name not in kind.__struct_fields__), _FEW)
+                near = get_close_matches(at, others, 1)
+                problem = f"the request has no {at}" + (f"; did you mean {at} by {short(near[0])}?" if near else "")
         raise ApiError(400, _in_words(problem), (at or "").partition("[")[0] or None) from None
     # Not msgspec.structs.fields, which evaluates all annotations anew: that took 1 ms of each request.
     return request, sorted(given.keys() - {*kind.__struct_fields__} - _IGNORED - refused.keys())

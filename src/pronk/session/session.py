@@ -214,8 +214,9 @@ class Session:
     @property
     def load(self) -> Load:
         """Counted at this moment; cheap."""
-        running, waiting = self._scheduler.queue if self._scheduler else (0, 0)
-        pool = self._scheduler.kv.pool if self._scheduler and self._scheduler.kv else None
+        scheduler = self._scheduler  # which another thread may take away meanwhile
+        running, waiting = scheduler.queue if scheduler else (0, 0)
+        pool = scheduler.kv.pool if scheduler and scheduler.kv else None
         used = pool.num_blocks - pool.num_free - pool.num_idle if pool else 0
         return Load(
             running=running,
