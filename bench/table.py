@@ -263,7 +263,11 @@ _WAITS = ("first token, ms: p50 / p99", "each later one, ms: p50 / p99")
 
 def _waits(found: dict[str, Any]) -> list[str]:
     """`per_token_s`, for servers send tokens together, and between those there is nothing."""
-    return [" / ".join(f"{1e3 * found[what][p]:.3g}" for p in ("p50", "p99")) for what in ("first_s", "per_token_s")]
+    return [" / ".join(_ms(found[what][p]) for p in ("p50", "p99")) for what in ("first_s", "per_token_s")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _task(task: str, sizes: dict[str, int]) -> str:

@@ -46,7 +46,7 @@ inline Given given_rows(pronk::Format format, int rows, int cols, bool largest =
     for (uint8_t& byte : given.bytes) byte = static_cast<uint8_t>(between(largest ? 255 : 0, 255));
     for (size_t block = 0; block < given.bytes.size(); block += source.bytes)
         for (int half = 0; half < (of.minima ? 2 : 1); ++half) {
-            const uint16_t scale = f32_to_f16(0.002f * normal());
+            const uint16_t scale = f32_to_f16(0.002f * (largest ? 1 : normal()));
             std::memcpy(given.bytes.data() + block + halves_at(given.source) + 2 * half, &scale, sizeof scale);
         }
     return given;

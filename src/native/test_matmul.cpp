@@ -68,7 +68,8 @@ OutlierRule some_rule() {
     return {thresholds[between(0, 4)], counts[between(0, 6)]};
 }
 
-// `largest`: every number of x and every code is as large as it can be, which is the most that sums of 16 bits have to hold.
+// `largest`: every number of x and every code is as large as it can be: of codes that are summed as they are, the most that sums of
+// 16 bits have to hold.
 void test_product(const Kernels& kernel, Format format, int tokens, int rows, int cols, bool largest = false) {
     Arena arena;
     Matrix w = matrix_of(format, rows, cols);

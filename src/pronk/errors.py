@@ -80,7 +80,7 @@ class ContextOverflow(PronkError):
 
     def __init__(self, prompt_tokens: int, limit: int, which: str = "the prompt", *, can_be_cut: bool = True) -> None:
         self.prompt_tokens, self.limit, self.can_be_cut = prompt_tokens, limit, can_be_cut
-        self.context = limit + can_be_cut  # what is to be gone on with leaves room for a token
+        self.context = limit + can_be_cut  # a prompt that is to be continued leaves room for one token
         self.problem = f"{which} has {prompt_tokens} tokens and at most {limit} fit"
         cut = ", or ask for a cut (truncate='left'; of a chat, overflow='drop-oldest')" if can_be_cut else ""
         super().__init__(f"{self.problem}; shorten it{',' if cut else ' or'} raise ctx_size{cut}")

@@ -334,6 +334,30 @@ def test_nothing_is_held_while_passes_fail(handing: Handing) -> None:
     assert handing.told == [1, 1, 1]
 
 
+def test_a_prompt_that_comes_behind_the_look_at_what_waits(handing: Handing) -> None:
+    """Its pass is long: what is held is told before it, not behind it."""
+    waiting, told_before_each_pass = 0, list[int]()
+
+    class Session:
+        has_work = True
+
+        def step(self) -> list[tuple[Handles, Chunk]]:
+            handing.now += 0.001
+            told_before_each_pass.append(sum(handing.told))
+            handing.runs._ended = len(told_before_each_pass) == 4
+            return [(handing.handle, Chunk("x", 5))]
+
+        @property
+        def load(self) -> SimpleNamespace:
+            nonlocal waiting
+            waiting += len(told_before_each_pass) == 3  # behind the second look: that of the third pass sees it
+            return SimpleNamespace(waiting=int(waiting > 1))
+
+    handing.runs._sessions[0] = Session()  # type: ignore[assignment]
+    handing.runs._run()
+    assert told_before_each_pass == [0, 1, 1, 3]
+
+
 class Handing:
     """An engine that has computed passes of one text, on a clock of its own."""
 

@@ -17,7 +17,7 @@ from pronk.spellings import ours
 
 # name: what is allowed, in words and as a test. NaN fails every comparison.
 _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    # Outside these bounds a float32 logit divided by the temperature, or by the penalty, is no longer a number.
+    # Far outside these bounds a float32 logit divided by the temperature, or by the penalty, is no longer a number.
     "temperature": ("0 (greedy) or from 0.0001 to 10000", lambda x: x == 0 or 1e-4 <= x <= 1e4),
     "repetition_penalty": ("from 0.0001 to 100 (1 is off)", lambda x: 1e-4 <= x <= 100),
     "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),

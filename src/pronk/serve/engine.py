@@ -89,7 +89,7 @@ class Answer:
         self._there.set()
 
     async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
-        """Raises what it failed by, and the error of a text, behind all that came before it."""
+        """Raises what it failed by, and the error of a text, behind all that came before it and was not too much."""
         while self._left or self._chunks:
             await self._there.wait()
             self._there.clear()
@@ -216,6 +216,8 @@ class Engine:
         failures: dict[int, int] = {}
         while not self._ended:
             self._awake.clear()
+            if self._calls:
+                self._hand_out([], math.inf)
             while self._calls:
                 _fulfil(*self._calls.popleft())
             with self._lock:
@@ -230,8 +232,10 @@ class Engine:
                 busy = True
                 self._refuse_overdue()
                 chunks, next_s = list[Any](), math.inf
-                begun = time.perf_counter()
                 try:
+                    if self._holding and (len(sessions) > 1 or session.load.waiting):  # since the last look
+                        self._hand_out([], math.inf)
+                    begun = time.perf_counter()
                     chunks = session.step()
                     if len(sessions) == 1 and not session.load.waiting and not self._calls:
                         next_s = time.perf_counter() - begun

@@ -23,7 +23,7 @@ export class TokenTab {
     const ranked = el("dd", {}, rank ? `${rank}` : `behind the first ${others.length}`);
     facts.append(el("dt", {}, "Entropy before it"), entropy, el("dt", {}, "Rank"), ranked);
     fact("Id and bytes", `${tokens.ids[at]}: ${[...tokens.bytes[at]].map((byte) => byte.charCodeAt(0).toString(16).padStart(2, "0")).join(" ")}`);
-    if (tokens.ms[at]) fact("Time", `${number(tokens.ms[at])} ms after the ${at ? "one before" : "question"}, as it arrived here`);
+    if (tokens.ms[at]) fact("Time", `${number(tokens.ms[at])} ms after the ${at ? "one before" : "question"}, as it arrived here: the mean of those that came together`);
     if (node.begun && at < node.begun) fact("Origin", at === node.begun - 1 ? "chosen by you" : "taken over from another branch");
     const exact = button("Exactly, by the whole vocabulary", () => this.exactly(node, at, entropy, ranked, exact), { class: "quiet" });
     panel.replaceChildren(
