@@ -639,6 +639,23 @@ def test_a_cache_that_grew_beyond_what_is_kept_is_let_go_when_nobody_is_served()
     assert [len(batch.token_ids) for batch in backend.batches] == [100, 100]
 
 
+def test_a_load_that_is_counted_while_the_cache_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's cancel took the scheduler away between two looks at it: a server then lost the end of a text."""
+    session, _ = made()
+    session.submit([1, 2, 3], SamplingParams(max_new_tokens=2))
+    session.step()
+    scheduler = type(session._scheduler)
+    queue = scheduler.queue.fget  # type: ignore[union-attr]
+
+    def taken_away_meanwhile(self: Any) -> tuple[int, int]:
+        session._scheduler = None
+        return queue(self)  # type: ignore[no-any-return, misc]
+
+    monkeypatch.setattr(scheduler, "queue", property(taken_away_meanwhile))
+    assert session.load.running == 1
+    assert session.load.running == 0
+
+
 def test_without_a_cache() -> None:
     session, backend = made(cached=False)
     handles = [session.submit([n] * 5, greedy(6)) for n in range(3)]
