@@ -231,16 +231,14 @@ class Engine:
                     continue
                 busy = True
                 self._refuse_overdue()
-                chunks, next_s = list[Any](), math.inf
                 try:
-                    if self._holding and (len(sessions) > 1 or session.load.waiting):  # since the last look
+                    if self._holding and (len(sessions) > 1 or session.load.waiting):  # it may be a long pass
                         self._hand_out([], math.inf)
                     begun = time.perf_counter()
                     chunks = session.step()
-                    if len(sessions) == 1 and not session.load.waiting and not self._calls:
-                        next_s = time.perf_counter() - begun
+                    taken = time.perf_counter() - begun
                 except Exception as error:  # of the pass itself: it is planned anew
-                    self._hand_out(chunks, math.inf)  # nothing gives a chunk twice
+                    self._hand_out([], math.inf)
                     failures[key] = failures.get(key, 0) + 1
                     log.warning("a pass failed: %s", error, exc_info=not isinstance(error, PronkError))
                     if failures[key] >= _GIVE_UP:
@@ -248,7 +246,7 @@ class Engine:
                         del failures[key]
                 else:
                     failures.pop(key, None)
-                    self._hand_out(chunks, next_s)
+                    self._hand_out(chunks, taken)
             if not busy:
                 self._hand_out([], math.inf)
                 if not self._calls:
