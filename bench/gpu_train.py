@@ -1,6 +1,6 @@
 """Training on a GPU: seconds a step, share of the card's peak, memory against --plan; beside transformers with PEFT.
 
-    python bench/gpu_train.py [--cases lora full] [--quick] [--profile] [--alone] [--attention flash]
+    python bench/gpu_train.py [--cases lora full] [--quick] [--profile] [--alone]
 
 Weights are random, drawn on the device in the type that a run has them in, and so is the text: examples of one length.
 pronk's side is the run's own loop (train/loop.py) with the settings of a user's run. The peer's step is what Trainer
@@ -31,7 +31,6 @@ from gpu import DEVICE, ON_GPU, SHAPES
 
 from pronk.checkpoint.adapter import LoraConfig
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor
-from pronk.torch_engine import attention
 from pronk.torch_engine.model import Llama, RMSNorm
 from pronk.train import lora
 from pronk.train.data.batches import Batches
@@ -356,10 +355,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model, on a CPU as well; nothing kept in results/")
     parser.add_argument("--alone", action="store_true", help="without the peer")
     parser.add_argument("--profile", action="store_true", help="the most expensive kernels of a step, and nothing else")
-    parser.add_argument("--attention", choices=["cudnn", "flash"], default="cudnn", help="pronk's, of equal texts")
     options = parser.parse_args()
-    if options.attention == "flash":
-        attention._ROUND = 1 << 40
     cases = {name: (QUICK if options.quick else CASES)[name] for name in options.cases}
     if options.batch_size:
         cases = {name: replace(case, batch_size=options.batch_size) for name, case in cases.items()}
@@ -374,7 +370,6 @@ def main() -> None:
         "conditions": conditions,
         "settings": {
             "rank": RANK, "alpha": ALPHA, "rate": RATE, "warmup_steps": WARMUP, "steps": options.steps, "goals": GOALS,
-            "attention": options.attention,
         },
         "measured": {},
     }  # fmt: skip

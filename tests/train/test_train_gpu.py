@@ -216,7 +216,7 @@ def test_runs_measure_what_they_measure_on_the_cpu(
     for device in ("cpu", devices.GPU):
         out = tmp_path / f"on-{device}-{len(told)}"
         rank = {} if "full" in ways else {"lora_rank": 4}
-        getattr(pronk, verb)(folder, data, out, device=device, **rank, **QUICK, **ways).run()
+        getattr(pronk, verb)(folder, data, out, device=device, precision="f32", **rank, **QUICK, **ways).run()
         told.append([line["loss"] for line in read_metrics(out) if "loss" in line])
     assert len(told[0]) >= QUICK["max_steps"]
     assert told[1] == pytest.approx(told[0], rel=5e-3)
@@ -239,7 +239,7 @@ def test_a_model_pretrained_there_learns(tmp_path: Path) -> None:
     for device in ("cpu", devices.GPU):
         out = tmp_path / f"on-{device}-{len(told)}"
         sizes = {"vocab_size": 300, "hidden": 64, "layers": 2, "heads": 2, "ctx_size": 64}
-        pronk.pretrain(text, out, device=device, max_steps=6, samples=0, seed=1, **sizes).run()
+        pronk.pretrain(text, out, device=device, precision="f32", max_steps=6, samples=0, seed=1, **sizes).run()
         told.append([line["loss"] for line in read_metrics(out) if "loss" in line])
     assert told[1] == pytest.approx(told[0], rel=5e-3)
     assert told[1][-1] < told[1][0]

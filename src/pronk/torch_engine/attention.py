@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch, kv: LayerKV | 
 def _all(q: Tensor, k: Tensor, v: Tensor, batch: TorchBatch) -> Tensor:
     """Without a cache."""
     if _has_flash(q) and len(batch.alike) > 1 and not any(run.prefix for run in batch.runs):
-        return _flash(q, k, v, batch.bounds, batch.longest, batch.longest)
+        return _flash(q, k, v, (batch.bounds, batch.bounds), (batch.longest, batch.longest))
     return _joined([_dense(q, k, v, runs) for runs in batch.alike])
 
 
@@ -93,7 +94,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[Rows]) -> Tensor:
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """q [N, H, S, D], k and v [N, K, keys, D] -> [N, H, S, D]: of whole texts, or as the mask [S, keys] has it."""
-    if torch.is_grad_enabled() and q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
+    if q.device.type == "cpu" and _learns(q, k, v):
         return cast(Tensor, _Causal.apply(q, k, v, mask))
     if q.is_cuda:
         return _causal_on_gpu(q, k, v, mask)
@@ -112,26 +113,63 @@ _ROUND = 128  # cuDNN makes a program of each length, in some tenths of a second
 
 def _causal_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """`mask`: aligned at the ends, as FlashAttention has it of its own accord."""
-    queries, keys = q.shape[2], k.shape[2]
+    texts, _, queries, _ = q.shape
+    keys = k.shape[2]
     if not _has_flash(q):  # and what there is for other types wants a key for each head
         k, v = (_to_heads(x, q.shape[1]) for x in (k, v))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-    if mask is None and queries % _ROUND == 0:
+    if mask is None and queries % _ROUND == 0 and not _learns(q, k, v):
         with sdpa_kernel(_KERNELS, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return _flash(q, k, v, None, queries, keys).transpose(1, 2)
+    ends = torch.arange(texts + 1, device=q.device, dtype=torch.int32)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    return _flash(q, k, v, (ends * queries, ends * keys), (queries, keys)).unflatten(0, (texts, -1)).transpose(1, 2)
 
 
 def _has_flash(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, queries: int, keys: int) -> Tensor:
-    """FlashAttention, causal, as torch has it, with its gradient. q [N, S, H, D], k and v [N, keys, K, D]; or with
-    `bounds` runs of at most so many tokens, [T, heads, D]."""
-    kernel = torch.ops.aten._flash_attention_forward
-    return cast(Tensor, kernel(q, k, v, bounds, bounds, queries, keys, 0.0, True, False)[0])
+def _learns(*given: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in given)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]) -> Tensor:
+    """FlashAttention, causal, as torch has it. q [T, H, D]; k and v [keys, K, D]; for queries and for keys, where each
+    run begins and the last ends, int32, and the length of the longest."""
+    if _learns(q, k, v):
+        return cast(Tensor, _Flash.apply(q, k, v, *bounds, *longest))
+    return cast(Tensor, torch.ops.aten._flash_attention_forward(q, k, v, *bounds, *longest, 0.0, True, False)[0])
+
+
+class _Flash(torch.autograd.Function):
+    """With a gradient that is the same each time: by default tiles add theirs to a query's in the order they end."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> Tensor:
+        out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, True, False)
+        ctx.save_for_backward(q, k, v, out, lse, *sizes[:2], state, unused)
+        ctx.longest = sizes[2:]
+        return cast(Tensor, out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *given, state, unused = ctx.saved_tensors
+        with _one_order():
+            found = torch.ops.aten._flash_attention_backward(grad, *given, *ctx.longest, 0.0, True, state, unused)
+        return *found, None, None, None, None
+
+
+@contextmanager
+def _one_order() -> Iterator[None]:
+    """Kernels that ask torch add in one order."""
+    asked, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_deterministic_algorithms(True)  # the public function imports what compiles
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(asked, warn_only=warns)
 
 
 class _Causal(torch.autograd.Function):

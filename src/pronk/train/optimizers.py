@@ -87,8 +87,8 @@ def states_of(optimizer: Optimizer) -> dict[Tensor, dict[str, Tensor]]:
         for one in bare.values():
             one.grad = torch.empty_like(one)
         rehearsal.param_groups = [
-            # torch has no fused step of tensors without bytes.
-            {**group, "params": [bare[p] for p in group["params"]], "fused": None}
+            # torch has no fused step of tensors without bytes, and beside a GPU asks each copy for `capturable`.
+            {"capturable": False, **group, "params": [bare[p] for p in group["params"]], "fused": None}
             for group in part.param_groups
         ]
         with Unread():

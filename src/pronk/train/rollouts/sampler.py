@@ -167,7 +167,7 @@ class ExactSampler:
     def _pass(self, model: Llama, asked: Asked) -> list[Answered]:
         params = SamplingParams(temperature=1.0)
         drawn = [[_Drawn() for _ in range(prompt.generations)] for prompt, _ in asked]
-        streams = [stream("philox", seed, sample) for prompt, seed in asked for sample in range(prompt.generations)]
+        streams = [stream("philox", seed, nth) for prompt, seed in asked for nth in range(prompt.generations)]
         starts = [0]
         for prompt, _ in asked:
             starts += [starts[-1] + prompt.room * number for number in range(1, prompt.generations + 1)]
