@@ -21,8 +21,34 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.stack((tokens, most.isfinite().to(tokens.dtype)))
 
 
+class Likeliest:
+    """What `likeliest` found, on its way to the host: what the device is asked to do later is not waited for."""
+
+    def __init__(self, found: Tensor, rows: int | None = None) -> None:
+        """`rows`: the first of them that count."""
+        self._rows = rows
+        self._there: torch.cuda.Event | None = None
+        self._read: list[tuple[int, bool]] | None = None
+        if not found.is_cuda:
+            self._found = found
+            return
+        self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        self._found.copy_(found, non_blocking=True)
+        self._there = torch.cuda.Event()
+        self._there.record()
+
+    def read(self) -> list[tuple[int, bool]]:
+        """Of each row the token, and whether its logit is finite."""
+        if self._read is None:
+            if self._there is not None:
+                self._there.synchronize()
+            tokens, finite = self._found.tolist()
+            self._read = list(zip(tokens, map(bool, finite), strict=True))[: self._rows]
+        return self._read
+
+
 class TorchPredictions(Predictions):
-    def __init__(self, logits: Tensor, likeliest: Tensor | None = None) -> None:
+    def __init__(self, logits: Tensor, likeliest: Likeliest | None = None) -> None:
         """logits [R, V], in the type that they were computed in; `likeliest` of them, where that is known."""
         self._there, self._found = logits, likeliest
 
@@ -56,9 +82,7 @@ class TorchPredictions(Predictions):
 
     @cached_property
     def _likeliest(self) -> list[tuple[int, bool]]:
-        """In one copy from the device, which is waited for."""
-        found = likeliest(self._there) if self._found is None else self._found
-        return [(token, bool(finite)) for token, finite in zip(*found.tolist(), strict=True)]
+        return (self._found or Likeliest(likeliest(self._there))).read()
 
     @cached_property
     def _here(self) -> Predictions:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import oracle
 import pytest
@@ -14,7 +12,7 @@ from pronk.engine.batch import Batch, Run
 from pronk.torch_engine.backend import load_model
 from pronk.torch_engine.gpu import paged
 from pronk.torch_engine.gpu.likeliest import likeliest
-from pronk.torch_engine.gpu.paged import PagedBatch, Room, Tiling, fill
+from pronk.torch_engine.gpu.paged import PagedBatch, Room, Tiling, fill, lay_out
 from pronk.torch_engine.gpu.step import Step, can_step
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import Llama
@@ -35,11 +33,13 @@ class Paged:
         """`texts`: how many there is room for, as in a graph."""
         there = PagedBatch.of(batch, BLOCK, self.group, self.where, invariant=self.step.invariant)
         if texts:
-            room = Room(texts, texts, texts, 32, texts)
-            host, buffer = torch.zeros(2, room.size, dtype=torch.int32)
-            there = PagedBatch.decoding(buffer, host, room, BLOCK, Tiling.of(True, self.group, 127), 127)
-            fill(room.within(host.numpy()), batch, BLOCK)
-            there = replace(there, **{n: part.to(self.where) for n, part in room.within(host).items()})
+            room, tiling = Room(texts, texts, texts, 32, texts), Tiling.of(True, self.group, 127)
+            host = torch.zeros(room.size, dtype=torch.int32)
+            to = room.within(host.numpy())
+            lay_out(to, np.ones(texts, np.int32), tiling)
+            to["logits_rows"][:] = np.arange(texts)
+            fill(to, batch, BLOCK)
+            there = PagedBatch(**room.within(host.to(self.where)), block_size=BLOCK, furthest=127, tiling=tiling)
         with torch.inference_mode():
             return self.step(self.model, there, self.kv).float().cpu().numpy()
 

@@ -1,4 +1,4 @@
-"""Graphs: passes in which each text gets one token, captured once for every size, then replayed by one launch."""
+"""Graphs: passes whose sizes come again, captured once for each and then replayed by one launch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,48 @@ import torch
 from torch import Tensor
 
 from pronk.engine.batch import Batch
+from pronk.torch_engine.gpu.ahead import Ahead
 from pronk.torch_engine.gpu.likeliest import likeliest
-from pronk.torch_engine.gpu.paged import Int32, PagedBatch, Room, Tiling, fill
+from pronk.torch_engine.gpu.paged import Int32, PagedBatch, Room, Tiling, fill, lay_out
 from pronk.torch_engine.gpu.step import Step
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.model import Llama
+from pronk.torch_engine.predictions import Likeliest
 
-MOST = 256  # texts of a pass that is captured
+MOST = 256  # texts of a pass that is captured, each with one token
+LONGEST = 2048  # tokens of a text alone, whose pass is: with more, kernels run for longer than the host starts them
 _KEPT = 32  # graphs, with their logits
+_SEEN = 64  # lengths of texts alone that are remembered
 _BLOCK = 64  # tokens, of a cache of one pass
 _ANGLES = 8192  # positions that have theirs from the first pass on: where they lie is written into graphs
 
 
 class Found(NamedTuple):
     logits: Tensor  # [R, V]
-    likeliest: Tensor  # of them, [2, R]: see predictions.likeliest
+    likeliest: Likeliest
+
+
+class _Size(NamedTuple):
+    """Of a pass that is captured."""
+
+    room: Room
+    tiling: Tiling
+
+    @property
+    def reach(self) -> int:
+        """Positions that it may see."""
+        return self.tiling.chunk * self.tiling.splits
 
 
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    host: Tensor  # pinned, of which `there` is a copy
+    host: Tensor  # pinned, of which `buffer` is a copy
     to: dict[str, Int32]  # its parts
-    there: Tensor  # all that the graph reads of a batch
-    found: Found  # of all texts
+    buffer: Tensor  # all that the graph reads of a batch
+    tokens: Tensor  # the part of it with the tokens
+    logits: Tensor  # of all rows
+    likeliest: Tensor  # of them, [2, R]
 
 
 class Graphs:
@@ -45,57 +63,95 @@ class Graphs:
         self.step, self._model = step, model
         config = model.config
         self._group = config.num_attention_heads // config.num_key_value_heads
-        self._captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+        self._captured: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._pool: object = None
         self._lock = threading.Lock()
         self._copied = torch.cuda.Event()
+        self._ahead: Ahead[Found] = Ahead()
 
     def __call__(self, batch: Batch, kv: TorchKV | None) -> Found:
         """`kv` None: of whole texts, whose keys and values a layer forgets when it is done."""
-        invariant = self.step.invariant
         if kv is None:
             batch, kv = forgetful(batch, self._model)
-        with torch.cuda.device(kv.device):  # kernels and streams are those of the current one
-            return self._found(batch, kv, invariant)
+        with torch.cuda.device(kv.device), self._lock:  # kernels and streams are those of the current one
+            found = self._ahead.take(batch, kv)
+            if (size := self._size(batch, kv)) is None:
+                invariant = self.step.invariant
+                there = PagedBatch.of(batch, kv.block_size, self._group, kv.device, invariant=invariant)
+                logits, most = self._computed(there, kv)
+                return Found(logits, Likeliest(most))
+            captured = self._graph(batch, kv, size)
+            if found is None:
+                self._give(captured, batch, kv)
+                found = self._replayed(captured, batch)
+            following = self._ahead.following(batch, kv, found.likeliest)
+            if following and size.room.tokens == size.room.runs and self._size(following, kv) == size:
+                self._give(captured, following, kv)
+                captured.tokens.copy_(captured.likeliest[0])
+                self._ahead.begun(following, self._replayed(captured, following))
+            return found
 
-    def _found(self, batch: Batch, kv: TorchKV, invariant: bool) -> Found:
-        texts = len(batch.offsets) - 1
-        if kv.forgets or not len(batch.token_ids) == texts == len(batch.logits_rows) or texts > MOST:
-            there = PagedBatch.of(batch, kv.block_size, self._group, kv.device, invariant=invariant)
-            return self._computed(there, kv)
-        tiling, size = Tiling.of(True, self._group, batch.furthest, invariant=invariant), _bucket(texts)
-        reach = tiling.chunk * tiling.splits
-        angles = max(reach, min(_ANGLES, self._model.config.max_position_embeddings))
+    def _size(self, batch: Batch, kv: TorchKV) -> _Size | None:
+        """None: of one that is not captured."""
+        tokens, texts, rows = len(batch.token_ids), len(batch.offsets) - 1, len(batch.logits_rows)
+        decodes = tokens == texts
+        if kv.forgets:
+            return None
+        tiling = Tiling.of(decodes, self._group, batch.furthest, invariant=self.step.invariant)
+        blocks = -(-tiling.chunk * tiling.splits // kv.block_size)
+        if decodes and rows == texts <= MOST:
+            size = _bucket(texts)
+            return _Size(Room(size, size, size, blocks, size), tiling)
+        if not decodes and texts == 1 and rows <= 1 and tokens <= LONGEST and self._came_before((tokens, rows)):
+            return _Size(Room(tokens, rows, 1, blocks, -(-tokens // tiling.queries)), tiling)
+        return None
+
+    def _came_before(self, length: tuple[int, int]) -> bool:
+        known = length in self._seen
+        self._seen[length] = None
+        self._seen.move_to_end(length)
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+        return known
+
+    def _graph(self, batch: Batch, kv: TorchKV, size: _Size) -> _Captured:
+        angles = max(size.reach, min(_ANGLES, self._model.config.max_position_embeddings))
         rope = self._model.model.rope.reaching(angles - 1, kv.device)
         # What a graph reads lies where it lay when it was captured: a cache that has grown is another one.
-        key = size, reach, rope.shape[1], rope.data_ptr(), kv.block_size, *kv.addresses
-        with self._lock:
-            known = self._captured.pop(key, None)
-            self._copied.synchronize()  # until what was copied last is there
-            found = known or self._capture(batch, kv, size, tiling)
-            self._captured[key] = found  # the newest
-            if len(self._captured) > _KEPT:
-                self._captured.popitem(last=False)
-            fill(found.to, batch, kv.block_size)
-            found.there.copy_(found.host, non_blocking=True)
-            self._copied.record()
-            found.graph.replay()
-            return Found(found.found.logits[:texts].clone(), found.found.likeliest[:, :texts].clone())
+        key = *size, rope.shape[1], rope.data_ptr(), kv.block_size, *kv.addresses
+        found = self._captured.pop(key, None) or self._capture(batch, kv, size)
+        self._captured[key] = found  # the newest
+        if len(self._captured) > _KEPT:
+            self._captured.popitem(last=False)
+        return found
 
-    def _computed(self, batch: PagedBatch, kv: TorchKV) -> Found:
+    def _give(self, captured: _Captured, batch: Batch, kv: TorchKV) -> None:
+        self._copied.synchronize()  # until what was copied last is there
+        fill(captured.to, batch, kv.block_size)
+        captured.buffer.copy_(captured.host, non_blocking=True)
+        self._copied.record()
+
+    def _replayed(self, captured: _Captured, batch: Batch) -> Found:
+        rows = len(batch.logits_rows)
+        captured.graph.replay()
+        return Found(captured.logits[:rows].clone(), Likeliest(captured.likeliest, rows))
+
+    def _computed(self, batch: PagedBatch, kv: TorchKV) -> tuple[Tensor, Tensor]:
         logits = self.step(self._model, batch, kv)
-        return Found(logits, likeliest(logits))
+        return logits, likeliest(logits)
 
-    def _capture(self, batch: Batch, kv: TorchKV, size: int, tiling: Tiling) -> _Captured:
+    def _capture(self, batch: Batch, kv: TorchKV, size: _Size) -> _Captured:
         """Computed once before: what is compiled or set up at its first use cannot be while it is captured."""
-        reach = tiling.chunk * tiling.splits
-        room = Room(size, size, size, -(-reach // kv.block_size), size)
+        room = size.room
         host = torch.zeros(room.size, dtype=torch.int32).pin_memory()
-        there = torch.empty(room.size, dtype=torch.int32, device=kv.device)
-        paged = PagedBatch.decoding(there, host, room, kv.block_size, tiling, reach - 1)
-        to = room.within(host.numpy())
+        buffer = torch.empty(room.size, dtype=torch.int32, device=kv.device)
+        to, there = room.within(host.numpy()), room.within(buffer)
+        lay_out(to, np.full(room.runs, room.tokens // room.runs), size.tiling)
+        to["logits_rows"][:] = np.arange(room.rows)
         fill(to, batch, kv.block_size)
-        there.copy_(host)
+        buffer.copy_(host)
+        paged = PagedBatch(**there, block_size=kv.block_size, furthest=size.reach - 1, tiling=size.tiling)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -104,8 +160,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
-            found = self._computed(paged, kv)
-        return _Captured(graph, host, to, there, found)
+            logits, most = self._computed(paged, kv)
+        return _Captured(graph, host, to, buffer, there["token_ids"], logits, most)
 
 
 def forgetful(batch: Batch, model: Llama) -> tuple[Batch, TorchKV]:

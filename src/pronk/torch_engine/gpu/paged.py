@@ -116,22 +116,18 @@ class PagedBatch:
         room = Room(len(batch.token_ids), len(batch.logits_rows), runs, int(blocks.max()), int(tiles.sum()))
         host = torch.zeros(room.size, dtype=torch.int32)
         to = room.within(host.numpy())
-        to["offsets"][:], to["logits_rows"][:] = batch.offsets, batch.logits_rows
-        to["tile_runs"][:] = np.repeat(np.arange(runs), tiles)
-        nth = np.arange(room.tiles) - np.repeat(np.cumsum(tiles) - tiles, tiles)  # of its run
-        to["tile_firsts"][:] = batch.offsets[to["tile_runs"]] + nth * tiling.queries
+        lay_out(to, lengths, tiling)
         fill(to, batch, block_size)
         return cls(**room.within(host.to(device)), block_size=block_size, furthest=batch.furthest, tiling=tiling)
 
-    @classmethod
-    def decoding(
-        cls, there: Tensor, host: Tensor, room: Room, block_size: int, tiling: Tiling, furthest: int
-    ) -> PagedBatch:
-        """Of runs of one token each, which `fill` writes into `host`, and who copies that there."""
-        to = room.within(host.numpy())
-        for name in ("offsets", "logits_rows", "tile_runs", "tile_firsts"):
-            to[name][:] = np.arange(len(to[name]))
-        return cls(**room.within(there), block_size=block_size, furthest=furthest, tiling=tiling)
+
+def lay_out(to: Mapping[str, Int32], lengths: Int32, tiling: Tiling) -> None:
+    """Where runs of these lengths begin, and who sees to which of their tokens."""
+    tiles = -(-lengths // tiling.queries)
+    to["offsets"][:] = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths)))
+    to["tile_runs"][:] = np.repeat(np.arange(len(lengths)), tiles)
+    nth = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)  # of its run
+    to["tile_firsts"][:] = to["offsets"][to["tile_runs"]] + nth * tiling.queries
 
 
 def fill(to: Mapping[str, Int32], batch: Batch, block_size: int) -> None:
@@ -150,6 +146,7 @@ def fill(to: Mapping[str, Int32], batch: Batch, block_size: int) -> None:
     block, within = np.divmod(batch.positions, block_size)
     if (block >= held).any():
         raise ValueError(f"a run's blocks of {block_size} cannot hold its tokens")
+    to["logits_rows"][: len(batch.logits_rows)] = batch.logits_rows
     to["token_ids"][:tokens], to["positions"][:tokens], to["starts"][:runs] = batch.token_ids, batch.positions, starts
     to["slots"][:tokens] = tables[run_of, block] * block_size + within
     if len(tables) > runs:
