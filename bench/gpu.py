@@ -1,7 +1,8 @@
 """What programs that measure a GPU share: its conditions and ceilings, models of random weights made on it, turns.
 
-Speed does not depend on what weights say, so nothing is loaded: weights are drawn in bf16 on the device, in seconds,
-and everybody measured has the same ones. On a CPU the shape "tiny" tries programs out.
+Nothing is loaded: weights are drawn in bf16 on the device, in seconds, and everybody measured has the same ones. Speed
+does not depend on what weights say but for outliers: every token has six, in the same six features, as models of 6.7
+billion parameters and more have them (arXiv 2208.07339). On a CPU the shape "tiny" tries programs out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 PAPERS = "llm-int8-paper"  # whose outliers are what is above the threshold, as in bitsandbytes, and no others
 FORMATS = ("bf16", "llm-int8", PAPERS, "int8", "q8", "q4")
 BLOCK = 64  # tokens of a KV block
+OUTLIERS, OUTLIER = 6, 20.0  # features, and how much larger they are than the others
 _FIRST_PLAIN_ID = 3
 
 
@@ -177,15 +179,20 @@ def _product(n: int = 8192) -> tuple[float, dict[str, str]]:
 
 @torch.no_grad()
 def random_model(config: ModelConfig, seed: int = 0) -> Llama:
-    """bf16, on the device: matrices normal(0, 0.02), norms ones."""
+    """bf16, on the device. Norms are ones, matrices normal: what each makes of numbers of the size 1 is half as large,
+    and what a block adds to its input is a tenth, so that the outliers go through all layers."""
     model = _empty(config).to(torch.bfloat16).to_empty(device=DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    for module in model.modules():
+    for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, RMSNorm):
             weight.fill_(1)
+        elif isinstance(module, torch.nn.Embedding):
+            weight.normal_(0, 1, generator=generator)
+            weight[:, :: -(-weight.shape[1] // OUTLIERS)] = OUTLIER
         elif isinstance(weight, Tensor):
-            weight.normal_(0, 0.02, generator=generator)
+            share = 0.1 if name.endswith(("o_proj", "down_proj")) else 0.5
+            weight.normal_(0, share * weight.shape[1] ** -0.5, generator=generator)
     return model.eval().requires_grad_(False)
 
 

@@ -26,8 +26,11 @@ def cache() -> Any:
     return Cache(block_size=BLOCK)
 
 
-def likeliest(*tokens: int) -> Likeliest:
-    return Likeliest(torch.tensor([tokens, [1] * len(tokens)]))
+def likeliest(*tokens: int, read: bool = True) -> Likeliest:
+    found = Likeliest(torch.tensor([tokens, [1] * len(tokens)]))
+    if read:
+        found.read()
+    return found
 
 
 def batch(tokens: list[int], at: int, tables: list[list[int]] | None = None) -> Batch:
@@ -80,6 +83,13 @@ def test_no_other_pass_is_given_what_was_begun(
     assert ahead.take(batch(tokens, at, tables), kv if own else cache()) is None
     # Who asks for it later is not given it either: what came between may have written over it.
     assert ahead.take(batch([PATIENCE + 1, 11 + PATIENCE], PATIENCE + 1), kv) is None
+
+
+def test_who_reads_no_tokens_goes_on_by_none() -> None:
+    ahead, kv = Ahead[str](), cache()
+    for at in range(2 * PATIENCE):
+        assert ahead.take(batch([at], at), kv) is None
+        assert ahead.following(batch([at], at), kv, likeliest(at + 1, read=False)) is None
 
 
 def test_a_prompt_in_between_begins_the_count_anew() -> None:

@@ -37,6 +37,11 @@ class Likeliest:
         self._there = torch.cuda.Event()
         self._there.record()
 
+    @property
+    def known(self) -> list[tuple[int, bool]] | None:
+        """None until someone has read it."""
+        return self._read
+
     def read(self) -> list[tuple[int, bool]]:
         """Of each row the token, and whether its logit is finite."""
         if self._read is None:

@@ -14,6 +14,7 @@ from pronk.formats.int8 import Outliers, Scheme
 from pronk.torch_engine.functions import rms_norm, swiglu
 from pronk.torch_engine.gpu import activation_codes as kernels
 from pronk.torch_engine.gpu import int8_many
+from pronk.torch_engine.gpu.activation_codes import COMMON
 from pronk.torch_engine.gpu.int8 import FEW, Int8Product
 from pronk.torch_engine.quantized import (
     Int8Codes,
@@ -156,6 +157,23 @@ def test_many_rows_have_several_ways(way: str, where: torch.device, monkeypatch:
     for rule in (Outliers(6.0, 6), Outliers(0.0, 0)):
         product, linear = both(weights(72, 320, "llm-int8", False, where), "llm-int8", rule)
         near(product(x), linear(x), allowed(x, linear))
+
+
+@pytest.mark.parametrize("copied_from", [1, 10_000])
+@pytest.mark.parametrize("columns", [0, 3, COMMON, COMMON + 1])
+def test_outliers_in_a_few_columns_are_a_product_of_their_own(
+    columns: int, copied_from: int, where: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models have them that are trained: up to so many columns; and beyond, and where there are none."""
+    monkeypatch.setattr(int8_many, "COPIED_FROM", copied_from)
+    x = torch.from_numpy(np.random.default_rng(1).uniform(-5, 5, (FEW + 8, 320)).astype(np.float32))
+    x[:, 7 : 7 + 2 * columns : 2] *= 40  # most of these, then, and not in every row the same
+    x = x.to(where)
+    rule = Outliers(6.0, 0)
+    marked = int(kernels.of_many(x, rule, False).common[COMMON])
+    assert marked == columns
+    product, linear = both(weights(72, 320, "llm-int8", False, where), "llm-int8", rule)
+    near(product(x), linear(x), allowed(x, linear))
 
 
 @pytest.mark.parametrize("gated", [False, True])

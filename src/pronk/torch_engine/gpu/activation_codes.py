@@ -21,6 +21,7 @@ from pronk.torch_engine.gpu.norms import normed
 from pronk.torch_engine.gpu.product import Norm
 
 LISTED = 32  # outliers of a row that have a place in lists
+COMMON = 64  # columns with outliers that are multiplied by themselves
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RowCodes:
     scale: Tensor  # [T] float32
     least: Tensor  # [T] float32: what is as large as this is an outlier
     count: Tensor  # [T] int32: outliers
-    any: Tensor  # [1] int32: 0 where no row has one
+    common: Tensor  # [COMMON + 1] int32: columns where rows have some, -1 behind them; last, how many there are in all
     column: Tensor  # [T, LISTED] int32
     value: Tensor  # [T, LISTED] float32, 0 where there are fewer
 
@@ -44,11 +45,15 @@ def of_many(x: Tensor, outliers: Outliers | None, turned: bool) -> RowCodes:
         new(t, dtype=torch.float32),
         new(t, dtype=torch.float32),
         new(t, dtype=torch.int32),
-        x.new_zeros(1, dtype=torch.int32),
+        new(COMMON + 1, dtype=torch.int32),
         new(t, LISTED, dtype=torch.int32),
         new(t, LISTED, dtype=torch.float32),
     )
-    _start("many", x, None, outliers, turned, codes.q, codes.scale, codes)
+    marks = None if outliers is None else x.new_zeros(k, dtype=torch.int32)
+    _start("many", x, None, outliers, turned, codes.q, codes.scale, codes, marks)
+    if marks is not None:
+        wide = triton.next_power_of_2(k)
+        _in_common[(1,)](marks, codes.common, k, WIDE=wide, COMMON=COMMON, num_warps=min(16, max(4, wide // 512)))
     return codes
 
 
@@ -84,6 +89,7 @@ def _start(
     out: Tensor,
     scale: Tensor,
     lists: RowCodes | None,
+    marks: Tensor | None = None,
 ) -> None:
     t, k = x.shape
     weight, eps = norm or (None, 0.0)
@@ -91,8 +97,7 @@ def _start(
     wide = triton.next_power_of_2(k)
     _codes[(t,)](
         x, weight, out, scale,
-        lists and lists.least, lists and lists.count, lists and lists.any, lists and lists.column,
-        lists and lists.value,
+        lists and lists.least, lists and lists.count, marks, lists and lists.column, lists and lists.value,
         eps, outliers.threshold if outliers else 0.0, t, k,
         FORM=form, WIDE=wide, BLOCK=block, SHRINK=float(np.float32(1) / np.sqrt(np.float32(block))),
         APART=outliers is not None, LEAST=min(outliers.least, k) if outliers else 0, LISTED=LISTED,
@@ -128,7 +133,7 @@ def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
 
 @triton.jit
 def _codes(
-    x, norm, out, scales, leasts, counts, any_row, columns_of, values, eps, threshold, rows, columns,
+    x, norm, out, scales, leasts, counts, marks, columns_of, values, eps, threshold, rows, columns,
     FORM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr,
     APART: tl.constexpr, LEAST: tl.constexpr, LISTED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -156,6 +161,7 @@ def _codes(
             if FORM == "many" and nth < LISTED:  # as if there were no others: below, where there are
                 tl.store(columns_of + row * LISTED + nth, place)
                 tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
+                tl.store(marks + place, 1)
     if APART:
         apart = there & is_outlier(h, threshold, least)
         size = tl.where(apart, 0.0, size)
@@ -195,8 +201,8 @@ def _codes(
         some = tl.sum(apart.to(tl.int32), 0)
         tl.store(leasts + row, least)
         tl.store(counts + row, some)
-        if some > 0:
-            tl.store(any_row, 1)
+        if some > LISTED:
+            tl.store(marks + at, tl.full((WIDE,), 1, tl.int32), mask=apart)
         if some != LEAST:
             ahead = tl.where(apart, at, WIDE)
             for nth in range(0, tl.minimum(some, LISTED)):
@@ -204,6 +210,20 @@ def _codes(
                 ahead = tl.where(at == place, WIDE, ahead)
                 tl.store(columns_of + row * LISTED + nth, place)
                 tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
+                tl.store(marks + place, 1)
         slot = tl.arange(0, LISTED)
         tl.store(columns_of + row * LISTED + slot, tl.zeros((LISTED,), tl.int32), mask=slot >= some)
         tl.store(values + row * LISTED + slot, tl.zeros((LISTED,), tl.float32), mask=slot >= some)
+
+
+@triton.jit
+def _in_common(marks, common, columns, WIDE: tl.constexpr, COMMON: tl.constexpr):
+    """The first of the columns that any row marked."""
+    at = tl.arange(0, WIDE)
+    marked = tl.load(marks + at, mask=at < columns, other=0)
+    place = tl.cumsum(marked, 0) - 1
+    total = tl.sum(marked, 0)
+    slot = tl.arange(0, COMMON)
+    tl.store(common + slot, tl.full((COMMON,), -1, tl.int32), mask=slot >= total)
+    tl.store(common + place, at, mask=(marked > 0) & (place < COMMON))
+    tl.store(common + COMMON, total)

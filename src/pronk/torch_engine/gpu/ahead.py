@@ -62,15 +62,18 @@ class Ahead(Generic[F]):
         self._begun = batch, found
 
     def _continues(self, batch: Batch, kv: TorchKV) -> bool:
-        """Whether these are the texts of the last pass, each with its likeliest token."""
+        """Whether these are the texts of the last pass, each with its likeliest token; without waiting for these, for
+        who has not read them does not go on by them."""
         last = self._last
+        likeliest = last and last.likeliest.known
         return (
             last is not None
+            and likeliest is not None
             and last.kv() is kv
             and len(batch.token_ids) == len(last.batch.token_ids) == len(batch.offsets) - 1
             and len(batch.logits_rows) == len(batch.token_ids)
             and np.array_equal(batch.positions, last.batch.positions + 1)
-            and batch.token_ids.tolist() == [token for token, _ in last.likeliest.read()]
+            and batch.token_ids.tolist() == [token for token, _ in likeliest]
         )
 
 

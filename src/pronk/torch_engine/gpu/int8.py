@@ -1,8 +1,8 @@
 """Int8Product: a Product whose weights are codes of 8 bits, and whose activations become such on the way.
 
 What it means is pronk.torch_engine.quantized.Int8Linear: the same codes of activations to the bit, the same outliers,
-and results that differ by the order of float32 sums. A row's result depends on no other, but for which kernel a number
-of rows takes.
+and results that differ by the order of float32 sums. A row's result depends on no other but in its last bits: which
+kernel a number of rows takes, and whether the outliers of all are in a few columns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Int8Product(Product):
         elif rows <= FEW:
             codes, scales = activation_codes.of_few(x, norm, self.outliers, self.turned)
             few_product(codes, scales, *rest, gated)
-        elif rows <= SOME and x.dtype != torch.float32 and self.outliers and self.outliers.least:
+        elif rows <= SOME and x.dtype != torch.float32 and self.outliers:
             codes, factors = activation_codes.of_some(x, norm, self.outliers, self.turned)
             some_product(codes, factors, *rest)
             return swiglu(y) if gated else y

@@ -1,10 +1,10 @@
 """Products of many rows with weights in int8: the codes by the int8 units, the outliers beside them in floats.
 
-An outlier takes one number of each row of weights. Where they lie by rows, a number a line of the cache, fetching these
-costs more than all the rest; so of 512 rows or more the weights are first copied by columns, and each result adds its
-few outliers one after the other: at 2,048 rows of Llama 3 8B about 0.2 of the 8-bit product for the copy and 0.15 for
-the sums, where products of outliers as a dense matrix in 16 bits would cost 2. That is what is done for fewer rows,
-which wait for weights anyway, and where a token has more outliers than lists hold.
+Models that are trained have their outliers in a few columns, the same for all rows: these are a small product of their
+own in 16 bits, behind the large one. Where rows have theirs anywhere, an outlier takes one number of each row of
+weights, a number a line of the cache, and fetching these costs more than all the rest; so of 512 rows or more the
+weights are first copied by columns, and each result adds its few outliers one after the other. Fewer rows wait for
+weights anyway: the outliers are a dense matrix in 16 bits, as they are where a row has more than lists hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pronk.formats.int8 import Outliers
-from pronk.torch_engine.gpu.activation_codes import LISTED, RowCodes, is_outlier
+from pronk.torch_engine.gpu.activation_codes import COMMON, LISTED, RowCodes, is_outlier
 from pronk.torch_engine.gpu.int8_few import as_floats
 
 OWN_KERNEL = True  # or torch._int_mm (cuBLASLt), and a kernel that finishes its sums
@@ -33,7 +33,9 @@ class Tile(NamedTuple):
 
 
 TILES = ((64, Tile(64, 32, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
-LARGE_TILE = Tile(128, 256, 128, 8, 3)
+MIDDLE_TILE, LARGE_TILE = Tile(128, 128, 128, 4, 3), Tile(128, 256, 128, 8, 3)
+EXACT_TILE = Tile(64, 64, 64, 4, 2)  # of float32, whose outliers take twice the room
+_MULTIPROCESSORS = 132  # so many large tiles there are to be, or it is the middle one
 _FINISH_ROWS, _FINISH_OUTPUTS = 16, 256
 _GROUP = 8  # tiles of rows that share weights in the second-level cache
 _FLOAT_COLUMNS = 64
@@ -48,22 +50,23 @@ def many_product(
     copied = outliers is not None and t >= COPIED_FROM
     # Where each row is sure to have some, their product is made on the way; else after it, where there are any.
     beside = outliers is not None and outliers.least > 0 and not copied
-    by_columns = _by_columns(q, codes.any) if copied else None
+    by_columns = _by_columns(q, codes.common[COMMON:]) if copied else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
     rest = {
         "APART": outliers is not None,
         "COPIED": copied,
         "LISTED": LISTED,
+        "COMMON": COMMON,
         "FLOAT_COLUMNS": _FLOAT_COLUMNS,
         "EVEN_FLOATS": k % _FLOAT_COLUMNS == 0,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
     }
     given = (
-        x, codes.q, codes.scale, codes.least, codes.count, codes.column, codes.value, q, by_columns, scale, bias,
-        residual, y, outliers.threshold if outliers else 0.0, t, n, k,
+        x, codes.q, codes.scale, codes.least, codes.count, codes.common, codes.column, codes.value, q, by_columns,
+        scale, bias, residual, y, outliers.threshold if outliers else 0.0, t, n, k,
     )  # fmt: skip
     if own or t <= 16 or n % 8 or k % 8:
-        tile = tile or next((tile for most, tile in TILES if t <= most), LARGE_TILE)
+        tile = tile or _tile(x, n)
         grid = (triton.cdiv(t, tile.rows) * triton.cdiv(n, tile.outputs),)
         _multiply[grid](
             *given, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, GROUP=_GROUP,
@@ -76,17 +79,26 @@ def many_product(
         _finish[finish](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
 
 
-def _by_columns(q: Tensor, wanted: Tensor) -> Tensor:
-    """Nothing is written where nothing is wanted."""
+def _tile(x: Tensor, outputs: int) -> Tile:
+    if x.dtype == torch.float32:
+        return EXACT_TILE
+    if small := next((tile for most, tile in TILES if len(x) <= most), None):
+        return small
+    tiles = -(-len(x) // LARGE_TILE.rows) * -(-outputs // LARGE_TILE.outputs)
+    return LARGE_TILE if tiles >= _MULTIPROCESSORS else MIDDLE_TILE
+
+
+def _by_columns(q: Tensor, marked: Tensor) -> Tensor:
+    """Nothing is written where few enough columns are marked to be multiplied by themselves."""
     n, k = q.shape
     copy = q.new_empty(k, n)
-    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, wanted, n, k, num_warps=8)
+    _transpose[(triton.cdiv(n, 128), triton.cdiv(k, 128))](q, copy, marked, n, k, COMMON=COMMON, num_warps=8)
     return copy
 
 
 @triton.jit
-def _transpose(q, copy, wanted, rows, columns):
-    if tl.load(wanted) == 0:
+def _transpose(q, copy, marked, rows, columns, COMMON: tl.constexpr):
+    if tl.load(marked) <= COMMON:
         return
     n = tl.program_id(0) * 128 + tl.arange(0, 128)
     k = tl.program_id(1) * 128 + tl.arange(0, 128)
@@ -98,12 +110,12 @@ def _transpose(q, copy, wanted, rows, columns):
 
 @triton.jit
 def _multiply(
-    x, x_codes, x_scale, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
+    x, x_codes, x_scale, leasts, counts, common, columns_of, values, q, by_columns, scale, bias, residual, y,
     threshold, rows, outputs, columns,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     BESIDE: tl.constexpr,
-    APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr, FLOAT_COLUMNS: tl.constexpr,
-    EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
+    APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr, COMMON: tl.constexpr,
+    FLOAT_COLUMNS: tl.constexpr, EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
     group = tl.program_id(0) // (GROUP * across)
@@ -136,17 +148,18 @@ def _multiply(
     if BESIDE:
         found += beside
     _store(
-        found, t, n, x, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
-        threshold, rows, outputs, columns, APART and not BESIDE, COPIED, LISTED, FLOAT_COLUMNS, EVEN_FLOATS, PRECISION,
+        found, t, n, x, leasts, counts, common, columns_of, values, q, by_columns, scale, bias, residual, y,
+        threshold, rows, outputs, columns, APART and not BESIDE, COPIED, LISTED, COMMON, FLOAT_COLUMNS, EVEN_FLOATS,
+        PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
 def _finish(
-    x, x_codes, x_scale, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
+    x, x_codes, x_scale, leasts, counts, common, columns_of, values, q, by_columns, scale, bias, residual, y,
     threshold, rows, outputs, columns, sums,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr,
-    FLOAT_COLUMNS: tl.constexpr, EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
+    COMMON: tl.constexpr, FLOAT_COLUMNS: tl.constexpr, EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -154,38 +167,46 @@ def _finish(
     found = tl.load(sums + t.to(tl.int64)[:, None] * outputs + n[None, :], mask=there, other=0).to(tl.float32)
     found *= tl.load(x_scale + t, mask=t < rows, other=0)[:, None]
     _store(
-        found, t, n, x, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
-        threshold, rows, outputs, columns, APART, COPIED, LISTED, FLOAT_COLUMNS, EVEN_FLOATS, PRECISION,
+        found, t, n, x, leasts, counts, common, columns_of, values, q, by_columns, scale, bias, residual, y,
+        threshold, rows, outputs, columns, APART, COPIED, LISTED, COMMON, FLOAT_COLUMNS, EVEN_FLOATS, PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
 def _store(
-    found, t, n, x, leasts, counts, columns_of, values, q, by_columns, scale, bias, residual, y,
+    found, t, n, x, leasts, counts, common, columns_of, values, q, by_columns, scale, bias, residual, y,
     threshold, rows, outputs, columns,
-    APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr, FLOAT_COLUMNS: tl.constexpr,
-    EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
+    APART: tl.constexpr, COPIED: tl.constexpr, LISTED: tl.constexpr, COMMON: tl.constexpr,
+    FLOAT_COLUMNS: tl.constexpr, EVEN_FLOATS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What a tile [t, n] comes to: outliers, the weights' scales, bias and residual."""
     present, there = t < rows, n < outputs
     if APART:
-        most = tl.max(tl.load(counts + t, mask=present, other=0), 0)
-        if COPIED:
-            if most <= LISTED:
+        marked = tl.load(common + COMMON)
+        if marked > COMMON:
+            most = tl.max(tl.load(counts + t, mask=present, other=0), 0)
+            if COPIED and most <= LISTED:
                 for one in range(0, most):
                     at = t * LISTED + one
                     column = tl.load(columns_of + at, mask=present, other=0).to(tl.int64)
                     value = tl.load(values + at, mask=present, other=0)
                     w = tl.load(by_columns + column[:, None] * outputs + n[None, :], mask=there[None, :], other=0)
                     found += value[:, None] * as_floats(w, tl.float32)
-            else:
+            elif most > 0:
                 found = _dense(
                     found, t, n, x, leasts, q, threshold, rows, outputs, columns, FLOAT_COLUMNS, EVEN_FLOATS, PRECISION
                 )
-        elif most > 0:
-            found = _dense(
-                found, t, n, x, leasts, q, threshold, rows, outputs, columns, FLOAT_COLUMNS, EVEN_FLOATS, PRECISION
-            )
+        elif marked > 0:
+            slot = tl.arange(0, COMMON)
+            column = tl.load(common + slot)
+            here = slot < marked
+            least = tl.load(leasts + t, mask=present, other=float("inf"))[:, None]
+            of_x = tl.where(present, t, 0).to(tl.int64) * columns
+            of_q = tl.where(there, n, 0).to(tl.int64) * columns
+            h = tl.load(x + of_x[:, None] + column[None, :], mask=here[None, :], other=0)
+            h = tl.where(is_outlier(h.to(tl.float32), threshold, least), h, 0.0).to(h.dtype)
+            w = tl.load(q + of_q[None, :] + column[:, None], mask=here[:, None], other=0)
+            found = tl.dot(h, as_floats(w, h.dtype), found, input_precision=PRECISION)
     found *= tl.load(scale + n, mask=there, other=0)[None, :]
     if bias is not None:
         found += tl.load(bias + n, mask=there, other=0).to(tl.float32)[None, :]
