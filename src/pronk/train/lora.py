@@ -40,9 +40,10 @@ class LoraLinear(nn.Module):
         """`size`: N, K of the weight. The thin matrices are float32 whatever the base is."""
         super().__init__()
         self.base, self.scale, self.dropout, self.enabled = base, config.scale, config.dropout, True
-        self.lora_A = nn.Parameter(torch.empty(config.rank, size[1], device=device))
+        # On the CPU, so that a seed says the same on every device; as PEFT has it.
+        drawn = nn.init.kaiming_uniform_(torch.empty(config.rank, size[1]), a=math.sqrt(5))
+        self.lora_A = nn.Parameter(drawn.to(device))
         self.lora_B = nn.Parameter(torch.zeros(size[0], config.rank, device=device))
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))  # as PEFT has it
         lengths = nn.Parameter(torch.empty(size[0], device=device)) if config.dora else None
         self.register_parameter("lora_magnitude_vector", lengths)
         self.register_buffer("lengths", None if lengths is None else lengths.detach().clone(), persistent=False)

@@ -100,7 +100,8 @@ def _start(
         lists and lists.least, lists and lists.count, marks, lists and lists.column, lists and lists.value,
         eps, outliers.threshold if outliers else 0.0, t, k,
         FORM=form, WIDE=wide, BLOCK=block, SHRINK=float(np.float32(1) / np.sqrt(np.float32(block))),
-        APART=outliers is not None, LEAST=min(outliers.least, k) if outliers else 0, LISTED=LISTED,
+        APART=outliers is not None, LEAST=min(outliers.least, k) if outliers else 0,
+        SHORT=x.element_size() == 2 and wide <= 1 << 16, LISTED=LISTED,
         num_warps=max(1, min(16, wide // (512 if t <= 16 else 1024))), enable_fp_fusion=False,
         **chained(x),
     )  # fmt: skip
@@ -132,10 +133,18 @@ def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
 
 
 @triton.jit
+def _list(place, nth, row, start, x, columns_of, values, marks, LISTED: tl.constexpr):
+    """An outlier of a row."""
+    tl.store(columns_of + row * LISTED + nth, place)
+    tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
+    tl.store(marks + place, 1)
+
+
+@triton.jit
 def _codes(
     x, norm, out, scales, leasts, counts, marks, columns_of, values, eps, threshold, rows, columns,
     FORM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr,
-    APART: tl.constexpr, LEAST: tl.constexpr, LISTED: tl.constexpr, CHAINED: tl.constexpr,
+    APART: tl.constexpr, LEAST: tl.constexpr, SHORT: tl.constexpr, LISTED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(CHAINED)
     row = tl.program_id(0)
@@ -153,15 +162,32 @@ def _codes(
 
     size = _magnitude(h)
     least = tl.full((), float("inf"), tl.float32)
-    if LEAST > 0:
+    if LEAST > 0 and SHORT:
+        # One number says how large each is and where: of equals the first is the largest.
+        bits = h.to(given.dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
+        keys = (bits << 16) | (0xFFFF - at)
+        # The largest of each eight find most rows' largest of all: where no eight have two of them.
+        CHUNK: tl.constexpr = 8 if WIDE >= 1024 else 1
+        some_keys = tl.max(tl.reshape(keys, (WIDE // CHUNK, CHUNK)), 1)
+        last = tl.full((), 0x7FFFFFFF, tl.int32)
+        for nth in range(LEAST):
+            last = tl.max(tl.where(some_keys < last, some_keys, -1), 0)
+            if FORM == "many" and nth < LISTED:  # as if there were no others: below, where there are
+                _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, marks, LISTED)
+        if tl.sum((keys >= last).to(tl.int32), 0) > LEAST:
+            last = tl.full((), 0x7FFFFFFF, tl.int32)
+            for nth in range(LEAST):
+                last = tl.max(tl.where(keys < last, keys, -1), 0)
+                if FORM == "many" and nth < LISTED:
+                    _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, marks, LISTED)
+        least = _magnitude((last >> 16).to(tl.int16).to(given.dtype, bitcast=True).to(tl.float32))
+    elif LEAST > 0:
         left = size
         for nth in range(LEAST):
             least, place = tl.max(left, 0, return_indices=True)
             left = tl.where(at == place, -1.0, left)
-            if FORM == "many" and nth < LISTED:  # as if there were no others: below, where there are
-                tl.store(columns_of + row * LISTED + nth, place)
-                tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
-                tl.store(marks + place, 1)
+            if FORM == "many" and nth < LISTED:
+                _list(place, nth, row, start, x, columns_of, values, marks, LISTED)
     if APART:
         apart = there & is_outlier(h, threshold, least)
         size = tl.where(apart, 0.0, size)
@@ -208,9 +234,7 @@ def _codes(
             for nth in range(0, tl.minimum(some, LISTED)):
                 place = tl.min(ahead, 0)
                 ahead = tl.where(at == place, WIDE, ahead)
-                tl.store(columns_of + row * LISTED + nth, place)
-                tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
-                tl.store(marks + place, 1)
+                _list(place, nth, row, start, x, columns_of, values, marks, LISTED)
         slot = tl.arange(0, LISTED)
         tl.store(columns_of + row * LISTED + slot, tl.zeros((LISTED,), tl.int32), mask=slot >= some)
         tl.store(values + row * LISTED + slot, tl.zeros((LISTED,), tl.float32), mask=slot >= some)

@@ -30,17 +30,18 @@ class FewTile(NamedTuple):
     stages: int
 
 
-ROW_TILE = RowTile(8, 2048, 4)
+ROW_TILE, NARROW_ROW_TILE = RowTile(8, 2048, 4), RowTile(4, 2048, 4)  # of weights with many rows, and few
 NARROW_TILE, WIDE_TILE = FewTile(16, 256, 4, 4, 4), FewTile(32, 256, 4, 4, 3)  # of weights with few rows, and many
 _PROGRAMS = 264  # two for each multiprocessor: with wider tiles there are to be as many
 
 
 def row_product(
     x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, y: Tensor, gated: bool,
-    tile: RowTile = ROW_TILE,
+    tile: RowTile | None = None,
 ) -> None:  # fmt: skip
     """x [1, K] float32, q [N, K], y [1, N] or, gated, [1, N / 2]."""
     outputs, k = y.shape[1], q.shape[1]
+    tile = tile or (ROW_TILE if len(q) >= 2 * ROW_TILE.outputs * _PROGRAMS else NARROW_ROW_TILE)
     width = max(1, tile.outputs // 2) if gated else tile.outputs
     columns = min(tile.columns, max(16, triton.next_power_of_2(k)))
     _row[(triton.cdiv(outputs, width),)](

@@ -33,9 +33,10 @@ class Tile(NamedTuple):
 
 
 TILES = ((64, Tile(64, 32, 128, 4, 4)), (511, Tile(64, 128, 128, 4, 4)))  # up to so many rows
-MIDDLE_TILE, LARGE_TILE = Tile(128, 128, 128, 4, 3), Tile(128, 256, 128, 8, 3)
+# Two programs a multiprocessor: one begins and ends while the other multiplies, for Triton's products of bytes wait for
+# each other. Of 128 x 256 a tile, one a multiprocessor, it is a sixth slower.
+LARGE_TILE = Tile(128, 128, 128, 4, 3)
 EXACT_TILE = Tile(64, 64, 64, 4, 2)  # of float32, whose outliers take twice the room
-_MULTIPROCESSORS = 132  # so many large tiles there are to be, or it is the middle one
 _FINISH_ROWS, _FINISH_OUTPUTS = 16, 256
 _GROUP = 8  # tiles of rows that share weights in the second-level cache
 _FLOAT_COLUMNS = 64
@@ -66,7 +67,8 @@ def many_product(
         scale, bias, residual, y, outliers.threshold if outliers else 0.0, t, n, k,
     )  # fmt: skip
     if own or t <= 16 or n % 8 or k % 8:
-        tile = tile or _tile(x, n)
+        small = EXACT_TILE if x.dtype == torch.float32 else None
+        tile = tile or small or next((tile for most, tile in TILES if t <= most), LARGE_TILE)
         grid = (triton.cdiv(t, tile.rows) * triton.cdiv(n, tile.outputs),)
         _multiply[grid](
             *given, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, GROUP=_GROUP,
@@ -77,15 +79,6 @@ def many_product(
         finish = (triton.cdiv(t, _FINISH_ROWS), triton.cdiv(n, _FINISH_OUTPUTS))
         sums = torch._int_mm(codes.q, q.t())
         _finish[finish](*given, sums, ROWS=_FINISH_ROWS, OUTPUTS=_FINISH_OUTPUTS, **rest, num_warps=4, num_stages=2)
-
-
-def _tile(x: Tensor, outputs: int) -> Tile:
-    if x.dtype == torch.float32:
-        return EXACT_TILE
-    if small := next((tile for most, tile in TILES if len(x) <= most), None):
-        return small
-    tiles = -(-len(x) // LARGE_TILE.rows) * -(-outputs // LARGE_TILE.outputs)
-    return LARGE_TILE if tiles >= _MULTIPROCESSORS else MIDDLE_TILE
 
 
 def _by_columns(q: Tensor, marked: Tensor) -> Tensor:
