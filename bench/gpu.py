@@ -38,6 +38,7 @@ from pronk.torch_engine.quantized import Int8Linear, weight_codes
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 PAPERS = "llm-int8-paper"  # whose outliers are what is above the threshold, as in bitsandbytes, and no others
+INVARIANT = "bf16-invariant"  # to the batch, to the bit
 FORMATS = ("bf16", "llm-int8", PAPERS, "int8", "q8", "q4")
 BLOCK = 64  # tokens of a KV block
 OUTLIERS, OUTLIER = 6, 20.0  # features, and how much larger they are than the others
@@ -203,9 +204,10 @@ def _empty(config: ModelConfig) -> Llama:
 
 @torch.no_grad()
 def made(model: Llama, format: str) -> TorchBackend:
-    """A backend of the model with the matrices of its layers in a format; all else is shared."""
-    if format == "bf16":
-        return TorchBackend(model)
+    """A backend of the model with the matrices of its layers in a format; all else is shared, but for what is
+    INVARIANT, which joins matrices anew."""
+    if format in ("bf16", INVARIANT):
+        return TorchBackend(model, batch_invariant=format == INVARIANT)
     other = _empty(model.config)
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
@@ -396,7 +398,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float] |
 def parser(about: str | None, *, seconds: float, shapes: Sequence[str]) -> argparse.ArgumentParser:
     of = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     of.add_argument("--shape", nargs="+", default=list(shapes) if ON_GPU else ["tiny"], choices=list(SHAPES))
-    of.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
+    of.add_argument("--formats", nargs="*", default=list(FORMATS), choices=[*FORMATS, INVARIANT])
     of.add_argument("--rounds", type=int, default=5)
     of.add_argument("--seconds", type=float, default=seconds, help="after these nothing new begins")
     of.add_argument("--name", help="of the file in results/, instead of the program's")
