@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from pronk.errors import NotEnoughMemory
+from pronk.errors import NotEnoughMemory, PronkError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -24,6 +24,15 @@ def check_memory(need: int, what: str, way_out: str, free: int | None = None) ->
     free = free_memory() if free is None else free
     if free is not None and need > free:
         raise NotEnoughMemory(f"{what} needs {human_size(need)} of memory, and {human_size(free)} are free", way_out)
+
+
+def check_disk(path: Path, need: int) -> None:
+    """Raise PronkError where the disk that `path` is to be written to has not so many bytes left."""
+    with suppress(OSError):
+        free = shutil.disk_usage(path.parent).free
+        if need > free:
+            sizes = f"takes {human_size(need)}, and its disk has {human_size(free)} left"
+            raise PronkError(f"{path} {sizes}; make room, or write elsewhere")
 
 
 def free_memory() -> int | None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,45 @@ def test_a_disk_that_is_full(model: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"pronk: {tmp_path / 'm.gguf'}: cannot be written: File too large\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_tokens_that_are_not_read_are_not_said_to_be(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of 300 does not divide what is read; the receipt counted the rest, too."""
+    from pronk import calibrate
+    from pronk.calibrate.calibrated import windows
+    from pronk.cli import blocks
+
+    monkeypatch.setattr(blocks, "_written", lambda *given: calibrate.own_text())
+    opened = checkpoint.open(model)
+    short = replace(opened, config=replace(opened.config, max_position_embeddings=300))
+    fed = blocks.fed(model, short, None, "", 8192)
+    assert fed.written + fed.read == sum(map(len, windows(fed.ids, 300))) < len(fed.ids) == 8192
+
+
+@pytest.mark.parametrize("more", [["--to", "q4_0", "--calibrate"], ["--max-size", "6bpw"]])
+def test_a_disk_that_is_full_is_told_before_minutes_of_work(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    from pronk.cli import blocks
+
+    def begun(*arguments: Any) -> None:
+        raise AssertionError("it calibrates")
+
+    monkeypatch.setattr(blocks, "fed", begun)
+    left = shutil.disk_usage(tmp_path)._replace(free=1000)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: left)
+        result = run("quantize", model, str(tmp_path / "m.gguf"), *more)
+    assert result.exit_code == 1
+    told = r"m\.gguf takes [\d.]+ kB, and its disk has 1\.0 kB left; make room, or write elsewhere"
+    assert re.search(told, result.stderr)
+    with monkeypatch.context() as locked:
+        locked.setattr(os, "access", lambda path, mode: False)
+        result = run("quantize", model, str(tmp_path / "m.gguf"), *more)
+    assert f"{tmp_path} may not be written to; write elsewhere" in result.stderr
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="it calibrates"):
+        run("quantize", model, str(tmp_path / "m.gguf"), *more)
 
 
 def test_interrupted(run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

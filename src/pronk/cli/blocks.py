@@ -106,7 +106,8 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
         written = 0 if file or checkpoint.config.num_labels else calibration.WRITTEN
     own = tokenizer.encode(_written(src, checkpoint, written))[:written] if written else []
     both = together(own, ids, longest)
-    return Fed(both, name, len(ids), len(both) - len(own), len(own))
+    read = sum(map(len, windows(both, longest)))  # whole windows alone
+    return Fed(both, name, len(ids), max(0, read - len(own)), min(len(own), read))
 
 
 def _written(src: str, checkpoint: Checkpoint, tokens: int) -> str:

@@ -162,9 +162,10 @@ def command(
 
     It writes SRC to DST, and measures how far the predictions differ.
     """
-    from pronk.calibrate.calibrated import types
+    from pronk.calibrate.calibrated import rounded, types
+    from pronk.calibrate.sized import least
     from pronk.checkpoint.writers import write
-    from pronk.system import expanded, replacing
+    from pronk.system import check_disk, expanded, replacing
 
     if sum(option is not None for option in (to, max_kld, max_size)) != 1:
         raise click.UsageError("give one of --to, --max-kld and --max-size")
@@ -205,11 +206,13 @@ def command(
         blocks.check_kernels()
         if max_size:
             blocks.check_size(max_size, src, checkpoint, vocabulary)
+        smallest = least(checkpoint) if max_size else types(checkpoint, to or "")
+        check_disk(expanded(dst), write.gguf_size(rounded(checkpoint, smallest), vocabulary))
         if calibrate or max_size:
             fed = blocks.fed(src, checkpoint, calibration_text, text, self_written if calibrate else 0)
         if max_size and fed:
             choice = blocks.within(max_size, src, checkpoint, vocabulary, fed.called, fed.ids, calibrate)
-        kinds = choice["kinds"] if choice else types(checkpoint, to or "")
+        kinds = choice["kinds"] if choice else smallest
         made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, fed if calibrate else None, steps)
     try:
         if untouched:  # beside DST, which gets its name once enough of what was learned is in it

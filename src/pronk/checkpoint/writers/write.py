@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,6 +193,8 @@ def check_destination(checkpoint: Checkpoint, destination: Path, to: Format, ove
             raise BadRequest(f"{destination} holds {foreign[0]}, which is no part of a model; give another name")
     if not destination.parent.is_dir():
         raise BadRequest(f"{destination.parent} is no folder; make it first")
+    if not os.access(destination.parent, os.W_OK):
+        raise BadRequest(f"{destination.parent} may not be written to; write elsewhere")
 
 
 def _same(path: Path, content: bytes) -> bool:
