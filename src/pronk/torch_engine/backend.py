@@ -196,10 +196,9 @@ class TorchBackend(Backend):
         self, batch: Batch, kv: KVStorage | None, layers: Sequence[int] = (), *, lens: bool = False
     ) -> Inspection:
         check_predicts(self.config)
-        assert kv is None or isinstance(kv, TorchKV)
-        where = TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
+        where = self._on_device(batch, kv)
         with self._adapters.beside(batch, self.adapter):
-            return inspection.of(self.model, where, kv, layers, lens)
+            return inspection.of(self.model, where, kv, layers, lens)  # type: ignore[arg-type]
 
     def _logits(self, batch: Batch, kv: KVStorage | None) -> Tensor:
         """[R, V] on the device, in the type that they are computed in."""
@@ -222,7 +221,10 @@ class TorchBackend(Backend):
         return logits
 
     def _on_device(self, batch: Batch, kv: KVStorage | None) -> TorchBatch:
+        """For the plain module, which may write into a cache behind the graphs' back."""
         assert kv is None or isinstance(kv, TorchKV)
+        if self._graphs is not None:
+            self._graphs.forget()
         return TorchBatch.of(batch, torch.device(self.device), kv.block_size if kv else None)
 
 

@@ -35,7 +35,7 @@ class Likeliest:
         self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         self._found.copy_(found, non_blocking=True)
         self._there = torch.cuda.Event()
-        self._there.record()
+        self._there.record(torch.cuda.current_stream(found.device))
 
     @property
     def known(self) -> list[tuple[int, bool]] | None:

@@ -41,7 +41,7 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.base, self.scale, self.dropout, self.enabled = base, config.scale, config.dropout, True
         # On the CPU, so that a seed says the same on every device; as PEFT has it.
-        drawn = nn.init.kaiming_uniform_(torch.empty(config.rank, size[1]), a=math.sqrt(5))
+        drawn = nn.init.kaiming_uniform_(torch.empty(config.rank, size[1], device="cpu"), a=math.sqrt(5))
         self.lora_A = nn.Parameter(drawn.to(device))
         self.lora_B = nn.Parameter(torch.zeros(size[0], config.rank, device=device))
         lengths = nn.Parameter(torch.empty(size[0], device=device)) if config.dora else None

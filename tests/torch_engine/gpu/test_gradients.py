@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -216,10 +217,12 @@ def test_unequal_texts_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = TorchBatch(none, none, none, runs, None, 7)
     calls: list[Sequence[int]] = []
 
-    def flash(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, queries: int, keys: int) -> Tensor:
-        assert queries == keys == 7
-        calls.append(bounds.tolist())
-        ends = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    def flash(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]) -> Tensor:
+        assert longest == (7, 7)
+        queries, keys = (bound.tolist() for bound in bounds)
+        assert queries == keys
+        calls.append(queries)
+        ends = pairwise(queries)
         return torch.cat([attention.math(q[a:b], k[a:b], v[a:b], Rows(a, b, 0, None)) for a, b in ends])
 
     expected = attention.attention(q, k, v, batch, None, "flash")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from pronk.formats import int8
 from pronk.formats.int8 import Outliers, Scheme
 from pronk.torch_engine.functions import rms_norm, swiglu
 from pronk.torch_engine.gpu import activation_codes as kernels
+from pronk.torch_engine.gpu import int8 as products
 from pronk.torch_engine.gpu import int8_many
 from pronk.torch_engine.gpu.activation_codes import COMMON
 from pronk.torch_engine.gpu.int8 import FEW, Int8Product
@@ -159,21 +161,44 @@ def test_many_rows_have_several_ways(way: str, where: torch.device, monkeypatch:
         near(product(x), linear(x), allowed(x, linear))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("copied_from", [1, 10_000])
-@pytest.mark.parametrize("columns", [0, 3, COMMON, COMMON + 1])
+@pytest.mark.parametrize(("columns", "least"), [(0, 0), (3, 0), (6, 6), (COMMON, 0), (COMMON + 1, 0), (COMMON + 1, 6)])
 def test_outliers_in_a_few_columns_are_a_product_of_their_own(
-    columns: int, copied_from: int, where: torch.device, monkeypatch: pytest.MonkeyPatch
+    columns: int, least: int, copied_from: int, dtype: torch.dtype, where: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As models have them that are trained: up to so many columns; and beyond, and where there are none."""
     monkeypatch.setattr(int8_many, "COPIED_FROM", copied_from)
-    x = torch.from_numpy(np.random.default_rng(1).uniform(-5, 5, (FEW + 8, 320)).astype(np.float32))
-    x[:, 7 : 7 + 2 * columns : 2] *= 40  # most of these, then, and not in every row the same
-    x = x.to(where)
-    rule = Outliers(6.0, 0)
-    marked = int(kernels.of_many(x, rule, False).common[COMMON])
-    assert marked == columns
-    product, linear = both(weights(72, 320, "llm-int8", False, where), "llm-int8", rule)
-    near(product(x), linear(x), allowed(x, linear))
+    monkeypatch.setattr(products, "SOME", 1)  # so that 16-bit types come here, too
+    k, large = 1024, [3 + 9 * n for n in range(columns)]  # of an aligned eight some have two
+    x = torch.from_numpy(np.random.default_rng(1).uniform(-5, 5, (FEW + 8, k)).astype(np.float32))
+    x[:, large] = x[:, large].abs() * 40 + 7  # larger than all others
+    x = x.to(where, dtype)
+    rule = Outliers(6.0, least)
+    common = kernels.of_many(x, rule, False).common
+    assert common is not None
+    assert int(common[COMMON]) == columns
+    assert sorted(common[: min(columns, COMMON)].tolist()) == large[:COMMON]
+    product, linear = both(weights(72, k, "llm-int8", False, where), "llm-int8", rule)
+    rounding = torch.finfo(dtype).eps * linear(x.float()).double().abs() if dtype != torch.float32 else 0
+    near(product(x), linear(x.float()), allowed(x, linear) + rounding)
+
+
+@pytest.mark.parametrize("places", [(8, 9, 100, 300, 500, 700), (8, 90, 100, 300, 500, 700), range(1024)])
+def test_the_largest_of_a_row_wherever_they_lie(places: Sequence[int], where: torch.device) -> None:
+    """Each eight numbers are first asked for their largest: two of a row's largest may lie in one, or all numbers be
+    wanted."""
+    x = torch.from_numpy(np.random.default_rng(2).uniform(0.1, 1, (4, 1024)).astype(np.float32)).to(where)
+    x[:, list(places)] = torch.arange(2.0, 2 + len(places), device=where)
+    x = x.half()
+    codes = kernels.of_many(x, Outliers(math.inf, len(places)), False)
+    assert codes.count.tolist() == [len(places)] * 4
+    assert codes.common is not None
+    assert int(codes.common[COMMON]) == len(places)
+    if len(places) <= kernels.LISTED:
+        assert codes.column[:, : len(places)].sort().values.tolist() == [sorted(places)] * 4
+        assert torch.equal(codes.value[:, : len(places)], x.float().gather(1, codes.column[:, : len(places)].long()))
+    assert torch.equal(codes.least, x[:, list(places)].float().amin(1))
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -32,24 +32,27 @@ class RowCodes:
     scale: Tensor  # [T] float32
     least: Tensor  # [T] float32: what is as large as this is an outlier
     count: Tensor  # [T] int32: outliers
-    common: Tensor  # [COMMON + 1] int32: columns where rows have some, -1 behind them; last, how many there are in all
+    # [COMMON + 1] int32: columns where rows have some, -1 behind them; last, how many there are in all.
+    common: Tensor | None
     column: Tensor  # [T, LISTED] int32
     value: Tensor  # [T, LISTED] float32, 0 where there are fewer
 
 
-def of_many(x: Tensor, outliers: Outliers | None, turned: bool) -> RowCodes:
+def of_many(x: Tensor, outliers: Outliers | None, turned: bool, in_common: bool = True) -> RowCodes:
+    """`in_common`: whether it matters in which columns all rows together have outliers."""
     t, k = x.shape
+    apart = outliers is not None and in_common
     new = x.new_empty
     codes = RowCodes(
         new(t, k, dtype=torch.int8),
         new(t, dtype=torch.float32),
         new(t, dtype=torch.float32),
         new(t, dtype=torch.int32),
-        new(COMMON + 1, dtype=torch.int32),
+        new(COMMON + 1, dtype=torch.int32) if apart else None,
         new(t, LISTED, dtype=torch.int32),
         new(t, LISTED, dtype=torch.float32),
     )
-    marks = None if outliers is None else x.new_zeros(k, dtype=torch.int32)
+    marks = x.new_zeros(k, dtype=torch.int32) if apart else None
     _start("many", x, None, outliers, turned, codes.q, codes.scale, codes, marks)
     if marks is not None:
         wide = triton.next_power_of_2(k)
@@ -133,11 +136,10 @@ def turn(x, WIDE: tl.constexpr, BLOCK: tl.constexpr, SHRINK: tl.constexpr):
 
 
 @triton.jit
-def _list(place, nth, row, start, x, columns_of, values, marks, LISTED: tl.constexpr):
+def _list(place, nth, row, start, x, columns_of, values, LISTED: tl.constexpr):
     """An outlier of a row."""
     tl.store(columns_of + row * LISTED + nth, place)
     tl.store(values + row * LISTED + nth, tl.load(x + start + place).to(tl.float32))
-    tl.store(marks + place, 1)
 
 
 @triton.jit
@@ -167,19 +169,19 @@ def _codes(
         bits = h.to(given.dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
         keys = (bits << 16) | (0xFFFF - at)
         # The largest of each eight find most rows' largest of all: where no eight have two of them.
-        CHUNK: tl.constexpr = 8 if WIDE >= 1024 else 1
+        CHUNK: tl.constexpr = 8 if WIDE >= 1024 and LEAST * 8 <= WIDE else 1
         some_keys = tl.max(tl.reshape(keys, (WIDE // CHUNK, CHUNK)), 1)
         last = tl.full((), 0x7FFFFFFF, tl.int32)
         for nth in range(LEAST):
             last = tl.max(tl.where(some_keys < last, some_keys, -1), 0)
             if FORM == "many" and nth < LISTED:  # as if there were no others: below, where there are
-                _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, marks, LISTED)
+                _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, LISTED)
         if tl.sum((keys >= last).to(tl.int32), 0) > LEAST:
             last = tl.full((), 0x7FFFFFFF, tl.int32)
             for nth in range(LEAST):
                 last = tl.max(tl.where(keys < last, keys, -1), 0)
                 if FORM == "many" and nth < LISTED:
-                    _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, marks, LISTED)
+                    _list(0xFFFF - (last & 0xFFFF), nth, row, start, x, columns_of, values, LISTED)
         least = _magnitude((last >> 16).to(tl.int16).to(given.dtype, bitcast=True).to(tl.float32))
     elif LEAST > 0:
         left = size
@@ -187,7 +189,7 @@ def _codes(
             least, place = tl.max(left, 0, return_indices=True)
             left = tl.where(at == place, -1.0, left)
             if FORM == "many" and nth < LISTED:
-                _list(place, nth, row, start, x, columns_of, values, marks, LISTED)
+                _list(place, nth, row, start, x, columns_of, values, LISTED)
     if APART:
         apart = there & is_outlier(h, threshold, least)
         size = tl.where(apart, 0.0, size)
@@ -227,14 +229,14 @@ def _codes(
         some = tl.sum(apart.to(tl.int32), 0)
         tl.store(leasts + row, least)
         tl.store(counts + row, some)
-        if some > LISTED:
+        if marks is not None:
             tl.store(marks + at, tl.full((WIDE,), 1, tl.int32), mask=apart)
         if some != LEAST:
             ahead = tl.where(apart, at, WIDE)
             for nth in range(0, tl.minimum(some, LISTED)):
                 place = tl.min(ahead, 0)
                 ahead = tl.where(at == place, WIDE, ahead)
-                _list(place, nth, row, start, x, columns_of, values, marks, LISTED)
+                _list(place, nth, row, start, x, columns_of, values, LISTED)
         slot = tl.arange(0, LISTED)
         tl.store(columns_of + row * LISTED + slot, tl.zeros((LISTED,), tl.int32), mask=slot >= some)
         tl.store(values + row * LISTED + slot, tl.zeros((LISTED,), tl.float32), mask=slot >= some)

@@ -1,8 +1,8 @@
 """Ahead: the pass after this one, begun before this one's tokens have reached the host.
 
-Starting a graph and reading a token cost the host up to a millisecond, in which a GPU that waits for the token does
-nothing. Where texts have gone on by their likeliest tokens for some passes, they likely do once more: the next pass
-takes its tokens from this one's, on the device. Should something else be asked for, what it wrote is written over:
+Starting a graph and reading a token cost the host half a millisecond and more, in which a GPU that waits for the token
+does nothing. Where texts have gone on by their likeliest tokens for some passes, they likely do once more: the next
+pass takes its tokens from this one's, on the device. Should something else be asked for, what it wrote is written over:
 keys and values of a place count for nothing until the pass at this place.
 """
 
@@ -18,7 +18,7 @@ from pronk.engine.batch import Batch
 from pronk.torch_engine.kv import TorchKV
 from pronk.torch_engine.predictions import Likeliest
 
-# One begun in vain costs a pass, and one that is asked for saves about a quarter of one.
+# One begun in vain costs a pass, and one that is asked for saves a tenth of one.
 PATIENCE = 4  # passes in a row that continued the last, before one is begun unasked
 
 
@@ -60,6 +60,10 @@ class Ahead(Generic[F]):
     def begun(self, batch: Batch, found: F) -> None:
         """Behind the pass that `following` was last told of."""
         self._begun = batch, found
+
+    def forget(self) -> None:
+        self._last = self._begun = None
+        self._followed = 0
 
     def _continues(self, batch: Batch, kv: TorchKV) -> bool:
         """Whether these are the texts of the last pass, each with its likeliest token; without waiting for these, for

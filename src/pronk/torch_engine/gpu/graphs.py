@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -22,8 +24,7 @@ from pronk.torch_engine.predictions import Likeliest
 
 MOST = 256  # texts of a pass that is captured, each with one token
 LONGEST = 2048  # tokens of a text alone, whose pass is: with more, kernels run for longer than the host starts them
-_KEPT = 32  # graphs, with their logits
-_SEEN = 64  # lengths of texts alone that are remembered
+_KEPT, _PROMPTS = 32, 8  # graphs of a cache, with their logits: of tokens of several texts, and of texts alone
 _BLOCK = 64  # tokens, of a cache of one pass
 _ANGLES = 8192  # positions that have theirs from the first pass on: where they lie is written into graphs
 
@@ -56,6 +57,16 @@ class _Captured:
     likeliest: Tensor  # of them, [2, R]
 
 
+@dataclass
+class _Kept:
+    """Of one cache, while it lies where it lies: what a graph reads is written into it."""
+
+    addresses: tuple[int, ...]
+    decoding: OrderedDict[tuple[object, ...], _Captured] = field(default_factory=OrderedDict)  # the newest last
+    prompts: OrderedDict[tuple[object, ...], _Captured] = field(default_factory=OrderedDict)
+    seen: OrderedDict[_Size, None] = field(default_factory=OrderedDict)  # sizes of prompts
+
+
 class Graphs:
     """Of one Step and module, over any caches. What is given out is nobody else's."""
 
@@ -63,12 +74,18 @@ class Graphs:
         self.step, self._model = step, model
         config = model.config
         self._group = config.num_attention_heads // config.num_key_value_heads
-        self._captured: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
-        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._kept: WeakKeyDictionary[TorchKV, _Kept] = WeakKeyDictionary()
         self._pool: object = None
         self._lock = threading.Lock()
         self._copied = torch.cuda.Event()
         self._ahead: Ahead[Found] = Ahead()
+        # The last that was replayed: only its likeliest tokens are those of the last pass.
+        self._latest: ReferenceType[_Captured] | None = None
+
+    def forget(self) -> None:
+        """To be called where something else computes with a cache: what was begun ahead may not count any more."""
+        with self._lock:
+            self._ahead.forget()
 
     def __call__(self, batch: Batch, kv: TorchKV | None) -> Found:
         """`kv` None: of whole texts, whose keys and values a layer forgets when it is done."""
@@ -82,15 +99,23 @@ class Graphs:
                 logits, most = self._computed(there, kv)
                 return Found(logits, Likeliest(most))
             captured = self._graph(batch, kv, size)
-            if found is None:
+            if found is None or self._latest is None or self._latest() is not captured:
                 self._give(captured, batch, kv)
                 found = self._replayed(captured, batch)
             following = self._ahead.following(batch, kv, found.likeliest)
             if following and size.room.tokens == size.room.runs and self._size(following, kv) == size:
-                self._give(captured, following, kv)
-                captured.tokens.copy_(captured.likeliest[0])
-                self._ahead.begun(following, self._replayed(captured, following))
+                with suppress(torch.OutOfMemoryError):  # what was asked for is found
+                    self._begin(captured, following, kv)
             return found
+
+    def _begin(self, captured: _Captured, batch: Batch, kv: TorchKV) -> None:
+        """A pass behind the last, with its likeliest tokens."""
+        texts, tokens = len(batch.token_ids), captured.likeliest[0]
+        self._give(captured, batch, kv)
+        captured.tokens[:texts].copy_(tokens[:texts])
+        if texts < len(tokens):  # copies of the last text, as `fill` has it
+            captured.tokens[texts:].copy_(tokens[texts - 1].expand(len(tokens) - texts))
+        self._ahead.begun(batch, self._replayed(captured, batch))
 
     def _size(self, batch: Batch, kv: TorchKV) -> _Size | None:
         """None: of one that is not captured."""
@@ -101,29 +126,40 @@ class Graphs:
         tiling = Tiling.of(decodes, self._group, batch.furthest, invariant=self.step.invariant)
         blocks = -(-tiling.chunk * tiling.splits // kv.block_size)
         if decodes and rows == texts <= MOST:
-            size = _bucket(texts)
-            return _Size(Room(size, size, size, blocks, size), tiling)
-        if not decodes and texts == 1 and rows <= 1 and tokens <= LONGEST and self._came_before((tokens, rows)):
-            return _Size(Room(tokens, rows, 1, blocks, -(-tokens // tiling.queries)), tiling)
+            many = _bucket(texts)
+            return _Size(Room(many, many, many, blocks, many), tiling)
+        if not decodes and texts == 1 and rows <= 1 and tokens <= LONGEST:
+            size = _Size(Room(tokens, rows, 1, blocks, -(-tokens // tiling.queries)), tiling)
+            return size if self._came_before(size, kv) else None
         return None
 
-    def _came_before(self, length: tuple[int, int]) -> bool:
-        known = length in self._seen
-        self._seen[length] = None
-        self._seen.move_to_end(length)
-        if len(self._seen) > _SEEN:
-            self._seen.popitem(last=False)
+    def _came_before(self, size: _Size, kv: TorchKV) -> bool:
+        seen = self._of(kv).seen
+        known = size in seen
+        seen[size] = None
+        seen.move_to_end(size)
+        if len(seen) > _PROMPTS:
+            seen.popitem(last=False)
         return known
+
+    def _of(self, kv: TorchKV) -> _Kept:
+        """A cache that has grown lies elsewhere, and its graphs are of no use."""
+        found = self._kept.get(kv)
+        if found is None or found.addresses != kv.addresses:
+            found = self._kept[kv] = _Kept(kv.addresses)
+        return found
 
     def _graph(self, batch: Batch, kv: TorchKV, size: _Size) -> _Captured:
         angles = max(size.reach, min(_ANGLES, self._model.config.max_position_embeddings))
         rope = self._model.model.rope.reaching(angles - 1, kv.device)
-        # What a graph reads lies where it lay when it was captured: a cache that has grown is another one.
-        key = *size, rope.shape[1], rope.data_ptr(), kv.block_size, *kv.addresses
-        found = self._captured.pop(key, None) or self._capture(batch, kv, size)
-        self._captured[key] = found  # the newest
-        if len(self._captured) > _KEPT:
-            self._captured.popitem(last=False)
+        key = *size, rope.shape[1], rope.data_ptr(), kv.block_size
+        kept = self._of(kv)
+        decodes = size.room.tokens == size.room.runs
+        graphs, most = (kept.decoding, _KEPT) if decodes else (kept.prompts, _PROMPTS)
+        found = graphs.pop(key, None) or self._capture(batch, kv, size)
+        graphs[key] = found
+        if len(graphs) > most:
+            graphs.popitem(last=False)
         return found
 
     def _give(self, captured: _Captured, batch: Batch, kv: TorchKV) -> None:
@@ -135,7 +171,11 @@ class Graphs:
     def _replayed(self, captured: _Captured, batch: Batch) -> Found:
         rows = len(batch.logits_rows)
         captured.graph.replay()
+        self._noted(captured)
         return Found(captured.logits[:rows].clone(), Likeliest(captured.likeliest, rows))
+
+    def _noted(self, captured: _Captured) -> None:
+        self._latest = ref(captured)
 
     def _computed(self, batch: PagedBatch, kv: TorchKV) -> tuple[Tensor, Tensor]:
         logits = self.step(self._model, batch, kv)

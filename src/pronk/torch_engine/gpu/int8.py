@@ -14,7 +14,7 @@ from pronk.formats import FORMATS, int8
 from pronk.formats.int8 import Outliers, Scheme
 from pronk.torch_engine.gpu import activation_codes
 from pronk.torch_engine.gpu.int8_few import few_product, row_product
-from pronk.torch_engine.gpu.int8_many import many_product
+from pronk.torch_engine.gpu.int8_many import many_product, wants_common
 from pronk.torch_engine.gpu.int8_some import some_product
 from pronk.torch_engine.gpu.norms import rms_norm, swiglu
 from pronk.torch_engine.gpu.product import Norm, Product
@@ -54,6 +54,7 @@ class Int8Product(Product):
             return swiglu(y) if gated else y
         else:
             h = rms_norm(x, *norm) if norm else x
-            many_product(h, activation_codes.of_many(h, self.outliers, self.turned), self.outliers, *rest)
+            common = wants_common(rows, self.outliers)
+            many_product(h, activation_codes.of_many(h, self.outliers, self.turned, common), self.outliers, *rest)
             return swiglu(y) if gated else y
         return y

@@ -32,7 +32,7 @@ class FewTile(NamedTuple):
 
 ROW_TILE, NARROW_ROW_TILE = RowTile(8, 2048, 4), RowTile(4, 2048, 4)  # of weights with many rows, and few
 NARROW_TILE, WIDE_TILE = FewTile(16, 256, 4, 4, 4), FewTile(32, 256, 4, 4, 3)  # of weights with few rows, and many
-_PROGRAMS = 264  # two for each multiprocessor: with wider tiles there are to be as many
+_PROGRAMS = 264  # two for each multiprocessor: with wider tiles there are to be as many, and of one row twice as many
 
 
 def row_product(

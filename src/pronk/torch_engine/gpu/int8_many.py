@@ -4,7 +4,8 @@ Models that are trained have their outliers in a few columns, the same for all r
 own in 16 bits, behind the large one. Where rows have theirs anywhere, an outlier takes one number of each row of
 weights, a number a line of the cache, and fetching these costs more than all the rest; so of 512 rows or more the
 weights are first copied by columns, and each result adds its few outliers one after the other. Fewer rows wait for
-weights anyway: the outliers are a dense matrix in 16 bits, as they are where a row has more than lists hold.
+weights anyway: where each is sure to have outliers, they are a dense matrix in 16 bits on the way. So they are behind
+it, too, where a row has more than lists hold.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ _GROUP = 8  # tiles of rows that share weights in the second-level cache
 _FLOAT_COLUMNS = 64
 
 
+def wants_common(rows: int, outliers: Outliers | None) -> bool:
+    """Whether the product of so many rows asks in which columns they have outliers: else these are a matrix anyway."""
+    return outliers is not None and (outliers.least == 0 or rows >= COPIED_FROM)
+
+
 def many_product(
     x: Tensor, codes: RowCodes, outliers: Outliers | None, q: Tensor, scale: Tensor, bias: Tensor | None,
     residual: Tensor | None, y: Tensor, own_kernel: bool | None = None, tile: Tile | None = None,
@@ -51,7 +57,7 @@ def many_product(
     copied = outliers is not None and t >= COPIED_FROM
     # Where each row is sure to have some, their product is made on the way; else after it, where there are any.
     beside = outliers is not None and outliers.least > 0 and not copied
-    by_columns = _by_columns(q, codes.common[COMMON:]) if copied else None
+    by_columns = _by_columns(q, codes.common[COMMON:]) if copied and codes.common is not None else None
     own = OWN_KERNEL if own_kernel is None else own_kernel
     rest = {
         "APART": outliers is not None,
