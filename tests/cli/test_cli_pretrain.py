@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from prose import PROSE
 from run_c import run_c
 from training_runs import signalled
 
-import pronk as package
 from pronk import checkpoint
 
 Run = Callable[..., Result]
@@ -30,7 +30,7 @@ pytest.importorskip("torch")
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "prose.txt"
-    path.write_bytes((Path(package.__file__).parent / "measure" / "evaluation.txt").read_bytes())
+    path.write_bytes(PROSE.read_bytes())
     return str(path)
 
 

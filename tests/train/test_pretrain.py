@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prose import PROSE
 from run_c import RunCModel, RunCTokenizer, run_c
 from tiny import random_weights
 
@@ -28,7 +29,6 @@ from pronk.train.pretrain import Ready, Shape, prepare, tokens
 from pronk.train.settings import Settings
 from pronk.train.trainer import Trainer
 
-PROSE = Path(pronk.__file__).parent / "measure" / "evaluation.txt"
 SHAPE = Shape(hidden=32, layers=2, heads=4, kv_heads=2, ctx_size=48)
 PROMPT = "The old man"
 

@@ -18,6 +18,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from prose import PROSE
 from tiny_folder import save_tiny_chat_model
 from training_runs import signalled, timeless, write_sums
 
@@ -367,9 +368,8 @@ def test_dpo_from_python(model: Path, tmp_path: Path) -> None:
 
 
 def test_pretrain_from_python(tmp_path: Path) -> None:
-    text = Path(pronk.__file__).parent / "measure" / "evaluation.txt"
     run = pronk.pretrain(
-        text, tmp_path / "out", vocab_size=360, hidden=32, layers=2, kv_heads=2, ctx_size=48, max_steps=4,
+        PROSE, tmp_path / "out", vocab_size=360, hidden=32, layers=2, kv_heads=2, ctx_size=48, max_steps=4,
         eval_every=2, lr=0.01, samples=1, device="cpu", threads=1,
     )  # fmt: skip
     lines = list(run)

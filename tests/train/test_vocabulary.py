@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import pronk
 from pronk.errors import BadRequest
+from pronk.measure.windows import evaluation_text
 from pronk.tokenizer.spm import SpmTokenizer
 from pronk.tokenizer.vocabulary import TokenType
 from pronk.train.data import vocabulary
@@ -16,7 +16,7 @@ from pronk.train.data import vocabulary
 sys.path.append(str(Path(__file__).parents[1] / "tokenizer"))
 import awkward
 
-TEXT = (Path(pronk.__file__).parent / "measure" / "evaluation.txt").read_text(encoding="utf-8")
+TEXT = evaluation_text()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ then each window is one pass, so that a figure is of the window and not of its p
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -51,7 +52,7 @@ class Window:
 
 def evaluation_text() -> str:
     """The text that comes with pronk, written for this: a dozen kinds of prose, and some code."""
-    return files("pronk.measure").joinpath("evaluation.txt").read_text(encoding="utf-8")
+    return gzip.decompress(files("pronk.measure").joinpath("evaluation.txt.gz").read_bytes()).decode()
 
 
 def windows(
