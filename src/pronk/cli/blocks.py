@@ -106,7 +106,7 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
         written = 0 if file or checkpoint.config.num_labels else calibration.WRITTEN
     own = tokenizer.encode(_written(src, checkpoint, written))[:written] if written else []
     both = together(own, ids, longest)
-    read = sum(map(len, windows(both, longest)))  # whole windows alone
+    read = sum(map(len, windows(both, longest)))  # where windows do not fill what may be read, one is left out
     return Fed(both, name, len(ids), max(0, read - len(own)), min(len(own), read))
 
 

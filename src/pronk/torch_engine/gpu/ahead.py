@@ -21,7 +21,6 @@ from pronk.torch_engine.predictions import Likeliest
 # One begun in vain costs a pass, and one that is asked for saves a tenth of one.
 PATIENCE = 4  # passes in a row that continued the last, before one is begun unasked
 
-
 F = TypeVar("F")  # what a pass finds
 
 

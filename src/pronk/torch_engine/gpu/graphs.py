@@ -40,11 +40,6 @@ class _Size(NamedTuple):
     room: Room
     tiling: Tiling
 
-    @property
-    def reach(self) -> int:
-        """Positions that it may see."""
-        return self.tiling.chunk * self.tiling.splits
-
 
 @dataclass(frozen=True)
 class _Captured:
@@ -124,7 +119,7 @@ class Graphs:
         if kv.forgets:
             return None
         tiling = Tiling.of(decodes, self._group, batch.furthest, invariant=self.step.invariant)
-        blocks = -(-tiling.chunk * tiling.splits // kv.block_size)
+        blocks = -(-tiling.reach // kv.block_size)
         if decodes and rows == texts <= MOST:
             many = _bucket(texts)
             return _Size(Room(many, many, many, blocks, many), tiling)
@@ -150,7 +145,7 @@ class Graphs:
         return found
 
     def _graph(self, batch: Batch, kv: TorchKV, size: _Size) -> _Captured:
-        angles = max(size.reach, min(_ANGLES, self._model.config.max_position_embeddings))
+        angles = max(size.tiling.reach, min(_ANGLES, self._model.config.max_position_embeddings))
         rope = self._model.model.rope.reaching(angles - 1, kv.device)
         key = *size, rope.shape[1], rope.data_ptr(), kv.block_size
         kept = self._of(kv)
@@ -171,11 +166,8 @@ class Graphs:
     def _replayed(self, captured: _Captured, batch: Batch) -> Found:
         rows = len(batch.logits_rows)
         captured.graph.replay()
-        self._noted(captured)
-        return Found(captured.logits[:rows].clone(), Likeliest(captured.likeliest, rows))
-
-    def _noted(self, captured: _Captured) -> None:
         self._latest = ref(captured)
+        return Found(captured.logits[:rows].clone(), Likeliest(captured.likeliest, rows))
 
     def _computed(self, batch: PagedBatch, kv: TorchKV) -> tuple[Tensor, Tensor]:
         logits = self.step(self._model, batch, kv)
@@ -191,7 +183,7 @@ class Graphs:
         to["logits_rows"][:] = np.arange(room.rows)
         fill(to, batch, kv.block_size)
         buffer.copy_(host)
-        paged = PagedBatch(**there, block_size=kv.block_size, furthest=size.reach - 1, tiling=size.tiling)
+        paged = PagedBatch(**there, block_size=kv.block_size, furthest=size.tiling.reach - 1, tiling=size.tiling)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

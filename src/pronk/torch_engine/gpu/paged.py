@@ -33,6 +33,11 @@ class Tiling:
     splits: int
     alike: bool = False  # whether one piece of code is to see to all keys: what is fused in it decides last bits
 
+    @property
+    def reach(self) -> int:
+        """Positions that rows may see."""
+        return self.chunk * self.splits
+
     @classmethod
     def of(cls, decodes: bool, group: int, furthest: int, *, invariant: bool = False) -> Tiling:
         """`decodes`: whether each run is one token. `group`: query heads that share a key head. `invariant`: the same
