@@ -15,7 +15,7 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 from pronk.calibrate import sized
 from pronk.calibrate.calibrated import rounded
 from pronk.calibrate.knapsack import Part, in_order
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, Unsupported
 
 
 def text(tokens: int, vocabulary: int = 96, seed: int = 0) -> list[int]:
@@ -79,6 +79,15 @@ def test_types_of_a_size(carried: bool) -> None:
     assert (costs[-1], set(found.kinds.values())) == (0.0, {"F16"})
     with pytest.raises(BadRequest, match=f"take {smallest} bytes at least, more than {smallest - 1}"):
         sized.choose(source, text(300, 32), smallest - 1, carried=carried)
+
+
+def test_a_matrix_that_no_scale_reaches_is_named() -> None:
+    config = tiny_config(vocab_size=32)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights = random_weights(config)
+    source = in_memory(config, {**weights, name: np.full_like(weights[name], 40_000)})
+    with pytest.raises(Unsupported, match=f"'{name}': weights are too large for scales in float16; use bf16 or f32"):
+        sized.choose(source, text(300, 32), 10**6, carried=False)
 
 
 def test_better_than_one_type_for_all() -> None:

@@ -541,6 +541,15 @@ def test_rows_that_no_blocks_fill_are_told(run: Run, tmp_path: Path, how: list[s
     assert ("2 of 16 matrices have rows that do not fill blocks of 32" in result.stderr) == told
 
 
+def test_what_is_in_no_blocks_is_not_said_to_be_calibrated(run: Run, tmp_path: Path) -> None:
+    config = tiny_config(vocab_size=259, hidden_size=24, head_dim=6, intermediate_size=33, max_position_embeddings=512)
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    to = ("--to", "q4_0", "--calibrate", "--self-written", "0")
+    result = run("quantize", str(tmp_path / "source"), str(tmp_path / "m.gguf"), *to)
+    assert (result.exit_code, "alibrated" in result.output) == (0, False), result.output
+    assert "16 of 16 matrices have rows that do not fill blocks of 32" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def taught(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model after training of all its weights, which moved them by less than 4 bits can tell."""

@@ -144,6 +144,18 @@ def test_without_the_sum_damage_would_be_run(home: Home, monkeypatch: pytest.Mon
     assert logits(home.start()).tobytes() != right.tobytes()
 
 
+def test_what_another_user_packed_is_not_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to a shared PRONK_HOME can give a file the right name and the right sum."""
+    home.start()
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    home.start()  # root's is trusted, which is whose it may be here
+    monkeypatch.setattr(pack_cache, "_ROOT", -1)
+    home.start()
+    assert home.packed[0] == home.packed[2] == "packed"
+    assert home.packed[1] == ("mounted" if another == 1 else "packed")
+
+
 def test_a_model_that_changed_is_packed_anew(home: Home) -> None:
     home.start()
     config = tiny_config(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)

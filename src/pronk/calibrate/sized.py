@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.calibrate import CTX, gptq, packing
-from pronk.calibrate.calibrated import weights_of, windows
+from pronk.calibrate.calibrated import codes, weights_of, windows
 from pronk.calibrate.cores import a_thread_a_call, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
@@ -169,7 +169,7 @@ def _harms(
         some = some[:: -(-len(some) // _ROWS)]
         harm = harms[_part_of(product.name)]
         for kind in harm:
-            harm[kind] += cost * _mean_square(some, kind)
+            harm[kind] += cost * _mean_square(some, kind, product.name)
     tell("measuring what errors cost", total, total)
     return harms
 
@@ -180,6 +180,6 @@ def _left(fed: Floats) -> float:
     return float(np.mean(np.diag(upper).astype(np.float64) ** -2))
 
 
-def _mean_square(rows: Floats, kind: str) -> float:
-    made = gguf_blocks.decode(kind, packing.blocks(gptq.rounded(rows, None, kind)))
+def _mean_square(rows: Floats, kind: str, name: str) -> float:
+    made = gguf_blocks.decode(kind, packing.blocks(codes(rows, None, kind, name)))
     return float(np.square(rows - made, dtype=np.float64).mean())
