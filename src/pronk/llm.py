@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import system
-from pronk.checkpoint import adapter as adapters
-from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.tensors import SCORE, Checkpoint, Progress, check_finite
 from pronk.engine.backend import Attached, check_predicts
 from pronk.engine.batch import PASS_TOKENS, Batch, Run
@@ -34,6 +32,7 @@ from pronk.tokenizer.source import TEMPLATE, chat_template
 from pronk.torch_engine import import_torch
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.adapter import Adapter
     from pronk.engine.backend import Backend
     from pronk.engine.grammar import Grammar
     from pronk.grammar.compiled import CompiledGrammar, Compiler
@@ -408,13 +407,14 @@ class LLM:
         """
         check_predicts(self.config)
         import_torch()
+        from pronk.checkpoint.adapter import applied
         from pronk.torch_engine.backend import load_module
         from pronk.torch_engine.causal_lm import CausalLM
 
         checkpoint = self.backend.dequantized(self.checkpoint)
         for attached in self.adapters.values():
             if attached.again and attached.number == self.backend.adapter:
-                checkpoint = adapters.applied(checkpoint, attached.again())
+                checkpoint = applied(checkpoint, attached.again())
         return CausalLM(load_module(checkpoint, self.ctx_size))
 
     # -- adapters --
@@ -426,6 +426,8 @@ class LLM:
         that. Raises ModelNotFound, BadFile, Unsupported; BadRequest where the name is taken, or where the adapter
         changes what all texts share: embeddings, head, norms and biases.
         """
+        from pronk.checkpoint import adapter as adapters
+
         self._let_go()
         path = system.expanded(folder)
         found = adapters.open(path, self.checkpoint)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from pronk import checkpoint as checkpoints
 from pronk import engines
 from pronk import tokenizer as tokenizers
-from pronk.checkpoint import adapter as adapters
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS
@@ -24,6 +23,7 @@ from pronk.tokenizer.source import chat_template
 from pronk.tokenizer.vocabulary import TokenizerSource
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.adapter import Adapter
     from pronk.formats import KVName
     from pronk.tokenizer import Tokenizer
 
@@ -122,9 +122,11 @@ def load(
         opened = checkpoints.open(hub.resolve(model, revision=revision, progress=progress is not None))
         as_stored = opened
     codec = tokenizer_of(opened, tokenizer)
-    beside: adapters.Adapter | None = None
+    beside: Adapter | None = None
     changes = ""
     if adapter is not None:
+        from pronk.checkpoint import adapter as adapters
+
         again = adapters.reader(expanded(adapter), opened)
         found = adapters.open(expanded(adapter), opened)
         if merge_adapter:

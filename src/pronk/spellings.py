@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -84,6 +83,8 @@ def _instead(name: str) -> Instead:
 
 def unexpected(function: str, keyword: str, known: Iterable[str]) -> TypeError:
     """Python's own, with the nearest that there is."""
+    from difflib import get_close_matches
+
     close = get_close_matches(keyword, list(known), n=1, cutoff=0.75)
     way_out = f"; did you mean {close[0]}=?" if close else ""
     return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}{way_out}")

@@ -17,8 +17,11 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from fake_llm import FakeLLM
+from formats import save_huggingface
+from tiny import random_weights, tiny_config
+from tiny_folder import save_tiny_chat_model
 
 from pronk import __version__
 from pronk.cli import VERBS, generate, group, options, progress, typed
@@ -67,6 +70,21 @@ def test_help_loads_nothing_heavy() -> None:
         "pronk.config.model_config",
     }
     assert not heavy & loaded
+
+
+def test_a_first_token_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Starts had grown by a thirtieth: readers of other files, adapters, what looks at patterns that are not there."""
+    config, model = tiny_config(vocab_size=259), tmp_path / "m.gguf"
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    assert CliRunner().invoke(group, ["convert", str(tmp_path / "source"), str(model)]).exit_code == 0
+    code = f"import sys, atexit; sys.argv = ['pronk', 'generate', '-m', {str(model)!r}, '-n', '1', 'a']"
+    code += "; atexit.register(lambda: print('', *sys.modules, sep='\\n')); from pronk.cli import main; main()"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(shown.splitlines())
+    assert {"pronk.cpu_engine.backend", "pronk.checkpoint.readers.gguf"} <= loaded
+    readers = {f"pronk.checkpoint.readers.{name}" for name in ("huggingface", "meta", "llama2c")}
+    others = {"pronk.checkpoint.adapter", "pronk.tokenizer.patterns", "pronk.tokenizer.charsmap", "torch"}
+    assert loaded & (readers | others) == set()
 
 
 def test_help_takes_as_long_as_a_few_modules_of_python_s_own() -> None:

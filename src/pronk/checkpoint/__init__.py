@@ -31,13 +31,15 @@ def open(path: str | PathLike[str]) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    from pronk.checkpoint.containers import weight_file
-    from pronk.checkpoint.readers import gguf, huggingface, llama2c, meta
+    from pronk.checkpoint.readers import gguf
 
     if not path.is_file():
         raise BadFile(path, "is neither a file nor a folder")
-    if gguf.detect(path):
+    if gguf.detect(path):  # the commonest, for which the other readers are not waited for
         return gguf.read(path)
+    from pronk.checkpoint.containers import weight_file
+    from pronk.checkpoint.readers import huggingface, llama2c, meta
+
     if meta.detect(path):
         return meta.read(path)
     if huggingface.detect(path):

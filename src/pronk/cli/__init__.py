@@ -8,7 +8,6 @@ alone.
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -85,7 +84,9 @@ class Verbs(click.Group):
         if name not in VERBS and not name.startswith("-"):
             if name in _MEANT:
                 raise click.UsageError(f"no verb {short(name)}; it is pronk {_MEANT[name]}", ctx)
-            close = difflib.get_close_matches(name, VERBS, n=1)
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, VERBS, n=1)
             raise click.UsageError(
                 f"no verb {short(name)}; "
                 + (f"did you mean {close[0]}?" if close else f"there are {', '.join(VERBS)}")

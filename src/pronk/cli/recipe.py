@@ -7,7 +7,6 @@ cannot grow.
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import cache
 from pathlib import Path
@@ -80,7 +79,9 @@ def _meant(key: str, known: dict[str, click.Parameter]) -> click.Parameter | Non
 
 
 def _way_out(key: str, known: dict[str, click.Parameter]) -> str:
-    if close := difflib.get_close_matches(key.replace("_", "-"), known, n=1):
+    from difflib import get_close_matches
+
+    if close := get_close_matches(key.replace("_", "-"), known, n=1):
         return f"; did you mean {close[0]}?"
     return f"; {there}" if (there := ours(key)) else ""
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.checkpoint.adapter import Adapter
 from pronk.cpu_engine import weights
 from pronk.engine.batch import Batch
 from pronk.errors import BadRequest, NotEnoughMemory, PronkError
 
 if TYPE_CHECKING:
     from pronk import _native
+    from pronk.checkpoint.adapter import Adapter
 
 
 class Adapters:

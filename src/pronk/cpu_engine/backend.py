@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import system
-from pronk.checkpoint.adapter import Adapter
 from pronk.checkpoint.tensors import Checkpoint, LazyTensor, Progress
 from pronk.config import ModelConfig
 from pronk.cpu_engine import ENGINE, weights
@@ -33,6 +32,7 @@ from pronk.formats.int8 import Outliers
 
 if TYPE_CHECKING:
     from pronk import _native
+    from pronk.checkpoint.adapter import Adapter
 
 _EPS = 2.0**-23  # the last place of float32, in which embeddings and sums are kept whatever the weights are
 _MOST_OUTLIERS = 1 << 22  # more than any token has numbers

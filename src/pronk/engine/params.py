@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -107,7 +106,9 @@ class SamplingParams:
             )
         known = [field.name for field in fields(cls)]
         if unknown := options.keys() - set(known):
-            close = difflib.get_close_matches(min(unknown), known, n=1)
+            from difflib import get_close_matches
+
+            close = get_close_matches(min(unknown), known, n=1)
             way_out = f"did you mean {close[0]}?" if close else "SamplingParams lists those there are"
             raise BadRequest(f"unknown option {min(unknown)!r}; {ours(min(unknown), python=True) or way_out}")
         return replace(params or cls(), **options)

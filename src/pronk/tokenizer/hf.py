@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
 from pronk.errors import BadFile, BadRequest, PronkError
-from pronk.tokenizer import patterns, pre_tokenizers
+from pronk.tokenizer import pre_tokenizers
 from pronk.tokenizer.base import HIDDEN, SpecialTokens, Tokenizer, check
 from pronk.tokenizer.hf_checks import check_added
 from pronk.tokenizer.vocabulary import TokenType, Vocabulary
@@ -81,8 +81,11 @@ class HfTokenizer(Tokenizer):
                 self._lock.release()
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        if self._short_runs and (length := patterns.costly_runs(text)):
-            raise BadRequest(f"a run of {length} digits or spaces would take this tokenizer too long; break it up")
+        if self._short_runs:
+            from pronk.tokenizer.patterns import costly_runs
+
+            if length := costly_runs(text):
+                raise BadRequest(f"a run of {length} digits or spaces would take this tokenizer too long; break it up")
         # The library keeps this choice in the tokenizer, so another thread must not change it meanwhile.
         with self._lock, panics_as(PronkError("the tokenizers library failed on this text")):
             before = self._library.encode_special_tokens

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pronk.errors import BadFile, Unsupported, short
-from pronk.tokenizer import patterns
-from pronk.tokenizer.charsmap import check_charsmap
 
 _NORMALIZERS = frozenset(
     """BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip
@@ -95,6 +93,8 @@ def _normalizer(path: Path, steps: list[Mapping[str, Any]]) -> None:
             # A regular expression may match one character, or between two.
             growth *= max(1.0, len(content) / shortest if shortest else 1 + len(content))
         if step["type"] == "Precompiled":
+            from pronk.tokenizer.charsmap import check_charsmap
+
             try:
                 check_charsmap(path, base64.b64decode(_text(path, step, "precompiled_charsmap", field), validate=True))
             except binascii.Error:
@@ -114,8 +114,12 @@ def _pattern(path: Path, step: Mapping[str, Any], field: str) -> int:
 
 def _wants_short_runs(path: Path, step: Mapping[str, Any]) -> bool:
     regex = step["pattern"].get("Regex") if step["type"] in ("Replace", "Split") else None
+    if regex is None:
+        return False
+    from pronk.tokenizer import patterns
+
     try:
-        return regex is not None and patterns.check(regex)
+        return patterns.check(regex)
     except patterns.Refused as why:
         raise Unsupported(f"{path}: the pattern {short(regex)} has {why}") from None
 
