@@ -15,7 +15,7 @@ from tiny import CONFIGS, in_memory, random_weights, tiny_config
 from pronk.calibrate import sized
 from pronk.calibrate.calibrated import rounded
 from pronk.calibrate.knapsack import Part, in_order
-from pronk.errors import BadRequest, Unsupported
+from pronk.errors import BadFile, BadRequest, Unsupported
 
 
 def text(tokens: int, vocabulary: int = 96, seed: int = 0) -> list[int]:
@@ -86,8 +86,28 @@ def test_a_matrix_that_no_scale_reaches_is_named() -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     weights = random_weights(config)
     source = in_memory(config, {**weights, name: np.full_like(weights[name], 40_000)})
-    with pytest.raises(Unsupported, match=f"'{name}': weights are too large for scales in float16; use bf16 or f32"):
+    with pytest.raises(Unsupported, match=f"'{name}': weights of 32768 and more .*; use bf16 or f32"):
         sized.choose(source, text(300, 32), 10**6, carried=False)
+
+
+def test_a_size_with_room_for_more_keeps_the_blocks_there_are() -> None:
+    """They became F16, four times as large and no nearer to themselves."""
+    config = tiny_config(hidden_size=256, intermediate_size=256, head_dim=64, vocab_size=32)
+    source = in_memory(config, random_weights(config))
+    once = rounded(source, dict.fromkeys(sized.least(source), "Q4_K"))
+    found = sized.choose(once, text(300, 32), 10**9, carried=False)
+    assert (set(found.kinds.values()), found.predicted_kld) == ({"Q4_K"}, 0.0)
+    smaller = sized.choose(once, text(300, 32), found.nbytes - 1, carried=False)
+    assert smaller.nbytes < found.nbytes
+    assert smaller.predicted_kld > 0
+
+
+def test_what_overflows_on_the_text_is_told() -> None:
+    config = tiny_config(vocab_size=32)
+    weights = random_weights(config)
+    source = in_memory(config, {name: w * np.float32(1e20) if "norm" in name else w for name, w in weights.items()})
+    with pytest.raises(BadFile, match="is fed what is infinite, or no number, by the text to calibrate on"):
+        sized.choose(source, text(300, 32), 10**9, carried=False)
 
 
 def test_better_than_one_type_for_all() -> None:

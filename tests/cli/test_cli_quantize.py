@@ -542,6 +542,14 @@ def test_rows_that_no_blocks_fill_are_told(run: Run, tmp_path: Path, how: list[s
     assert ("2 of 16 matrices have rows that do not fill blocks of 32" in result.stderr) == told
 
 
+def test_one_text_for_both_is_refused_before_it_is_read(run: Run, model: str, tmp_path: Path) -> None:
+    """Standard input was empty for the second, which was said to have no tokens."""
+    both = ("--calibration-text", "-", "--text", "-")
+    result = run("quantize", model, str(tmp_path / "m.gguf"), "--to", "q4_0", *both, input="ab" * 200)
+    assert (result.exit_code, "--calibration-text and --text name one text" in result.stderr) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_in_no_blocks_is_not_said_to_be_calibrated(run: Run, tmp_path: Path) -> None:
     config = tiny_config(vocab_size=259, hidden_size=24, head_dim=6, intermediate_size=33, max_position_embeddings=512)
     save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
@@ -718,8 +726,10 @@ def test_a_link_that_leads_nowhere_is_not_replaced(run: Run, model: str, tmp_pat
     assert (result.exit_code, "exists" in result.stderr, link.is_symlink()) == (1, True, True)
 
 
-def test_kernels_that_this_processor_has_not_are_told_in_a_line(model: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pronk", "quantize", model, str(tmp_path / "o.gguf"), "--to", "q4_k"]
+@pytest.mark.parametrize("to", ["q4_k", "q8"])
+def test_kernels_that_this_processor_has_not_are_told_in_a_line(model: str, tmp_path: Path, to: str) -> None:
+    command = [sys.executable, "-m", "pronk", "quantize", model, str(tmp_path / "o.gguf"), "--to", to]
     done = subprocess.run(command, env=os.environ | {"PRONK_ISA": "z80"}, capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "PRONK_ISA=z80: this processor can run" in done.stderr
+    assert not list(tmp_path.iterdir())  # it was written, and then could not be measured

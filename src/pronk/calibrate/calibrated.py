@@ -69,8 +69,13 @@ def rounded(checkpoint: Checkpoint, kinds: dict[str, str]) -> Checkpoint:
 
         return _in_blocks(tensor, kind, blocks)
 
-    made = {name: lazy(checkpoint.tensors[name], kind) for name, kind in kinds.items() if kind in RULES}
+    made = {name: lazy(checkpoint.tensors[name], kinds[name]) for name in to_round(checkpoint, kinds)}
     return _with(checkpoint, kinds, made)
+
+
+def to_round(checkpoint: Checkpoint, kinds: dict[str, str]) -> list[str]:
+    """The matrices that are rounded to blocks. Those in blocks of their type are kept: rounding would round again."""
+    return [name for name, kind in kinds.items() if kind in RULES and checkpoint.tensors[name].dtype != kind]
 
 
 def calibrated(
@@ -103,6 +108,7 @@ class Walk:
         self.config: ModelConfig = checkpoint.config
         self.attention = Attention(self.config, [len(text) for text in texts])
         self.tensors: dict[str, LazyTensor] = {}
+        self.to_round = frozenset(to_round(checkpoint, kinds))
         self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in kinds)
         embedding = weights_of(checkpoint, EMBEDDING)
         self.stream: Floats = embedding[np.concatenate(texts)]
@@ -138,9 +144,7 @@ class Walk:
         return gptq.spread(hessian, damping)
 
     def check(self, field: str, finite: bool) -> None:
-        if not finite:
-            problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
-            raise BadFile(self.checkpoint.path, problem, field=field)
+        check_fed(self.checkpoint, field, finite)
 
     def _products(self, fed: Floats, *modules: str) -> list[Floats]:
         """What matrices give that are fed the same [T, K], once they are rounded."""
@@ -157,22 +161,31 @@ class Walk:
 
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
         """What a matrix is from now on."""
-        made = codes(weights, upper, self.kinds[name], name) if self.kinds[name] in RULES else None
+        made = codes(weights, upper, self.kinds[name], name) if name in self.to_round else None
         found = self.keep(name, weights, made)
         self.progress("calibrating", self.done, self.total)
         return found
 
     def keep(self, name: str, weights: Floats, made: gptq.Rounded | None) -> Floats:
-        """What a matrix is from now on: in blocks, or in f16."""
+        """What a matrix is from now on: in blocks, which it may have been in before, or in f16."""
         tensor = self.checkpoint.tensors[name]
         if made:
             blocks = packing.blocks(made)
             self.tensors[name] = _in_blocks(tensor, made.kind, lambda: blocks)
             found = gguf_blocks.decode(made.kind, blocks)
+        elif self.kinds[name] in RULES:
+            found = weights
         else:
             found = _half(weights, name).astype(np.float32)
         self.done += tensor.nbytes
         return found
+
+
+def check_fed(checkpoint: Checkpoint, field: str, finite: bool) -> None:
+    """Raises BadFile unless what the text makes of the model is `finite` there."""
+    if not finite:
+        problem = "is fed what is infinite, or no number, by the text to calibrate on; give another text"
+        raise BadFile(checkpoint.path, problem, field=field)
 
 
 def weights_of(checkpoint: Checkpoint, name: str) -> Floats:

@@ -7,6 +7,7 @@ dozens of times in a Cholesky decomposition: beside another program attention to
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ Made = TypeVar("Made")
 
 _ROWS = 512  # of a product that are a piece of work
 _COLUMNS = 256  # likewise, of a matrix times itself
+_SMALL = 2.0**-40
 
 # OpenBLAS in numpy's own wheels, in others' builds, and MKL.
 _GET_AND_SET = (
@@ -51,7 +53,9 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def gram(x: Floats) -> Floats:
-    """x.T @ x"""
+    """x.T @ x; of very small numbers, whose squares float32 has not, a power of two times as much."""
+    if 0 < (largest := float(np.abs(x).max())) < _SMALL:
+        x = np.ldexp(x, -math.frexp(largest)[1])
     size = x.shape[1]
     out = np.empty((size, size), x.dtype)
 

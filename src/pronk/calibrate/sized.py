@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.calibrate import CTX, gptq, packing
-from pronk.calibrate.calibrated import codes, weights_of, windows
+from pronk.calibrate.calibrated import check_fed, codes, weights_of, windows
 from pronk.calibrate.cores import a_thread_a_call, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
@@ -74,10 +74,13 @@ def choose(
         raise BadRequest(f"{checkpoint.path}: the matrices take {smallest} bytes at least, more than {most}")
     parts = _parts(checkpoint)
     texts = windows(ids, checkpoint.config.max_position_embeddings, _MOST)
-    with a_thread_a_call():
+    with a_thread_a_call(), np.errstate(over="ignore", invalid="ignore"):  # what overflows is found
         harms = _harms(checkpoint, parts, texts, carried, progress)
     best = {part.name: _best_of_a_size(part, harms[part.name]) for part in parts}
-    taken = within(in_order(parts, WIDE, best), room(checkpoint, dict.fromkeys(_matrices(checkpoint), WIDE)) - most)
+    steps = in_order(parts, WIDE, best)
+    for_nothing = sum(step.saved for step in steps if not step.harm)  # to the blocks that matrices are in
+    widest = room(checkpoint, dict.fromkeys(_matrices(checkpoint), WIDE))
+    taken = within(steps, max(widest - most, for_nothing))
     chosen = {part.name: WIDE for part in parts} | {step.part: step.format for step in taken}
     kinds = {name: chosen[part.name] for part in parts for name in names(part, checkpoint)}
     return Sizing(
@@ -167,8 +170,9 @@ def _harms(
             cost *= left
         some = weights_of(checkpoint, product.name)
         some = some[:: -(-len(some) // _ROWS)]
+        check_fed(checkpoint, f"tensor {product.name!r}", bool(np.isfinite(cost)))
         harm = harms[_part_of(product.name)]
-        for kind in harm:
+        for kind in harm.keys() - {checkpoint.tensors[product.name].dtype}:  # whose blocks would be kept
             harm[kind] += cost * _mean_square(some, kind, product.name)
     tell("measuring what errors cost", total, total)
     return harms

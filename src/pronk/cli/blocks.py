@@ -130,11 +130,10 @@ def made(
 ) -> tuple[Checkpoint, Checkpoint | None, dict[str, Any] | None]:
     """In these types; where it is calibrated, beside it what plain rounding makes, and how it was calibrated.
     `steps`: AutoRound's; None: GPTQ."""
-    from pronk.calibrate.calibrated import calibrated, rounded
-    from pronk.calibrate.grids import RULES
+    from pronk.calibrate.calibrated import calibrated, rounded, to_round
 
     plain = rounded(checkpoint, kinds)
-    if fed is None or RULES.keys().isdisjoint(kinds.values()):  # rows of no matrix fill blocks: all is in f16
+    if fed is None or not to_round(checkpoint, kinds):
         return plain, None, None
     what = fed.said() | {"rounding": calibration.ROUNDINGS[steps is not None], "steps": steps}
     with progress.shown("calibrating") as advance:

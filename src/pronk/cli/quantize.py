@@ -180,6 +180,9 @@ def command(
     known = base or origin.base_of(src)
     if accept_loss and known is None:
         raise click.UsageError("--accept-loss is for --base, without which no loss is measured")
+    if calibration_text is not None and calibration_text == file:
+        raise BadRequest("--calibration-text and --text name one text: what is measured on it says nothing of others")
+    blocks.check_kernels()
     text, text_name = read_text(file)
     checkpoint = saving.open_source(src, tokenizer, revision)
     untouched = _untouched(src, checkpoint, known, named=base is not None) if known else None
@@ -203,7 +206,6 @@ def command(
     if in_blocks:
         how["dtype"] = {}  # as they are
         fed = None
-        blocks.check_kernels()
         if max_size:
             blocks.check_size(max_size, src, checkpoint, vocabulary)
         smallest = least(checkpoint) if max_size else types(checkpoint, to or "")
