@@ -59,6 +59,7 @@ steps instead which way each weight is rounded, and each group's range, by what 
 (AutoRound): it needs torch and takes far longer. The embedding and lm_head, which it leaves to GPTQ, are in
 Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
 less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
+Blocks of SRC that are in the type asked for are kept as they are.
 --max-size measures on the same text what errors cost in each matrix, and chooses among these types,
 IQ4_NL, IQ4_XS, Q4_1, Q5_0, Q5_1, Q8_0 and F16.
 
