@@ -79,6 +79,17 @@ def test_q4_has_the_grid_of_each_type_of_4_bits(dtype: str) -> None:
     assert found.formats == ("q4",)
 
 
+def test_a_coarser_grid_of_a_part_does_not_hide_what_has_the_rest() -> None:
+    """A q3_k file of rows that fill no K blocks is in 4 bits by four fifths; q4 looked free of cost, unsaid."""
+
+    def make(shape: tuple[int, int], seed: int) -> NDArray[np.float32]:
+        return on_grid("Q4_1" if seed % 4 else "Q3_K", shape, seed)
+
+    found = grid.find(model(make))
+    assert found
+    assert (found.bits, found.formats) == (3, ("q4",))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32),

@@ -84,7 +84,7 @@ def test_inspect_says_what_it_is(run: Run, model: str, tmp_path: Path) -> None:
     run("quantize", model, str(tmp_path / "m"), "--to", "llm-int8")
     said = run("inspect", str(tmp_path / "m")).stdout
     assert "quantization  LLM_INT8 x 14 (bitsandbytes, threshold 6)\n" in said
-    assert "in llm-int8, and" in said
+    assert "in llm-int8, f32; a KV cache of" in said
     plan = json.loads(run("inspect", str(tmp_path / "m"), "--json").stdout)
     assert (plan["cpu_plan"]["type"], plan["int8_threshold"]) == ("llm-int8", 6)
     assert {t["type"] for t in plan["tensors"]} == {"F32", "LLM_INT8"}
@@ -99,7 +99,7 @@ def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
     receipt = json.loads(result.stdout)
     assert receipt["quantization"] == checkpoint.open(one).quantization == "Q4_0 x 14, Q4_1 x 2"
     assert receipt["text"] == "pronk's own text"
-    assert receipt["calibration"]["text"] == "pronk's own text to calibrate on"
+    assert receipt["calibration"]["text"] == "pronk's calibration text"
     assert receipt["calibration"]["tokens"] > 10_000
     assert (receipt["calibration"]["read"], receipt["calibration"]["written"]) == (4096, 4096)
     assert 0 < receipt["divergence"]["mean"] < 0.9 * receipt["plain"]["mean"]
@@ -110,7 +110,7 @@ def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
     assert said.exit_code == 0
     third = said.stdout.splitlines()[2]
     assert third.startswith("plain rounding: ")
-    assert third.endswith(f"Calibrated on {text} (1200 tokens), measured on pronk's own text")
+    assert third.endswith(f"Calibrated on {text} (1200 tokens); measured on pronk's own text, which is another")
     assert one.read_bytes() != other.read_bytes()
 
 
@@ -124,8 +124,8 @@ def test_the_model_writes_as_much_as_it_is_asked_to(run: Run, model: str, tmp_pa
         assert (result.exit_code, result.stderr) == (0, "")
         made[written] = (result.stdout.splitlines()[2], dst.read_bytes())
     assert "wrote" not in made["0"][0]
-    assert f" on {text} (1200 tokens) and 600 tokens that the model wrote itself, " in made["600"][0]
-    assert f" on {text} (0 of 1200 tokens) and 8192 tokens that the model wrote itself, " in made["8192"][0]
+    assert f" on {text} (1200 tokens) and 600 tokens that the model wrote itself; " in made["600"][0]
+    assert f" on {text} (0 of 1200 tokens) and 8192 tokens that the model wrote itself; " in made["8192"][0]
     assert len({blocks for _, blocks in made.values()}) == 3
     alone = run("quantize", model, str(tmp_path / "alone.gguf"), "--to", "q4_0", "--calibration-text", str(text))
     assert alone.exit_code == 0

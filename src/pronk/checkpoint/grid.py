@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +97,17 @@ def find(checkpoint: Checkpoint) -> Grid | None:
         if share >= _SMALL_SHARE:
             stored = sorted({look.stored for look in on if look.stored})
             exact = all(look.bits is not None and look.bits <= bits for look in on)
-            return Grid(bits, share, tuple(stored), exact, _formats(on))
+            return Grid(bits, share, tuple(stored), exact, _formats(on, _on_the_commonest(looks)))
     return None
+
+
+def _on_the_commonest(looks: list[_Look]) -> list[_Look]:
+    sizes: Counter[int] = Counter()
+    for look in looks:
+        if look.coarsest:
+            sizes[look.coarsest] += look.size
+    ((bits, _),) = sizes.most_common(1)
+    return [look for look in looks if look.coarsest == bits]
 
 
 def _looked_at(tensors: list[LazyTensor]) -> Iterable[_Look]:
@@ -120,11 +129,13 @@ def _stored_bits(dtype: str) -> int:
     return int(found[0])
 
 
-def _formats(looks: list[_Look]) -> tuple[str, ...]:
-    """Those that keep what a tenth of these weights are."""
-    total = sum(look.size for look in looks)
-    share = {format: sum(look.size for look in looks if format in look.formats) / total for format in _CODED}
-    return tuple(format for format in _CODED if share[format] >= _SMALL_SHARE)
+def _formats(*grids: list[_Look]) -> tuple[str, ...]:
+    """Those that keep what a tenth of the weights on one of these grids are."""
+
+    def kept(looks: list[_Look], format: str) -> float:
+        return sum(look.size for look in looks if format in look.formats) / sum(look.size for look in looks)
+
+    return tuple(name for name in _CODED if any(kept(looks, name) >= _SMALL_SHARE for looks in grids))
 
 
 def _levels(rows: Floats) -> int | None:

@@ -92,7 +92,7 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
     from pronk.loading import tokenizer_of
 
     text = calibration.own_text() if file is None else options.read_file(file, whole=True)
-    name = {None: "pronk's own text to calibrate on", "-": "standard input"}.get(file, file) or ""
+    name = {None: "pronk's calibration text", "-": "standard input"}.get(file, file) or ""
     if text.strip() == measured_on.strip():
         raise BadRequest(
             f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
@@ -101,7 +101,10 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
     if tokenizer is None:
         raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")
     ids, longest = tokenizer.encode(text), checkpoint.config.max_position_embeddings
-    windows(ids, longest)  # long enough, before the model is asked to write
+    try:
+        windows(ids, longest)  # long enough, before the model is asked to write
+    except BadRequest as problem:
+        raise BadRequest(f"{name}: {problem}") from None
     if written is None:
         written = 0 if file or checkpoint.config.num_labels else calibration.WRITTEN
     own = tokenizer.encode(_written(src, checkpoint, written))[:written] if written else []

@@ -132,8 +132,8 @@ _IN_WORDS = {
     "noisy or different": "B differs from A. This text is too short to tell whether by more than B's own rounding "
     f"noise: the standard error reaches over the limit of 3 times B's noise floor. {_MORE}",
     "same": "A and B cannot be told apart: they differ by less than 3 times the noise floor.",
-    "noisy": "B differs from A, but by less than 3 times its own noise floor: the difference is rounding noise of B's "
-    "activations and KV cache, not an effect of its weights.",
+    "noisy": "B differs from A, but by less than 3 times its own noise floor: it comes from how B rounds activations, "
+    "keys and values, not from its weights.",
     "different": "B differs from A by more than 3 times the noise floor, which rounding noise does not explain.",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, options
@@ -53,6 +54,16 @@ def _cpu_plan(opened: Checkpoint) -> Plan | None:
         return plan(opened)
     except PronkError:
         return None
+
+
+def _cpu_types(opened: Checkpoint) -> list[str]:
+    """What matrices are packed as, those of the most weights first."""
+    from pronk.cpu_engine.slots import slots
+
+    counts: Counter[str] = Counter()
+    for slot in slots(opened, "auto"):
+        counts[slot.format.name] += sum(math.prod(opened.tensors[name].shape) for name in slot.tensors)
+    return [name for name, _ in counts.most_common()]
 
 
 def _grid(opened: Checkpoint) -> Grid | None:
@@ -134,7 +145,8 @@ def _as_json(model: str, opened: Checkpoint) -> dict[str, Any]:
             "loaded_bytes": plan.loaded, "peak_bytes": plan.peak,
         },
         "cpu_plan": cpu and {
-            "type": cpu.dtype, "weight_bytes": cpu.weights, "kv_type": cpu.kv_dtype, "kv_bytes_a_token": cpu.kv_a_token
+            "type": cpu.dtype, "types": _cpu_types(opened), "weight_bytes": cpu.weights,
+            "kv_type": cpu.kv_dtype, "kv_bytes_a_token": cpu.kv_a_token,
         },
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "type": t.dtype, "bytes": t.nbytes}
@@ -157,8 +169,8 @@ def _as_text(model: str, opened: Checkpoint) -> str:
         ("files", f"{plan.files}, {human_size(plan.stored)} of weights"),
         (
             "CPU engine",
-            f"{human_size(cpu.weights)} in {cpu.dtype}, and a KV cache of {cpu.kv_a_token / 1e3:.1f} kB per token in "
-            f"{cpu.kv_dtype}"
+            f"{human_size(cpu.weights)} in {', '.join(_cpu_types(opened))}; a KV cache of "
+            f"{cpu.kv_a_token / 1e3:.1f} kB per token in {cpu.kv_dtype}"
             if cpu
             else "not installed",
         ),

@@ -215,6 +215,7 @@ def command(
             fed = blocks.fed(src, checkpoint, calibration_text, text, self_written if calibrate else 0)
         if max_size and fed:
             choice = blocks.within(max_size, src, checkpoint, vocabulary, fed.called, fed.ids, calibrate)
+            check_disk(expanded(dst), write.gguf_size(rounded(checkpoint, choice["kinds"]), vocabulary))
         kinds = choice["kinds"] if choice else smallest
         made, plain, receipt["calibration"] = blocks.made(checkpoint, kinds, fed if calibrate else None, steps)
     try:
@@ -336,8 +337,8 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
         if used["written"]:
             read += f" and {used['written']} tokens that the model wrote itself"
         lines.append(
-            f"plain rounding: {plain['mean']:.3g}; {plain['top1']:.1%}. Calibrated{how} {read}, "
-            f"measured on {receipt['text']}"
+            f"plain rounding: {plain['mean']:.3g}; the same token in {plain['top1']:.1%}. Calibrated{how} {read}; "
+            f"measured on {receipt['text']}, which is another"
         )
     lines[-1] += saving.of_what_was_learned(receipt)
     if choice := receipt["choice"]:
