@@ -1,5 +1,7 @@
 // What adapters add to products: u = A x, and y += B u (adapter.h). Part of kernels_matmul.cpp.
 
+constexpr int kAdapterPrefetch = 3072;  // bytes: factors are small, and are read beside weights that are asked for already
+
 // -- the first factor: u [T][ranks] of panels of 16 ranks -----------------------------------------------------------------
 
 // Sums side by side of what has no rounding, where a tile has few: one would wait for the other's end.
@@ -17,7 +19,7 @@ PRONK_INLINE void accumulate_ranks(const uint8_t* w, const uint8_t* x, size_t st
             for (int t = 0; t < T; ++t) sums[c][t] = S::set_int(0);
     const auto step = [&](int c) __attribute__((always_inline)) {
         const typename Op::W weights = Op::weights(w);
-        if constexpr (T <= 2) __builtin_prefetch(w + kPrefetch);
+        if constexpr (T <= 2) __builtin_prefetch(w + kAdapterPrefetch);
 #pragma GCC unroll 6
         for (int t = 0; t < T; ++t) sums[c][t] = Op::dot(sums[c][t], weights, Op::broadcast(x + t * stride));
         w += Op::vector, x += 4;
@@ -231,5 +233,5 @@ PRONK_INLINE void ask_for_adapters(const Adapted& adapted, int token, int panel,
     const size_t even = of.half_bytes(0), odd = of.half_bytes(1);
     const uint8_t* b = of.b + panel * (even + odd);
     const uint8_t *begin = b + (first ? even : 0), *end = b + even + (first + vectors > kVectors / 2 ? odd : 0);
-    for (const uint8_t* line = begin; line < end && line < begin + kPrefetch; line += 64) __builtin_prefetch(line);
+    for (const uint8_t* line = begin; line < end && line < begin + kAdapterPrefetch; line += 64) __builtin_prefetch(line);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pronk.calibrate import cores
+from pronk.calibrate import cores, gptq
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -54,3 +54,11 @@ def test_numpys_own_blas_is_found() -> None:
     with cores.a_thread_a_call():
         assert found[0]() == 1
     assert found[0]() == before
+
+
+@pytest.mark.parametrize("power", [-30, -75, -120])
+def test_squares_that_float32_does_not_hold(power: int) -> None:
+    """Of what a nearly dead layer gives they were no normal numbers, and a matrix of them was not positive definite."""
+    x = np.random.default_rng(0).normal(size=(300, 64)).astype(np.float32)
+    found = gptq.spread(cores.gram(np.ldexp(x, power)), 0.02)
+    np.testing.assert_allclose(found, gptq.spread(cores.gram(x), 0.02), rtol=0, atol=1e-6)

@@ -100,14 +100,16 @@ def test_a_size_with_room_for_more_keeps_the_blocks_there_are() -> None:
     smaller = sized.choose(once, text(300, 32), found.nbytes - 1, carried=False)
     assert smaller.nbytes < found.nbytes
     assert smaller.predicted_kld > 0
+    assert "F16" not in smaller.kinds.values()  # small steps to Q4_K were given back where larger ones saved too much
 
 
-def test_what_overflows_on_the_text_is_told() -> None:
+@pytest.mark.parametrize("carried", [False, True])
+def test_what_overflows_on_the_text_is_told(carried: bool) -> None:
     config = tiny_config(vocab_size=32)
     weights = random_weights(config)
     source = in_memory(config, {name: w * np.float32(1e20) if "norm" in name else w for name, w in weights.items()})
     with pytest.raises(BadFile, match="is fed what is infinite, or no number, by the text to calibrate on"):
-        sized.choose(source, text(300, 32), 10**9, carried=False)
+        sized.choose(source, text(300, 32), 10**9, carried=carried)
 
 
 def test_better_than_one_type_for_all() -> None:

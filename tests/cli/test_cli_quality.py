@@ -124,7 +124,9 @@ def test_a_format_that_has_the_grid_of_the_weights_is_said_to_be_flattered(run: 
     common = ["divergence", str(folder), "-f", text, "--ctx", "64", "--json", *CPU]
     shown = {format: run(*common, "--quantize", format) for format in ("q4", "q8")}
     found = {format: json.loads(result.stdout) for format, result in shown.items()}
-    note = "A's weights lie on a grid of 4 bits (multiplied out), which q4 can hold, so it looks free here; "
+    note = (
+        "A: weights lie on a grid of 4 bits (multiplied out). Much of it q4 holds for nothing, so it looks free here; "
+    )
     assert (
         shown["q4"].stderr
         == f"{note}to see what it costs other models, compare a copy made with: pronk convert --rotate\n"

@@ -151,9 +151,11 @@ def test_what_another_user_packed_is_not_run(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "geteuid", lambda: another)
     home.start()  # root's is trusted, which is whose it may be here
     monkeypatch.setattr(pack_cache, "_ROOT", -1)
+    monkeypatch.setattr(pack_cache, "_ours", lambda file: str(another) in file.name or not file.exists())
     home.start()
     assert home.packed[0] == home.packed[2] == "packed"
     assert home.packed[1] == ("mounted" if another == 1 else "packed")
+    assert str(another) in home.files[0].name + home.files[-1].name  # beside the other's, which stays
 
 
 def test_a_model_that_changed_is_packed_anew(home: Home) -> None:

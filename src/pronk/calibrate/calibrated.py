@@ -108,7 +108,7 @@ class Walk:
         self.config: ModelConfig = checkpoint.config
         self.attention = Attention(self.config, [len(text) for text in texts])
         self.tensors: dict[str, LazyTensor] = {}
-        self.to_round = frozenset(to_round(checkpoint, kinds))
+        self.rounds = frozenset(to_round(checkpoint, kinds))
         self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in kinds)
         embedding = weights_of(checkpoint, EMBEDDING)
         self.stream: Floats = embedding[np.concatenate(texts)]
@@ -161,7 +161,7 @@ class Walk:
 
     def _rounded(self, name: str, weights: Floats, upper: Floats | None) -> Floats:
         """What a matrix is from now on."""
-        made = codes(weights, upper, self.kinds[name], name) if name in self.to_round else None
+        made = codes(weights, upper, self.kinds[name], name) if name in self.rounds else None
         found = self.keep(name, weights, made)
         self.progress("calibrating", self.done, self.total)
         return found

@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 _ROWS = 512  # of a product that are a piece of work
 _COLUMNS = 256  # likewise, of a matrix times itself
-_SMALL = 2.0**-40
+_SMALL = 2.0**-40  # squares of what is a millionth of it are still normal numbers
 
 # OpenBLAS in numpy's own wheels, in others' builds, and MKL.
 _GET_AND_SET = (
@@ -53,8 +53,8 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def gram(x: Floats) -> Floats:
-    """x.T @ x; of very small numbers, whose squares float32 has not, a power of two times as much."""
-    if 0 < (largest := float(np.abs(x).max())) < _SMALL:
+    """x.T @ x, up to a factor: very small x, whose squares float32 does not hold, are made a power of two larger."""
+    if 0 < (largest := float(max(x.max(), -x.min()))) < _SMALL:
         x = np.ldexp(x, -math.frexp(largest)[1])
     size = x.shape[1]
     out = np.empty((size, size), x.dtype)

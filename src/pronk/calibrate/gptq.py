@@ -57,7 +57,7 @@ def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:
     """w [N, K] in a block type of RULES, K a multiple of its block; `upper`: what `spread` gives, or None. Raises
     BadRequest for weights that scales in float16 might not reach."""
     if not np.abs(w).max() < _LARGEST:
-        raise BadRequest("weights of 32768 and more are not rounded to blocks, whose scales are float16")
+        raise BadRequest(f"weights of {_LARGEST:.0f} and more are not rounded to blocks, whose scales are float16")
     rule, (rows, columns) = RULES[kind], w.shape
     w = np.ascontiguousarray(w, np.float32)
     codes = np.empty((rows, columns), np.int8)

@@ -9,7 +9,7 @@ where errors stay where they are. Where they are carried along rows (calibrate/g
 weighs 1 / U[j, j]^2 and not H[j, j]: as much less as the one is on the average than the other.
 
 Harms add up. Which matrices lose bits is knapsack.py's answer, taken in its order until the file fits; then the last
-steps for which there is room after all are taken back.
+steps for which there is room after all are taken back. It begins with F16, and with the blocks that matrices are in.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def choose(
     """
     if (smallest := room(checkpoint, least(checkpoint))) > most:
         raise BadRequest(f"{checkpoint.path}: the matrices take {smallest} bytes at least, more than {most}")
-    parts = _parts(checkpoint)
+    parts, own = _parts(checkpoint), {}
+    for number, part in enumerate(parts):
+        if kind := _own(part, checkpoint):
+            own[part.name], parts[number] = kind, _from(part, kind)
     texts = windows(ids, checkpoint.config.max_position_embeddings, _MOST)
     with a_thread_a_call(), np.errstate(over="ignore", invalid="ignore"):  # what overflows is found
         harms = _harms(checkpoint, parts, texts, carried, progress)
     best = {part.name: _best_of_a_size(part, harms[part.name]) for part in parts}
-    steps = in_order(parts, WIDE, best)
-    for_nothing = sum(step.saved for step in steps if not step.harm)  # to the blocks that matrices are in
-    widest = room(checkpoint, dict.fromkeys(_matrices(checkpoint), WIDE))
-    taken = within(steps, max(widest - most, for_nothing))
-    chosen = {part.name: WIDE for part in parts} | {step.part: step.format for step in taken}
+    taken = within(in_order(parts, WIDE, best), sum(part.nbytes[WIDE] for part in parts) - most)
+    chosen = {part.name: own.get(part.name, WIDE) for part in parts} | {step.part: step.format for step in taken}
     kinds = {name: chosen[part.name] for part in parts for name in names(part, checkpoint)}
     return Sizing(
         kinds=kinds,
@@ -145,6 +145,18 @@ def _parts(checkpoint: Checkpoint) -> list[Part]:
     return [Part(name, size) for name, size in sizes.items()]
 
 
+def _own(part: Part, checkpoint: Checkpoint) -> str | None:
+    """The block type that all of its matrices are in already, if they are."""
+    (kind, *others) = {checkpoint.tensors[name].dtype for name in names(part, checkpoint)}
+    return kind if not others and kind in part.nbytes and kind != WIDE else None
+
+
+def _from(part: Part, kind: str) -> Part:
+    """With these blocks, which are kept, in the place of WIDE, and what is smaller."""
+    smaller = {name: size for name, size in part.nbytes.items() if size < part.nbytes[kind]}
+    return Part(part.name, {WIDE: part.nbytes[kind], **smaller})
+
+
 def _aligned(shape: tuple[int, ...], kind: str) -> int:
     return -(-nbytes(shape, kind) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
 
@@ -172,7 +184,7 @@ def _harms(
         some = some[:: -(-len(some) // _ROWS)]
         check_fed(checkpoint, f"tensor {product.name!r}", bool(np.isfinite(cost)))
         harm = harms[_part_of(product.name)]
-        for kind in harm.keys() - {checkpoint.tensors[product.name].dtype}:  # whose blocks would be kept
+        for kind in harm:
             harm[kind] += cost * _mean_square(some, kind, product.name)
     tell("measuring what errors cost", total, total)
     return harms
@@ -180,7 +192,10 @@ def _harms(
 
 def _left(fed: Floats) -> float:
     """The share of errors that carrying them leaves: the mean of 1 / U[j, j]^2 over that of H[j, j], which is 1."""
-    upper = gptq.spread(gram(fed), _DAMPING)
+    hessian = gram(fed)
+    if not np.isfinite(hessian).all():
+        return np.inf
+    upper = gptq.spread(hessian, _DAMPING)
     return float(np.mean(np.diag(upper).astype(np.float64) ** -2))
 
 

@@ -49,7 +49,7 @@ _UNITS = {"BF16": 2.0**-8, "F16": 2.0**-11, "F32": 2.0**-22}  # rounded off; dec
 
 @dataclass(frozen=True)
 class Grid:
-    """The coarsest grid on which a tenth or more of a model's matrices lie."""
+    """The coarsest grid on which a tenth or more of a model's matrices lie; `formats` are of the commonest as well."""
 
     bits: int
     share: float  # of the weights in matrices

@@ -77,7 +77,7 @@ def command(
     levels = grid.find(one.checkpoint)
     as_it_is = b is None or other.checkpoint.quantization in (None, one.checkpoint.quantization)
     if levels and as_it_is and other.backend.dtype in levels.formats:
-        console.note(f"A's {levels}, which {other.backend.dtype} can hold, so it looks free here; "
+        console.note(f"A: {levels}. Much of it {other.backend.dtype} holds for nothing, so it looks free here; "
                      "to see what it costs other models, compare a copy made with: pronk convert --rotate")  # fmt: skip
     with progress.shown(unit=progress.of_tokens) as advance:
         found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
@@ -132,8 +132,8 @@ _IN_WORDS = {
     "noisy or different": "B differs from A. This text is too short to tell whether by more than B's own rounding "
     f"noise: the standard error reaches over the limit of 3 times B's noise floor. {_MORE}",
     "same": "A and B cannot be told apart: they differ by less than 3 times the noise floor.",
-    "noisy": "B differs from A, but by less than 3 times its own noise floor: it comes from how B rounds activations, "
-    "keys and values, not from its weights.",
+    "noisy": "B differs from A, but by less than 3 times its own noise floor: the difference comes from how B rounds "
+    "activations, keys and values, not from its weights.",
     "different": "B differs from A by more than 3 times the noise floor, which rounding noise does not explain.",
 }
 

@@ -57,12 +57,15 @@ def _cpu_plan(opened: Checkpoint) -> Plan | None:
 
 
 def _cpu_types(opened: Checkpoint) -> list[str]:
-    """What matrices are packed as, those of the most weights first."""
+    """What matrices are packed as, those of the most weights first: blocks of GGUF's by their types' names."""
+    from pronk.checkpoint.containers.gguf_blocks import BLOCK_TYPES
     from pronk.cpu_engine.slots import slots
 
     counts: Counter[str] = Counter()
     for slot in slots(opened, "auto"):
-        counts[slot.format.name] += sum(math.prod(opened.tensors[name].shape) for name in slot.tensors)
+        for tensor in (opened.tensors[name] for name in slot.tensors):
+            kept = tensor.dtype in BLOCK_TYPES and slot.format.holds(tensor.dtype)
+            counts[tensor.dtype if kept else slot.format.kind_of or slot.format.name] += math.prod(tensor.shape)
     return [name for name, _ in counts.most_common()]
 
 

@@ -163,7 +163,7 @@ def command(
 
     It writes SRC to DST, and measures how far the predictions differ.
     """
-    from pronk.calibrate.calibrated import rounded, types
+    from pronk.calibrate.calibrated import rounded, to_round, types
     from pronk.calibrate.sized import least
     from pronk.checkpoint.writers import write
     from pronk.system import check_disk, expanded, replacing
@@ -211,6 +211,9 @@ def command(
             blocks.check_size(max_size, src, checkpoint, vocabulary)
         smallest = least(checkpoint) if max_size else types(checkpoint, to or "")
         check_disk(expanded(dst), write.gguf_size(rounded(checkpoint, smallest), vocabulary))
+        if calibrate and not max_size and not to_round(checkpoint, smallest):
+            console.note("no matrix is rounded, and nothing calibrated: each is in its type already, or fits no blocks")
+            calibrate = False
         if calibrate or max_size:
             fed = blocks.fed(src, checkpoint, calibration_text, text, self_written if calibrate else 0)
         if max_size and fed:
@@ -338,7 +341,7 @@ def _as_text(receipt: Mapping[str, Any]) -> str:
             read += f" and {used['written']} tokens that the model wrote itself"
         lines.append(
             f"plain rounding: {plain['mean']:.3g}; the same token in {plain['top1']:.1%}. Calibrated{how} {read}; "
-            f"measured on {receipt['text']}, which is another"
+            f"measured on {receipt['text']}, another one"
         )
     lines[-1] += saving.of_what_was_learned(receipt)
     if choice := receipt["choice"]:

@@ -88,7 +88,17 @@ def file_of(checkpoint: Checkpoint, slots: Sequence[Slot], nbytes: int) -> Path 
         return None  # whoever reads the weights will say so
     for slot in slots:
         found.update(f"{slot.role} {slot.layer} {slot.format.name}\n".encode())
-    return folder() / f"{found.hexdigest()[:32]}{_SUFFIX}"
+    name = found.hexdigest()[:32]
+    file = folder() / f"{name}{_SUFFIX}"
+    return file if _ours(file) else file.with_name(f"{name}-{os.geteuid()}{_SUFFIX}")
+
+
+def _ours(file: Path) -> bool:
+    """Or nobody's yet."""
+    try:
+        return file.stat().st_uid in (os.geteuid(), _ROOT)
+    except OSError:
+        return True
 
 
 def _at_once(path: str, flags: int) -> int:

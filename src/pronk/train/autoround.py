@@ -81,7 +81,7 @@ class _Walk(Walk):
         target = self.net.all(tensors, self.exact)
         learned = {}
         for name, kind in ((name, self.kinds.get(prefix + name)) for name in weights):
-            if kind and prefix + name in self.to_round:
+            if kind and prefix + name in self.rounds:
                 plain = codes(weights[name], None, kind, prefix + name)
                 learned[name] = Rounding(tensors[name], plain)
             elif kind:
