@@ -88,6 +88,9 @@ def test_inspect_says_what_it_is(run: Run, model: str, tmp_path: Path) -> None:
     plan = json.loads(run("inspect", str(tmp_path / "m"), "--json").stdout)
     assert (plan["cpu_plan"]["type"], plan["int8_threshold"]) == ("llm-int8", 6)
     assert {t["type"] for t in plan["tensors"]} == {"F32", "LLM_INT8"}
+    for to, name, types in (("int8", "i", ["int8", "f32"]), ("q4_0", "m.gguf", ["Q4_0", "Q4_1"])):
+        run("quantize", model, str(tmp_path / name), "--to", to)
+        assert json.loads(run("inspect", str(tmp_path / name), "--json").stdout)["cpu_plan"]["types"] == types
 
 
 def test_a_model_calibrated(run: Run, model: str, tmp_path: Path) -> None:
