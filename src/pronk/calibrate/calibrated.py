@@ -5,8 +5,8 @@ matrix is rounded in view of what it is fed (gptq.py), and that is what the matr
 the text. So errors do not only meet errors: what comes later makes up for what came before. train/autoround.py goes the
 same way, and rounds the matrices of a layer together.
 
-Which type a matrix gets: the one that was asked for, if its rows fill that type's blocks; else that which fits blocks
-of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
+A matrix that is in blocks of its type already is kept as it is. Which type it gets: the one that was asked for, if its
+rows fill that type's blocks; else that which fits blocks of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
 cost more there than anywhere else; where their rows do not fill it, what other matrices get, but Q4_1 at least: Q8_0
 would take more of a file than it is worth.
 """

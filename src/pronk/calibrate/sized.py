@@ -72,16 +72,16 @@ def choose(
     """
     if (smallest := room(checkpoint, least(checkpoint))) > most:
         raise BadRequest(f"{checkpoint.path}: the matrices take {smallest} bytes at least, more than {most}")
-    parts, own = _parts(checkpoint), {}
+    parts, kept = _parts(checkpoint), {}
     for number, part in enumerate(parts):
-        if kind := _own(part, checkpoint):
-            own[part.name], parts[number] = kind, _from(part, kind)
+        if kind := _kept(part, checkpoint):
+            kept[part.name], parts[number] = kind, _no_wider(part, kind)
     texts = windows(ids, checkpoint.config.max_position_embeddings, _MOST)
     with a_thread_a_call(), np.errstate(over="ignore", invalid="ignore"):  # what overflows is found
         harms = _harms(checkpoint, parts, texts, carried, progress)
     best = {part.name: _best_of_a_size(part, harms[part.name]) for part in parts}
     taken = within(in_order(parts, WIDE, best), sum(part.nbytes[WIDE] for part in parts) - most)
-    chosen = {part.name: own.get(part.name, WIDE) for part in parts} | {step.part: step.format for step in taken}
+    chosen = {part.name: kept.get(part.name, WIDE) for part in parts} | {step.part: step.format for step in taken}
     kinds = {name: chosen[part.name] for part in parts for name in names(part, checkpoint)}
     return Sizing(
         kinds=kinds,
@@ -145,13 +145,13 @@ def _parts(checkpoint: Checkpoint) -> list[Part]:
     return [Part(name, size) for name, size in sizes.items()]
 
 
-def _own(part: Part, checkpoint: Checkpoint) -> str | None:
+def _kept(part: Part, checkpoint: Checkpoint) -> str | None:
     """The block type that all of its matrices are in already, if they are."""
     (kind, *others) = {checkpoint.tensors[name].dtype for name in names(part, checkpoint)}
     return kind if not others and kind in part.nbytes and kind != WIDE else None
 
 
-def _from(part: Part, kind: str) -> Part:
+def _no_wider(part: Part, kind: str) -> Part:
     """With these blocks, which are kept, in the place of WIDE, and what is smaller."""
     smaller = {name: size for name, size in part.nbytes.items() if size < part.nbytes[kind]}
     return Part(part.name, {WIDE: part.nbytes[kind], **smaller})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pronk.checkpoint.tensors import Checkpoint
     from pronk.tokenizer.vocabulary import Vocabulary
 
+ONE_TEXT = "--calibration-text and --text name one text: what is measured on it says nothing of others"
 _WRITES_IN = "int8"  # the fastest, and what it writes is what the model would in any other
 
 
@@ -94,9 +95,7 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
     text = calibration.own_text() if file is None else options.read_file(file, whole=True)
     name = {None: "pronk's calibration text", "-": "standard input"}.get(file, file) or ""
     if text.strip() == measured_on.strip():
-        raise BadRequest(
-            f"--calibration-text and --text name one text: what is measured on {name} says nothing of other texts"
-        )
+        raise BadRequest(ONE_TEXT)
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:
         raise NoTokenizer(f"{src} carries no tokenizer, and a text to calibrate on takes one: --tokenizer FILE")

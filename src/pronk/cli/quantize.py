@@ -182,7 +182,7 @@ def command(
     if accept_loss and known is None:
         raise click.UsageError("--accept-loss is for --base, without which no loss is measured")
     if calibration_text is not None and calibration_text == file:
-        raise BadRequest("--calibration-text and --text name one text: what is measured on it says nothing of others")
+        raise BadRequest(blocks.ONE_TEXT)
     blocks.check_kernels()
     text, text_name = read_text(file)
     checkpoint = saving.open_source(src, tokenizer, revision)
