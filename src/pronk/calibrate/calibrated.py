@@ -6,9 +6,9 @@ the text. So errors do not only meet errors: what comes later makes up for what 
 same way, and rounds the matrices of a layer together.
 
 A matrix that is in blocks of its type already is kept as it is. Which type it gets: the one that was asked for, if its
-rows fill that type's blocks; else that which fits blocks of 32 and holds at least as much; and f16 where nothing fits. The embedding and lm_head get OUTER's type, for fewer bits
-cost more there than anywhere else; where their rows do not fill it, what other matrices get, but Q4_1 at least: Q8_0
-would take more of a file than it is worth.
+rows fill that type's blocks; else that which fits blocks of 32 and holds at least as much; and f16 where nothing fits.
+The embedding and lm_head get OUTER's type, for fewer bits cost more there than anywhere else; where their rows do not
+fill it, what other matrices get, but Q4_1 at least: Q8_0 would take more of a file than it is worth.
 """
 
 from __future__ import annotations
