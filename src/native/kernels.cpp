@@ -28,10 +28,9 @@ float not_a_row(int8_t* out, int padded, int32_t* sum) {
 }
 
 // `size` floats to int8, `padded` of them (a multiple of 32); gives their scale, and their sum. `taken` says what of a
-// vector is, and `largest` are the bits of the largest magnitude of that. `sums`, if any, are those of each 16.
+// vector is, and `largest` are the bits of the largest magnitude of that.
 template <class Taken>
-float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, int32_t* sum, const Taken& taken,
-            int32_t* sums = nullptr) {
+float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, int32_t* sum, const Taken& taken) {
     const float amax = number(&largest), scale = amax / 127, inverse = amax > 0 ? 127 / amax : 0;
     I total = S::set_int(0);
     const F factor = S::set(std::isfinite(inverse) ? inverse : 0);
@@ -39,21 +38,33 @@ float codes(const float* x, int size, int padded, int32_t largest, int8_t* out, 
         const I q = i < size ? S::round(S::mul(taken(load_part(x + i, size - i)), factor)) : S::set_int(0);
         total = S::add_int(total, q);
         S::store_int8(out + i, q);
-        if (sums) sums[i / 16] = S::sums(q);
     }
     *sum = S::sum_int(total);
     return std::isfinite(inverse) ? scale : 0;
 }
 
-float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum, int32_t* sums = nullptr) {
+float quantize(const float* x, int size, int padded, int8_t* out, int32_t* sum) {
     I largest = S::set_int(0);
     for (int i = 0; i < size; i += 16) largest = S::max_int(largest, S::magnitude(load_part(x + i, size - i)));
     const int32_t bits = S::maximum_int(largest);
-    if (bits >= 0x7f800000) {
-        for (int i = 0; sums && i < padded / 16; ++i) sums[i] = 0;
-        return not_a_row(out, padded, sum);
-    }
-    return codes(x, size, padded, bits, out, sum, [](F v) { return v; }, sums);
+    if (bits >= 0x7f800000) return not_a_row(out, padded, sum);
+    return codes(x, size, padded, bits, out, sum, [](F v) { return v; });
+}
+
+// The same of one group, number `index` of all, of which `count` floats exist.
+PRONK_INLINE void quantize_group(const float* x, int count, int8_t* out, const Rows& rows, size_t index) {
+    const F first = load_part(x, count), last = count > 16 ? load_part(x + 16, count - 16) : S::zero();
+    const int32_t bits = S::maximum_int(S::max_int(S::magnitude(first), S::magnitude(last)));
+    const bool finite = bits < 0x7f800000;
+    const float amax = number(&bits), inverse = finite && amax > 0 ? 127 / amax : 0;
+    const bool usable = std::isfinite(inverse);
+    const F factor = S::set(usable ? inverse : 0);
+    const I a = finite ? S::round(S::mul(first, factor)) : S::set_int(0), b = finite ? S::round(S::mul(last, factor)) : S::set_int(0);
+    S::store_int8(out, a), S::store_int8(out + 16, b);
+    const int32_t half = S::sums(a), other = S::sums(b), both = S::plus(half, other), sum = S::total(both);
+    const float scale = !finite ? NAN : usable ? amax / 127 : 0;
+    rows.half_sums[2 * index] = half, rows.half_sums[2 * index + 1] = other, rows.words[index] = both;
+    rows.scale[index] = scale, rows.sum[index] = sum, rows.scaled_sum[index] = scale * (float)sum;
 }
 
 // -- turning: the sums and differences of turn.h, in its order, and so its bits; of lanes in place instead of from half to half
@@ -110,11 +121,7 @@ void convert(const float* x, int size, const Rows& rows, int t) {
         case ActivationFormat::q8:
             for (int g = 0; g < rows.groups; ++g) {
                 const int at = g * kGroup, count = size - at < kGroup ? size - at : kGroup;
-                const size_t index = (size_t)t * rows.groups + g;
-                int32_t* halves = rows.half_sums + 2 * index;
-                rows.scale[index] = quantize(x + at, count, kGroup, (int8_t*)data + at, rows.sum + index, halves);
-                rows.words[index] = S::plus(halves[0], halves[1]);
-                rows.scaled_sum[index] = rows.scale[index] * (float)rows.sum[index];
+                quantize_group(x + at, count, (int8_t*)data + at, rows, (size_t)t * rows.groups + g);
             }
     }
 }

@@ -158,10 +158,10 @@ template <Format kFormat>
 constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
 
 template <Format kFormat>
-void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, bool last, float* y) {
     const uint8_t* data = w.panel(panel);
     if constexpr (traits(kFormat).planes) {
-        planes_of_panel<kFormat>(w, data, first, vectors, x, tokens, y);
+        planes_of_panel<kFormat>(data, w.cols, last ? w.panel_bytes : 0, first, vectors, x, tokens, y);
     } else {
         using Tiles = typename TilesOf<kFormat>::type;
         if constexpr (Widens<kFormat>) {
@@ -199,7 +199,7 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
             const bool alone = (!traits(kFormat).planes || traits(kFormat).bits == 8) && count == 1 && out.epilogue == Epilogue::store &&
                                w.rows - panel * kPanelRows - first * 16 <= 16;
             if (out.adapted.adapters) ask_for_adapters(out.adapted, t, panel, first, vectors);
-            times_panel<kFormat>(w, panel, first, alone ? 1 : vectors, rows, count, y);
+            times_panel<kFormat>(w, panel, first, alone ? 1 : vectors, rows, count, t + count == tokens, y);
             if constexpr (traits(traits(kFormat).activations).outliers) {
                 const uint8_t* data = w.panel(panel);
                 const float* scale = (const float*)(data + (size_t)rows.padded * kPanelRows);

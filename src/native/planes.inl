@@ -16,6 +16,8 @@ struct Unpacked {  // of all rows of a panel
 constexpr uint8_t kRaisedIQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr int kRaised = 128;
 
+constexpr bool is_power_of_two(int bits) { return (bits & (bits - 1)) == 0; }
+
 // A format as tiles see it.
 template <Format kFormat>
 struct Planes {
@@ -24,7 +26,7 @@ struct Planes {
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
     static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
-    static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
+    static constexpr bool one_plane = is_power_of_two(format.bits);
     static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
     static constexpr int half = 1 << (format.bits - 1);
     static constexpr int middle = format.table ? kRaised : minima && format.bits <= 4 ? 0 : half;
@@ -290,17 +292,22 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
     }
 }
 
+// Whether tiles unpack for themselves, however many there are.
 template <Format kFormat>
-void planes_of_panel(const Matrix& w, const uint8_t* panel, int first, int vectors, const Rows& x, int tokens, float* y) {
+constexpr bool InTiles = kUnpacksInTiles && traits(kFormat).planes && is_power_of_two(traits(kFormat).bits);
+
+// y [tokens][64] of some rows of a panel; of what lies behind it, `next` bytes are asked for.
+template <Format kFormat>
+void planes_of_panel(const uint8_t* panel, int cols, size_t next, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
-    const int groups = (w.cols + kGroup - 1) / kGroup;
+    const int groups = (cols + kGroup - 1) / kGroup;
     // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
     [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
-    if constexpr (kUnpacksInTiles && Of::one_plane) {
-        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
+    if constexpr (InTiles<kFormat>) {
+        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, next, groups, first, vectors, x, tokens, y);
     } else {
         if constexpr (kUnpacksInTiles)
-            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
-        planes_through_cache<kFormat>(panel, w.panel_bytes, groups, first, vectors, x, tokens, y);
+            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
+        planes_through_cache<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
     }
 }

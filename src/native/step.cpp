@@ -7,7 +7,7 @@ namespace pronk {
 namespace {
 
 // Tokens that one thread multiplies before it asks for the next panel: their activations stay in its second-level cache.
-constexpr int kTokenBlock = 252;
+constexpr int kTokenBlock = 264;
 
 // A batch this small is bound by reading weights: each thread reads from a stretch of its own, in long runs.
 constexpr int kFewTokens = 24;
@@ -171,9 +171,10 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         return;
     }
     const int panels = halves / 2, blocks = (tokens + kTokenBlock - 1) / kTokenBlock;
+    const int block = (tokens + blocks * kTileTokens - 1) / (blocks * kTileTokens) * kTileTokens;  // all of a size: none of a few tokens
     parallel_for(worker, panels * blocks, 1, [&](int i, int) {
-        const int token = i / panels * kTokenBlock, panel = i % panels;
-        range(2 * panel, 2 * panel + 2, token, std::min(kTokenBlock, tokens - token));
+        const int token = i / panels * block, panel = i % panels;
+        if (token < tokens) range(2 * panel, 2 * panel + 2, token, std::min(block, tokens - token));
     });
 }
 
