@@ -192,6 +192,11 @@ constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
 constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
 
+// Whether tiles unpack for themselves, however many there are.
+template <Format kFormat>
+constexpr bool InTiles = kUnpacksInTiles && traits(kFormat).planes && is_power_of_two(traits(kFormat).bits);
+constexpr int kSomeTokens = 16;  // take turns at a few groups even so: what several tiles read comes from the first-level cache
+
 // Gives what is left to ask for: handed over by value, for a reference goes through memory with each line.
 template <Format kFormat, int T, int R>
 __attribute__((noinline)) Ahead planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y, Ahead ahead) {
@@ -251,6 +256,7 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
     }
     for (int t = 0; t < tokens; ++t)
         for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
+    constexpr int at_once = InTiles<kFormat> ? 2 * kGroupsAtOnce : kGroupsAtOnce;
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
     // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
     constexpr bool in_registers = kRoomy || Of::parts == 2;
@@ -258,8 +264,8 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
     Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, most, in_registers ? kVectors : 2));
     [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
     [[maybe_unused]] Unpacked unpacked;
-    for (int from = 0; from < groups; from += kGroupsAtOnce) {
-        const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
+    for (int from = 0; from < groups; from += at_once) {
+        const int to = from + at_once < groups ? from + at_once : groups;
         const auto add = [&](const auto& weights, const auto& ask, auto most) {
             if constexpr (in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
             else add_groups<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
@@ -274,12 +280,18 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
                                     [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); }, from, to, first, vectors,
                                     Of::middle, x, tokens, y);
             }
-        } else if constexpr (Of::as_is) {
+        } else if constexpr (Of::as_is || InTiles<kFormat>) {
             add(in_panel, ask, most);
         } else {
             if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
                 if (tokens <= kFewTokens) {
                     add(in_panel, ask, std::integral_constant<int, 4>());
+                    continue;
+                }
+            }
+            if constexpr (kUnpacksInTiles) {
+                if (tokens <= most) {  // one tile unpacks no code twice
+                    add(in_panel, ask, most);
                     continue;
                 }
             }
@@ -292,10 +304,6 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
     }
 }
 
-// Whether tiles unpack for themselves, however many there are.
-template <Format kFormat>
-constexpr bool InTiles = kUnpacksInTiles && traits(kFormat).planes && is_power_of_two(traits(kFormat).bits);
-
 // y [tokens][64] of some rows of a panel; of what lies behind it, `next` bytes are asked for.
 template <Format kFormat>
 void planes_of_panel(const uint8_t* panel, int cols, size_t next, int first, int vectors, const Rows& x, int tokens, float* y) {
@@ -304,10 +312,10 @@ void planes_of_panel(const uint8_t* panel, int cols, size_t next, int first, int
     // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
     [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
     if constexpr (InTiles<kFormat>) {
-        return planes_in_tiles<kFormat, tile_tokens(2)>(panel, next, groups, first, vectors, x, tokens, y);
-    } else {
-        if constexpr (kUnpacksInTiles)
-            if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
-        planes_through_cache<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
+        if (tokens <= kWhole || tokens > kSomeTokens)
+            return planes_in_tiles<kFormat, tile_tokens(2)>(panel, next, groups, first, vectors, x, tokens, y);
+    } else if constexpr (kUnpacksInTiles) {
+        if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
     }
+    planes_through_cache<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
 }
