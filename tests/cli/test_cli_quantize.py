@@ -259,6 +259,7 @@ def test_a_budget_that_is_kept(run: Run, model: str, tmp_path: Path) -> None:
         ("m.gguf", ["--max-size", "0MB"], "'0MB' is no size"),
         ("m", ["--to", "int8", "--int8-threshold", "6"], "--int8-threshold is for --to llm-int8 only"),
         ("m", ["--to", "llm-int8", "--int8-threshold", "0"], "0.0 is not in the range x>0"),
+        ("m", ["--to", "Q4_K"], "q4_k is saved as a GGUF file"),
         ("m", ["--to", "nf4"], "'nf4' is not one of 'int8', 'llm-int8', 'q8', 'q4', 'f16', 'bf16'"),
         ("m.gguf", ["--max-kld", "0"], "0.0 is not in the range x>0"),
     ],

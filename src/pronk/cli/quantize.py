@@ -73,7 +73,7 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
 @click.argument("dst", type=options.NAME)
 @click.option(
     "--to",
-    type=click.Choice(list(CONTAINERS)),
+    type=click.Choice(list(CONTAINERS), case_sensitive=False),
     help="Store the weights in this format.  [required, unless --max-kld or --max-size is given]",
 )
 @click.option(
