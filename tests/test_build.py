@@ -12,13 +12,15 @@ CMAKE = (ROOT / "CMakeLists.txt").read_text()
 
 def test_every_instruction_set_is_one_that_a_processor_can_be_asked_for() -> None:
     """A name stands in CMakeLists.txt, which builds its kernels, and in processor.h, which says who can run them."""
-    built = re.findall(r"^ *add_kernels\((\w+) (\w+) (\w+)", CMAKE, re.MULTILINE)
+    built = re.findall(r"^ *add_kernels\((\w+) (\w+) (\w+) (\w+)", CMAKE, re.MULTILINE)
     asked = re.sub(r"//.*", "", (NATIVE / "processor.h").read_text())
     assert {name for name, *_ in built} == set(re.findall(r"(\w+) = (?:true|false)", asked))
     assert {simd for *_, simd in built} == {path.stem for path in NATIVE.glob("simd_*.h")}
-    assert built[-1] == ("portable", "portable", "simd_portable")  # best first
-    own = {(name, simd) for name, like, simd in built if name == like}
-    assert {(like, simd) for _, like, simd in built} == own  # whose kernels another one takes has all of them
+    assert built[-1] == ("portable", "portable", "portable", "simd_portable")  # best first
+    own = {(name, simd) for name, like, _, simd in built if name == like}
+    assert {(like, simd) for _, like, _, simd in built} == own  # whose kernels another one takes has all of them
+    products = {(name, simd) for name, _, products, simd in built if name == products}
+    assert {(products, simd) for *_, products, simd in built} == products  # likewise
 
 
 # Where a format, or a type of keys and values, is asked for by name: the one kernel of each form of activations.

@@ -212,18 +212,35 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
     }
 }
 
+#ifdef PRONK_BYTES
+namespace other = PRONK_BYTES;
+template <Format kFormat>
+constexpr bool kOwn = traits(kFormat).columns == 2;  // pairs
+#else
+namespace other = PRONK_TARGET;
+template <Format kFormat>
+constexpr bool kOwn = true;
+#endif
+
+template <Format kFormat>
+constexpr decltype(Kernels::matmul) matmul_of() {
+    if constexpr (kOwn<kFormat>) return matmul_as<kFormat>;
+    else return other::matmul;
+}
+
 // Of codes of fewer bits there is none: see finest_beside() in adapter.cpp.
 template <Format kFormat>
 constexpr decltype(Kernels::first_factor) first_factor_of() {
-    if constexpr (traits(kFormat).bits == 8) return first_factor_as<kFormat, typename TilesOf<kFormat>::type::Multiplies>;
-    else return nullptr;
+    if constexpr (traits(kFormat).bits != 8) return nullptr;
+    else if constexpr (kOwn<kFormat>) return first_factor_as<kFormat, typename TilesOf<kFormat>::type::Multiplies>;
+    else return other::first_factor;
 }
 
 template <class Indices>
 struct OfEveryFormat;
 template <int... kIndex>
 struct OfEveryFormat<std::integer_sequence<int, kIndex...>> {
-    static constexpr decltype(Kernels::matmul) matmul[] = {matmul_as<static_cast<Format>(kIndex)>...};
+    static constexpr decltype(Kernels::matmul) matmul[] = {matmul_of<static_cast<Format>(kIndex)>()...};
     static constexpr decltype(Kernels::first_factor) first_factor[] = {first_factor_of<static_cast<Format>(kIndex)>()...};
 };
 

@@ -16,8 +16,6 @@ struct Unpacked {  // of all rows of a panel
 constexpr uint8_t kRaisedIQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr int kRaised = 128;
 
-constexpr bool is_power_of_two(int bits) { return (bits & (bits - 1)) == 0; }
-
 // A format as tiles see it.
 template <Format kFormat>
 struct Planes {
@@ -26,7 +24,7 @@ struct Planes {
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
     static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
-    static constexpr bool one_plane = is_power_of_two(format.bits);
+    static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
     static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
     static constexpr int half = 1 << (format.bits - 1);
     static constexpr int middle = format.table ? kRaised : minima && format.bits <= 4 ? 0 : half;
@@ -192,11 +190,6 @@ constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
 constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
 
-// Whether tiles unpack for themselves, however many there are.
-template <Format kFormat>
-constexpr bool InTiles = kUnpacksInTiles && traits(kFormat).planes && is_power_of_two(traits(kFormat).bits);
-constexpr int kSomeTokens = 16;  // take turns at a few groups even so: what several tiles read comes from the first-level cache
-
 // Gives what is left to ask for: handed over by value, for a reference goes through memory with each line.
 template <Format kFormat, int T, int R>
 __attribute__((noinline)) Ahead planes_tile(const uint8_t* panel, int groups, int first, const Rows& x, float* y, Ahead ahead) {
@@ -224,8 +217,8 @@ __attribute__((noinline)) Ahead planes_tile(const uint8_t* panel, int groups, in
 PRONK_INLINE int rounds(int tokens, int most, int vectors) { return (tokens + most - 1) / most * (vectors / 2); }
 
 template <Format kFormat, int kMost>  // kMost: tokens of a tile
-void planes_in_tiles(const uint8_t* panel, size_t panel_bytes, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
-    Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, kMost, kVectors));
+void planes_in_tiles(const uint8_t* panel, size_t next, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+    Ahead ahead(panel + next, next, groups * rounds(tokens, kMost, kVectors));
     in_tiles<kMost, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
@@ -241,9 +234,39 @@ void planes_in_tiles(const uint8_t* panel, size_t panel_bytes, int groups, int f
     });
 }
 
+// Four or eight tokens: tiles of four, and of half of the rows, take turns at a few groups. So what the second one reads is in the
+// first-level cache, and lines are read almost in their order.
+template <Format kFormat>
+void fours_in_turn(const uint8_t* panel, size_t next, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+    using Of = Planes<kFormat>;
+    constexpr int T = 4, R = kVectors / 2, turn = 8;
+    static_assert(turn % Of::groups == 0);
+    Ahead ahead(panel + next, next, groups * rounds(tokens, T, kVectors));
+    for (int from = 0; from < groups; from += turn, panel += turn / Of::groups * Of::layout.block)
+        for (int t = 0; t < tokens; t += T)
+            for (int v = first; v < first + vectors; v += R) {
+                float* to = y + t * kPanelRows + v * 16;
+                F acc[T][R];
+#pragma GCC unroll 4
+                for (int i = 0; i < T; ++i)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) acc[i][r] = from ? S::load(to + i * kPanelRows + r * 16) : S::zero();
+                InPanel<kFormat> weights{panel, 0, size_t(v) * 16};
+                for (int g = from; g < groups && g < from + turn; ++g) {
+                    ahead.ask();
+                    add_group_of<Of>(weights, x.at(t), g, acc);
+                    if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < T; ++i)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) S::store(to + i * kPanelRows + r * 16, acc[i][r]);
+            }
+}
+
 // y [tokens][64] of some rows of a panel.
 template <Format kFormat>
-void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
+void planes_through_cache(const uint8_t* panel, size_t next, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
     if (tokens == 1) {
         constexpr int R = tile_vectors(1, 2);
@@ -256,16 +279,15 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
     }
     for (int t = 0; t < tokens; ++t)
         for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
-    constexpr int at_once = InTiles<kFormat> ? 2 * kGroupsAtOnce : kGroupsAtOnce;
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
     // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
     constexpr bool in_registers = kRoomy || Of::parts == 2;
     constexpr std::integral_constant<int, tile_tokens(in_registers ? 2 : 1)> most;
-    Ahead ahead(panel + panel_bytes, panel_bytes, groups * rounds(tokens, most, in_registers ? kVectors : 2));
+    Ahead ahead(panel + next, next, groups * rounds(tokens, most, in_registers ? kVectors : 2));
     [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
     [[maybe_unused]] Unpacked unpacked;
-    for (int from = 0; from < groups; from += at_once) {
-        const int to = from + at_once < groups ? from + at_once : groups;
+    for (int from = 0; from < groups; from += kGroupsAtOnce) {
+        const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
         const auto add = [&](const auto& weights, const auto& ask, auto most) {
             if constexpr (in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
             else add_groups<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
@@ -280,18 +302,12 @@ void planes_through_cache(const uint8_t* panel, size_t panel_bytes, int groups, 
                                     [&](int g, int row) { return S::load(unpacked.scales[g - from][0] + row); }, from, to, first, vectors,
                                     Of::middle, x, tokens, y);
             }
-        } else if constexpr (Of::as_is || InTiles<kFormat>) {
+        } else if constexpr (Of::as_is) {
             add(in_panel, ask, most);
         } else {
             if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
                 if (tokens <= kFewTokens) {
                     add(in_panel, ask, std::integral_constant<int, 4>());
-                    continue;
-                }
-            }
-            if constexpr (kUnpacksInTiles) {
-                if (tokens <= most) {  // one tile unpacks no code twice
-                    add(in_panel, ask, most);
                     continue;
                 }
             }
@@ -309,13 +325,12 @@ template <Format kFormat>
 void planes_of_panel(const uint8_t* panel, int cols, size_t next, int first, int vectors, const Rows& x, int tokens, float* y) {
     using Of = Planes<kFormat>;
     const int groups = (cols + kGroup - 1) / kGroup;
-    // Lines of several planes are not read in their order by a tile, which costs one token more than it saves.
-    [[maybe_unused]] constexpr int most = Of::whole ? 2 : 4;
-    if constexpr (InTiles<kFormat>) {
-        if (tokens <= kWhole || tokens > kSomeTokens)
-            return planes_in_tiles<kFormat, tile_tokens(2)>(panel, next, groups, first, vectors, x, tokens, y);
-    } else if constexpr (kUnpacksInTiles) {
-        if (tokens > 1 && tokens <= most) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
+    if constexpr (kUnpacksInTiles) {
+        if (tokens == 8 ? Of::one_plane : tokens == 4 && !Of::as_is)
+            return fours_in_turn<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
+        // Codes of several planes cost too much to be unpacked by more than one tile.
+        constexpr int most = Of::one_plane ? tile_tokens(2) : kWhole;
+        if (Of::one_plane || (tokens > 1 && tokens <= most)) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
     }
     planes_through_cache<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
 }
