@@ -26,7 +26,7 @@ KEPT = {"q6_k": "Q6_K", "q5_k": "Q5_K", "q2_k": "Q2_K", "q5_0": "Q5_0", "iq4_xs"
 WIDE = replace(CONFIG, hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64)
 KV = ("f32", "f16", "bf16", "int8", "q4")
 BLOCK = 64
-LONGEST = 290  # more than a span of 256 keys, and more than the 264 tokens of a tile
+LONGEST = 290  # more than a span of 256 keys, and more than the 264 tokens of a block
 
 
 def checkpoint(format: str) -> Checkpoint:
