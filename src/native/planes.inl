@@ -1,9 +1,9 @@
 // Products of codes in planes (planes.h), which are bytes or are unpacked to such. Part of kernels_matmul.cpp.
 //
-// One token multiplies what it unpacks where it is, in registers, for it reads weights once; so do tiles with AVX-512 and VNNI, of codes of
-// one plane or of at most four tokens. For others a few groups of a panel are
-// unpacked into the first-level cache, and multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles
-// know nothing of formats but how many columns share a scale. What is summed in which order is the same.
+// One token multiplies what it unpacks where it is, in registers, for it reads weights once; so do tiles with AVX-512 and VNNI, of
+// codes of one plane or of at most four tokens. For others a few groups of a panel are unpacked into the first-level cache, and
+// multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles know nothing of formats but how many
+// columns share a scale. What is summed in which order is the same.
 //
 // Codes are unsigned, and in a sum around half of their range: of each product's x that half is taken back at first (Simd::begin).
 // So sums of 16 products of 6 bits, and of 32 of 5, fit in 16 bits for each pair of them. Beside minima codes of at most 4 bits are
