@@ -1,5 +1,5 @@
 // What the kernels share, written once over `Simd` and compiled for each instruction set: CMakeLists.txt names its header,
-// PRONK_SIMD, and a namespace for it, PRONK_TARGET; PRONK_LIKE, whose kernels it takes but for products; and PRONK_BYTES, if any,
+// PRONK_SIMD, and a namespace for it, PRONK_TARGET; PRONK_LIKE, whose kernels it takes but for products; and PRONK_PRODUCTS, if any,
 // whose products it takes but for those of pairs.
 //
 // Everything sits in an unnamed namespace but what the table of kernels points to: each instruction set must keep its own
@@ -28,11 +28,11 @@ std::remove_pointer_t<decltype(Kernels::round_rows)> round_rows;
 
 }  // namespace pronk::PRONK_LIKE
 
-#ifdef PRONK_BYTES
-namespace pronk::PRONK_BYTES {
+#ifdef PRONK_PRODUCTS
+namespace pronk::PRONK_PRODUCTS {
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;
 std::remove_pointer_t<decltype(Kernels::first_factor)> first_factor;
-}  // namespace pronk::PRONK_BYTES
+}  // namespace pronk::PRONK_PRODUCTS
 #endif
 
 namespace pronk::PRONK_TARGET {

@@ -185,12 +185,15 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
 template <Format kFormat>
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
     alignas(64) float y[kAtOnce<kFormat> * kPanelRows];
+    const int pieces = (tokens + kAtOnce<kFormat> - 1) / kAtOnce<kFormat>;  // of one size, as blocks are
+    const int even = (tokens + pieces * kTileTokens - 1) / (pieces * kTileTokens) * kTileTokens;
+    const int piece = even < kAtOnce<kFormat> ? even : kAtOnce<kFormat>;
     while (begin < end) {
         const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
         int vectors = begin % 2 == 0 && begin + 1 < end ? kVectors : kVectors / 2;
         begin += vectors / (kVectors / 2);
-        for (int t = 0; t < tokens; t += kAtOnce<kFormat>) {
-            const int count = tokens - t < kAtOnce<kFormat> ? tokens - t : kAtOnce<kFormat>;
+        for (int t = 0; t < tokens; t += piece) {
+            const int count = tokens - t < piece ? tokens - t : piece;
             const Rows rows = x.at(t);
             const int n = out.epilogue == Epilogue::swiglu ? panel * kPanelRows / 2 : panel * kPanelRows + first * 16;
             for (int i = 0; i < count; ++i)  // by the time of writing they are there
@@ -212,8 +215,8 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
     }
 }
 
-#ifdef PRONK_BYTES
-namespace other = PRONK_BYTES;
+#ifdef PRONK_PRODUCTS
+namespace other = PRONK_PRODUCTS;
 template <Format kFormat>
 constexpr bool kOwn = traits(kFormat).columns == 2;  // pairs
 #else

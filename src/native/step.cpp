@@ -174,7 +174,7 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
     const int block = (tokens + blocks * kTileTokens - 1) / (blocks * kTileTokens) * kTileTokens;  // of one size, so that the last is not of a few tokens
     parallel_for(worker, panels * blocks, 1, [&](int i, int) {
         const int token = i / panels * block, panel = i % panels;
-        if (token < tokens) range(2 * panel, 2 * panel + 2, token, std::min(block, tokens - token));
+        range(2 * panel, 2 * panel + 2, token, std::min(block, tokens - token));
     });
 }
 
