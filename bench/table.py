@@ -26,12 +26,12 @@ NAMES = {
 }
 PAGES = ("README.md", "REPORT.md", "docs/benchmarks.md", "docs/training.md", "docs/how-it-works/eight-bits.md")
 HEADLINE = (
-    ("smollm2-135m", "q4", "prefill", "135M, q4: prefill 512"),
-    ("smollm2-135m", "q4", "decode", "135M, q4: decode 128"),
-    ("smollm2-135m", "q8", "decode", "135M, q8: decode 128"),
-    ("random-1.1b", "q4", "prefill", "1.1B, q4: prefill 512"),
-    ("random-1.1b", "q4", "decode", "1.1B, q4: decode 128"),
-    ("random-1.1b", "bf16", "decode", "1.1B, bf16: decode 128"),
+    ("smollm2-135m", "q4", "prefill", "135M, Q4_0: prefill 512"),
+    ("smollm2-135m", "q4", "decode", "135M, Q4_0: decode 128"),
+    ("smollm2-135m", "q8", "decode", "135M, Q8_0: decode 128"),
+    ("random-1.1b", "q4", "prefill", "1.1B, Q4_0: prefill 512"),
+    ("random-1.1b", "q4", "decode", "1.1B, Q4_0: decode 128"),
+    ("random-1.1b", "bf16", "decode", "1.1B, BF16: decode 128"),
 )
 SOURCES = {
     "headline": "vs_llama_cpp",

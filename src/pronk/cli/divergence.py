@@ -23,7 +23,8 @@ Examples:
   pronk divergence model.gguf --quantize q4 --reference auto  against the file's own types
 
 A is the reference, with its weights in f32 unless --reference says otherwise. The options under "Model
-and engine" are B's. Without B, A is compared with itself under these options; at least one is needed.
+and engine" are B's; A takes its engine, device, threads, tokenizer and revision from there too. Without B,
+A is compared with itself under these options; at least one is needed.
 
 The noise floor is the divergence of a model from itself when its embeddings are off by one unit in the
 last place of f32: smaller divergences are rounding noise. By default only 20 windows are used, because
@@ -36,7 +37,7 @@ each is read four times, twice by each model."""
 @click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,
               help="Convert A's weights to this format; auto keeps its file's formats.")  # fmt: skip
 @measuring.special_option
-@options.loading_options
+@options.window_loading_options
 @options.json_option
 def command(
     a: str,

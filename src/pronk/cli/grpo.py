@@ -23,8 +23,10 @@ _own = options.together(
     options.together(
         click.option("--reward", required=True, multiple=True, type=options.NAME, metavar="REWARD",
                      help="Reward completions by this: file.py:function, called as (prompt, completion, record); a "
-                     "reward model's folder; exact[:KEY], 1 for the text under the record's KEY (answer); "
-                     "regex:PATTERN; schema:FILE, JSON of that schema; length:TOKENS. Repeatable."),
+                     "reward model's folder; or one of these: exact[:KEY], 1 for the text that the record has under "
+                     "KEY (answer); regex:PATTERN, 1 where PATTERN is found in it; schema:FILE, 1 for JSON of that "
+                     "schema; length:TOKENS, 1 for that many tokens, less for more or fewer, 0 for twice as many. "
+                     "Repeatable."),
         click.option("--reward-weights", callback=_numbers, default="", metavar="X,Y,...",
                      help="Weigh the rewards, in their order, in the sum.  [default: 1 each]"),
         click.option("--reward-timeout", type=_POSITIVE, default=10.0, show_default=True, metavar="SECONDS",
@@ -43,10 +45,10 @@ _own = options.together(
                      "slow."),
         click.option("--rollout-quantize", type=click.Choice(["auto", *names(engine="cpu")]), default="auto",
                      show_default=True, metavar="FORMAT",
-                     help="Keep the weights that write in this format; auto: as --quantize, or the file, has them."),
+                     help="Write completions with weights in this format; auto: that of --quantize, or of the file."),
         click.option("--importance-cap", type=options.Number(min=0), default=2.0, show_default=True, metavar="X",
-                     help="Weigh each token by how much likelier it is to what is trained than to what wrote it, X "
-                     "times at most; 0: do not."),
+                     help="Weigh each token's loss by its probability under the trained weights over that under the "
+                     "weights that wrote it, X at most (truncated importance sampling); 0: do not."),
         heading="Rollouts",
     ),
     options.together(
@@ -64,7 +66,7 @@ _own = options.together(
         click.option("--epsilon-high", "--clip-high", "epsilon_high", type=_POSITIVE, metavar="X",
                      help="Clip it at 1 + X above: DAPO has 0.28.  [default: --epsilon]"),
         click.option("--kl-coef", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
-                     help="Add X times the KL divergence from MODEL to the loss; with LoRA."),
+                     help="Add X times the KL divergence from MODEL to the loss; needs LoRA."),
         click.option("--num-iterations", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
                      help="Update the weights N times on the completions of a step."),
         heading="Objective",
@@ -88,6 +90,7 @@ Examples:
 
 A record is {"prompt"}, a text or a list of messages, with whatever the reward looks at ("answer").
 A step writes to --batch-size times --accumulate prompts. Completions and rewards are kept in rollouts.jsonl.
+The held-out loss is minus the mean reward of held-out prompts.
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )

@@ -12,8 +12,8 @@ _own = options.together(
     click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
                  help="Set the strength of the pull towards MODEL (KL): the larger, the less it changes."),
     click.option("--desirable-weight", type=options.Number(min=0), default=1.0, show_default=True, metavar="X",
-                 help="Count good answers X times; where there are fewer of them, as many times more as there are bad "
-                 "ones for each."),
+                 help="Count good answers X times. Where they are fewer, a usual X is how many bad ones there are for "
+                 "each good one."),
     click.option("--undesirable-weight", type=options.Number(min=0), default=1.0, show_default=True, metavar="X",
                  help="Count bad answers X times."),
     heading="Objective",

@@ -26,7 +26,8 @@ Examples:
   pronk look -n 20 "Once upon a time" --plot surprise.svg
 
 A line a token: its number, the token, its probability, its surprise and the entropy in its place in bits,
-its rank (1: it was the likeliest), and the likeliest tokens there. Nothing stands before the first.
+its rank (1: it was the likeliest), and the likeliest tokens there. The first token has no figures, for nothing
+precedes it.
 --token with --layer shows what a token looks at; with --lens, what the model, and each of its layers
 through the last norm and the head, would have said in that token's place."""
 )
@@ -82,7 +83,7 @@ def command(
     plot: Path | None,
     **loading: Any,
 ) -> None:
-    """Look inside: how likely each token was, and what else was.
+    """Look inside: how likely each token was, and what else was likely.
 
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """

@@ -21,8 +21,8 @@ def text_options(windows: int) -> Callable[[options.F], options.F]:
     """What perplexity and divergence read. `windows`: how many of them by default, 0 for all."""
     return options.together(
         options.text_option,
-        click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, metavar="N",
-                     help="Cut the text into windows of N tokens, each read by itself."),
+        click.option("-c", "--ctx", "--ctx-size", "ctx", type=click.IntRange(min=4), default=512, show_default=True,
+                     metavar="N", help="Cut the text into windows of N tokens, each read by itself."),
         click.option("--windows", type=click.IntRange(min=0), default=windows, show_default=True, metavar="N",
                      help="Measure on N windows, spread evenly over the text; 0: all of them."),
     )  # fmt: skip
@@ -53,7 +53,9 @@ per_window_option = click.option(
 
 
 special_option = click.option(
-    "--parse-special", is_flag=True, help="Read special tokens that the text spells as such; by default they are text."
+    "--parse-special",
+    is_flag=True,
+    help="Read <s>, </s> and the like in the text as special tokens; by default they are plain text.",
 )
 
 

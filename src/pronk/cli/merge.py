@@ -51,8 +51,8 @@ DST becomes a GGUF file if its name ends in .gguf, else a Hugging Face folder.
 
 At the end pronk measures, on the text, how far DST's predictions lie from those of the same merge in
 f32: the mean KL divergence, in nats, and how often both find the same token likeliest. Where that is over
-a third of how far BASE itself lies from them, so much of what was learned is lost: DST is not written, and
-the exit code is 3 (--accept-loss)."""
+a third of how far BASE itself lies from them, over a third of what was learned is lost: DST is not written,
+and the exit code is 3, but with --accept-loss."""
 )
 @click.argument("base", type=options.NAME)
 @click.argument("others", type=options.NAME, nargs=-1, required=True, metavar="OTHER[=WEIGHT]...")

@@ -38,11 +38,12 @@ class Verb(click.Command):
         super().__init__(*args, **more)
         config = click.Option(
             ["--config"], type=NAME, metavar="FILE", is_eager=True, expose_value=False, callback=recipe.take,
-            help="Take options from FILE, YAML in the words of this page (lora-rank: 16); those given here come first.",
+            help="Take options from FILE: YAML, one `name: value` a line, named as on this page. What the command "
+            "line gives wins over FILE.",
         )  # fmt: skip
         save_config = click.Option(
             ["--save-config"], type=NAME, metavar="FILE", expose_value=False,
-            help="Write the options that were given, here and by --config, to FILE, which --config reads.",
+            help="Also write all options given, on the command line and by --config, to FILE, for --config to read.",
         )  # fmt: skip
         self.params += [config, save_config]
 
@@ -231,7 +232,7 @@ engine_option = click.option(
     "--engine",
     type=click.Choice(engines.NAMES),
     help="Run the model with pronk's own kernels (cpu) or with PyTorch (torch).  [default: torch if it finds a GPU, "
-    "else cpu; or the engine that alone has an option you give]",
+    "else cpu; where you give an option that one engine alone has, that engine]",
 )
 device_option = click.option(
     "--device", type=NAME, metavar="NAME",
@@ -259,7 +260,7 @@ _quantize_option = click.option(
     help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
     "formats. q8: 8 bits, a scale per 32 weights; q4: 4 bits, a scale and a minimum per 32; int8: a scale per row, and "
     "activations in 8 bits, too; llm-int8: int8 with outliers in f32; absmax, absmax-row, zeropoint: for study.  "
-    "[default: auto; torch engine: f32, on a GPU the stored 16-bit type, also for quantized files]",
+    "[default: auto; torch engine: f32, on a GPU f16 or bf16 as the file has, to which quantized weights are expanded]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
@@ -275,27 +276,37 @@ _how = together(
     click.option("--compute-dtype", type=click.Choice(formats.FLOATS),
                  help="Torch engine with weights in 8 or 4 bits: use this data type for activations and all other "
                  "weights.  "
-                 "[default: f32; on a GPU bf16 or f16]"),
+                 "[default: f32; on a GPU f16 where the file has f16, else bf16]"),
     click.option("--attn", type=click.Choice(["flash", "math"]),
                  help="Torch engine: compute attention with the fused kernel (flash), or written out step by step "
                  "(math), which is slower and takes more memory.  [default: flash]"),
     click.option("--batch-invariant", is_flag=True, default=None,
                  help="Torch engine on a GPU: give a text the same logits to the bit whatever is computed beside it, "
-                 "as the CPU engine always does; slower, and for f32, bf16 and f16 weights."),
+                 "as the CPU engine always does. Slower; only with weights in f32, bf16 or f16."),
     threads_option,
-    click.option(
-        "-c", "--ctx-size", "--max-model-len", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-        help="Limit a text to N tokens, prompt and output together; 0: the model's own context length.",
-    ),
 )  # fmt: skip
+
+
+def _ctx_size(*names: str) -> Callable[[F], F]:
+    return click.option(
+        *names, "ctx_size", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+        help="Limit a text to N tokens, prompt and output together; 0: the model's own context length.",
+    )  # fmt: skip
+
+
+_context = _ctx_size("-c", "--ctx-size", "--max-model-len")
 _pack_cache_option = click.option(
     "--no-pack-cache", "pack_cache", is_flag=True, flag_value=False, default=True,
-    help="CPU engine: do not keep the packed weights of a large model (256 MB and more) on the disk, where later "
-    "starts find them, and use none that are there.",
+    help="CPU engine: do not keep the weights of a large model (256 MB and more), as the kernels read them, on the "
+    "disk for later starts (in the folder packed of the user's cache, 32 GiB at most); and use none of there.",
 )  # fmt: skip
-loading_options = together(_whose, _quantize_option, _how, _pack_cache_option, heading=LOADED)
+loading_options = together(_whose, _quantize_option, _how, _context, _pack_cache_option, heading=LOADED)
+# Of verbs whose -c is the length of a window, as it is in llama.cpp.
+window_loading_options = together(
+    _whose, _quantize_option, _how, _ctx_size("--max-model-len"), _pack_cache_option, heading=LOADED
+)
 variant_options = together(
-    _whose, _how, heading=LOADED
+    _whose, _how, _context, heading=LOADED
 )  # of a verb that loads a model in several formats, which it names itself
 LOADING = (
     "tokenizer", "revision", "engine", "quantize", *engines.OPTIONS, "threads", "ctx_size", "pack_cache",
@@ -334,8 +345,8 @@ sampling_options = together(
                  help="Stop when token ID is generated. Repeatable."),
     click.option("--ignore-eos", is_flag=True, help="Continue past the end-of-text token."),
     click.option("--speculative", type=click.Choice(["ngram"]),
-                 help="Speculative decoding by n-gram lookup in the text so far: the same tokens in fewer passes.  "
-                 "[default: off]"),
+                 help="Speculative decoding: draft tokens by n-gram lookup in the text so far (ngram), and check "
+                 "several in one pass. The text stays the same.  [default: off]"),
     heading=DECODING,
 )  # fmt: skip
 
@@ -378,7 +389,8 @@ generation_options = together(
     click.option("--no-cache", is_flag=True,
                  help="Generate without the KV cache: recompute the whole text for each token. Slow; the same text."),
     click.option("--truncate", type=click.Choice(["left", "right"]),
-                 help="Drop tokens from this end of a prompt that is too long.  [default: refuse the prompt]"),
+                 help="Drop tokens from this end of a prompt (in a chat: of a question) that alone is too long.  "
+                 "[default: refuse it]"),
     heading=DECODING,
 )  # fmt: skip
 

@@ -33,7 +33,7 @@ standard error than either perplexity."""
               help="Advance the window by N tokens each time (sliding windows).  "
               "[default: disjoint windows]")  # fmt: skip
 @measuring.special_option
-@options.loading_options
+@options.window_loading_options
 @options.json_option
 def command(
     models: tuple[str, ...],

@@ -50,24 +50,24 @@ Examples:
 int8 and llm-int8 are saved as folders (compressed-tensors' and bitsandbytes' layouts), q8, q4 and mixed
 precision as GGUF files (Q8_0, Q4_1), for which DST must end in .gguf; bf16 and f16 as either, depending
 on that ending. --max-kld measures what 8 and 4 bits cost in each part of the model, one after the other,
-and gives each part as few bits as the budget allows.
+and gives each part as few bits as the budget allows. q8 loses least; for 4 bits, q4_k --calibrate loses least.
 
 q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and scales are chosen by what each
 matrix is fed on a text, and its errors made up for along its rows (GPTQ). Part of that text the model writes
-itself before (--self-written), for so it feeds its matrices what it was taught. --rounding autoround learns in
+itself first (--self-written), for its own text is like what it was trained on. --rounding autoround learns in
 steps instead which way each weight is rounded, and each group's range, by what comes out of a layer
-(AutoRound): it needs torch and takes far longer. The embedding and lm_head, which it leaves to GPTQ, are in
-Q6_K. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head in no
-less than Q4_1. The receipt then has what plain rounding would have cost, on a text that had no part in it.
-Blocks of SRC that are in the type asked for are kept as they are.
+(AutoRound): it needs torch and takes far longer. The embedding and lm_head are in Q6_K, by GPTQ with
+either. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head
+in no less than Q4_1. At the end pronk also prints what plain rounding would have cost, on a text that had
+no part in it. Blocks of SRC that are in the type asked for are kept as they are.
 --max-size measures on the same text what errors cost in each matrix, and chooses among these types,
 IQ4_NL, IQ4_XS, Q4_1, Q5_0, Q5_1, Q8_0 and F16.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
-likeliest. Of a model that was merged or fully trained, BASE is the one it was before, which the folder says
-where pronk made it, and --base elsewhere: where DST lies over a third as far from SRC as BASE does, so much
-of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--accept-loss)."""
+likeliest. BASE is what a merged or fully trained SRC was before: --base, or what the folder says of itself where
+pronk made it. With a BASE, where DST lies over a third as far from SRC as BASE does, over a
+third of what SRC learned is lost. Then DST is not written, and the exit code is 3, but with --accept-loss."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -107,7 +107,8 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
 @click.option(
     "--calibrate",
     is_flag=True,
-    help="Choose codes and scales by what the model makes of a text.  [default: rounding to nearest]",
+    help="Choose codes and scales by what each matrix is fed on a text (GPTQ); for q4_0 and q2_k to q6_k. The default "
+    "model takes about half a minute more.  [default: rounding to nearest]",
 )
 @click.option(
     "--calibration-text",
@@ -119,8 +120,8 @@ of what SRC learned is lost. Then DST is not written, and the exit code is 3 (--
     "--self-written",
     type=click.IntRange(min=0, max=calibration.MOST),
     metavar="N",
-    help="Calibrate, and on N tokens that the model writes first as well, which takes as long as it takes to write "
-    f"them.  [default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
+    help="Calibrate, also on N tokens that the model writes first, which takes the time of writing them.  "
+    f"  [default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
 )
 @click.option(
     "--rounding",

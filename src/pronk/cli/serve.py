@@ -50,7 +50,8 @@ one ends at once."""
                  f"Repeatable: others than the first are loaded when they are first asked for.  "
                  f"[default: {options.DEFAULT_MODEL}]"),
     click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
-                 help="Serve the LoRA adapter in FOLDER as a model of its own, called NAME. Repeatable."),
+                 help="Serve the LoRA adapter in FOLDER as a model of its own, called NAME, on the first model that it "
+                 "fits. Repeatable."),
     click.option("--adapters", "adapters_folder", type=options.NAME, metavar="FOLDER",
                  help="Serve each adapter that lies in FOLDER, also one that is put there later."),
     click.option("--also", type=click.Choice(engines.FORMATS), multiple=True, metavar="FORMAT",
@@ -86,7 +87,8 @@ one ends at once."""
                  metavar="SECONDS", help="Refuse a request that has waited SECONDS and was not "
                  "begun: with 429, or with an error event in a stream that has its status already."),
     click.option("--max-memory", type=options.Bytes(), metavar="SIZE",
-                 help="Hold models and their caches in SIZE at most: 12GB, 1.5GiB, or a number of bytes.  "
+                 help="Hold models and their caches in SIZE at most: 12GB, 1.5GiB, or a number of bytes. Models that "
+                 "nobody uses are unloaded to make room; what still does not fit is refused (503).  "
                  "[default: most of what is free]"),
     heading="Limits",
 )  # fmt: skip

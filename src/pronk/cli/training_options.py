@@ -48,13 +48,14 @@ class Duration(click.types.StringParamType):
 
 too_long_option = click.option(
     "--too-long", type=click.Choice(["error", "cut", "skip", "split"]), default="error", show_default=True,
-    help="Refuse examples that are longer, cut their end off, leave them out, or split bare texts into several (and "
-    "refuse other examples).",
+    help="Refuse examples that are longer than the context, or than --max-length where that is given; cut their end "
+    "off; leave them out; or split bare texts into several (and refuse other examples).",
 )  # fmt: skip
 skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
 fields_option = click.option(
     "--fields", metavar="KEY=NAME,...", callback=_fields, default="",
-    help="Read the key KEY of your records as the key NAME: answer=output. KEY= ignores KEY.",
+    help='Read the key KEY of your records as pronk\'s NAME: reply=answer reads your "reply" as "answer". KEY= ignores '
+    "KEY.",
 )  # fmt: skip
 template_option = click.option(
     "--chat-template", type=options.NAME, metavar="FILE|NAME",
@@ -73,8 +74,8 @@ data = options.together(
     template_option,
     options.tokenizer_option,
     click.option("--no-token-cache", "token_cache", is_flag=True, flag_value=False, default=True,
-                 help="Do not keep what data of 1 MB and more is encoded as (in the folder tokens of the user's cache, "
-                 "or of $PRONK_HOME), and do not look for it; prompts to be answered are never kept."),
+                 help="Do not keep the token ids of data of 1 MB and more (in the folder tokens of the user's cache, "
+                 "or of $PRONK_HOME) for later runs, and use none of there."),
     heading="Data",
 )  # fmt: skip
 lora = options.together(
@@ -105,8 +106,9 @@ lora = options.together(
 )  # fmt: skip
 
 
-def shared(lr: str) -> Callable[[F], F]:
-    """What all training verbs have. `lr`: the learning rate where none is given, in words."""
+def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
+    """What all training verbs have. `lr`: the learning rate where none is given, in words; `writes`: not so of a reward
+    model, whose options of what it would write are for its recipe alone, which names all."""
     steps = options.together(
         click.option("--epochs", "--num-train-epochs", type=_POSITIVE, default=3.0, show_default=True, metavar="N",
                      help="Pass N times over the data."),
@@ -160,22 +162,24 @@ def shared(lr: str) -> Callable[[F], F]:
         click.option("--eval-data", type=options.NAME, metavar="FILE", help="Evaluate on the held-out data in FILE."),
         click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
                      metavar="X",
-                     help="Without --eval-data, hold out this fraction of --data, chosen at random; 0: none, as of "
-                     "fewer than 10 examples."),
+                     help="Without --eval-data, hold out this fraction of --data, chosen at random; 0: none. Of fewer "
+                     "than 10 examples none is held out."),
         click.option("--eval-every", "--eval-steps", type=_N, metavar="N",
                      help="Evaluate on held-out data every N optimizer steps.  [default: once per epoch]"),
         click.option("--patience", type=_N, metavar="N",
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
-        click.option("--early-stop-task", type=options.NAME, metavar="TASK",
+        click.option("--early-stop-task", type=options.NAME, metavar="TASK", hidden=not writes,
                      help="Judge each evaluation by the score on TASK (of lm-evaluation-harness, or a task file), not "
                      "by held-out loss: what does best is kept, and --patience counts those that are no better."),
-        click.option("--early-stop-limit", type=_N, metavar="N",
+        click.option("--early-stop-limit", type=_N, metavar="N", hidden=not writes,
                      help="Ask the first N questions of --early-stop-task.  [default: all]"),
         click.option("--samples", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
-                     help="Answer N held-out prompts before and after training, and print both answers."),
+                     help="Answer N held-out prompts before and after training, and print both answers." if writes else
+                     "Score the answers of N held-out pairs after training, and print them."),
         click.option("--samples-at", type=click.Choice(["ends", "looks"]), default="ends", show_default=True,
+                     hidden=not writes,
                      help="looks: answer them after each evaluation as well, into samples.jsonl and curves.html; each "
-                     "time that takes as long as so many answers."),
+                     "evaluation then takes N answers longer."),
         heading="Evaluation",
     )  # fmt: skip
     output = options.together(
@@ -217,7 +221,9 @@ _looking = options.together(
 def of_records(own: Callable[[F], F], objective: str) -> Callable[[F], F]:
     """All options of a verb that trains MODEL on records; `own` are those that it alone has."""
     lr, full = (f"{number:.0e}".replace("e-0", "e-") for number in RATES[objective])
-    steps = shared(f"{lr}; with --full {full}; of adafactor {TIMES['adafactor']:.0f} times as much")
+    steps = shared(
+        f"{lr}; with --full {full}; of adafactor {TIMES['adafactor']:.0f} times as much", writes=objective != "reward"
+    )
     return options.together(options.model_argument, data, own, lora, steps, _noise, _looking)
 
 

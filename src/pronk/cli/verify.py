@@ -33,7 +33,8 @@ the KV cache token by token, in chunks, and in a batch. The verdict is "identica
 differ by no more than the data type's rounding noise), or "bug" (by more), which exits with 1.
 
 With --training, in float32, the reference is the training forward pass, with LoRA unmerged. Inference, packed
-examples, gradient checkpointing, and the model with its adapter switched off are compared with it.
+examples and gradient checkpointing are compared with it; and the model with its adapter switched off, with
+the base model.
 
 With --mistakes, on the torch engine, pronk generates texts without the KV cache, once correctly and three
 times with a typical bug, and shows where each text first differs from the correct one."""
