@@ -70,6 +70,7 @@ def gather() -> None:
         (BUILD / "pages" / place).write_text(text, encoding="utf-8")
         for path, picture in pictures.items():
             shutil.copy(ROOT / path, BUILD / "pages" / picture)
+    shutil.copy(ROOT / "docs" / "site.css", BUILD / "pages" / "site.css")
 
 
 if __name__ == "__main__":
