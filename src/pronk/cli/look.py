@@ -83,7 +83,7 @@ def command(
     plot: Path | None,
     **loading: Any,
 ) -> None:
-    """Look inside: how likely each token was, and what else was likely.
+    """Look inside: each token's probability, and its rivals.
 
     Surprise is -log2 of a token's probability: at 0 bits nothing else could come, at 10 one in a thousand.
     """

@@ -121,7 +121,7 @@ third of what SRC learned is lost. Then DST is not written, and the exit code is
     type=click.IntRange(min=0, max=calibration.MOST),
     metavar="N",
     help="Calibrate, also on N tokens that the model writes first, which takes the time of writing them.  "
-    f"  [default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
+    f"[default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
 )
 @click.option(
     "--rounding",
