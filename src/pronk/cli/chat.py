@@ -66,7 +66,7 @@ def command(
     """Chat with a model in the terminal.
 
     On a terminal it offers line editing and history; from a pipe, each line of standard input is one turn. Answers are
-    drawn as the model's generation_config.json says.
+    sampled with the settings of the model's generation_config.json.
     """
     from pronk.tokenizer import chat, renderer
 

@@ -30,7 +30,7 @@ _measured = options.together(
                   help="Measure quality on N windows of 512 tokens, spread evenly over the text.  [default: up to 16]"),
     options.file_option("Measure quality on the text in FILE (UTF-8).  [default: prose that comes with pronk]"),
     click.option("--tasks", callback=options.several(options.name, "tasks", "pronk_endings,mine.yaml"),
-                  metavar="NAME,FILE",
+                  metavar="TASK,...",
                  help="Also score every format on these tasks of lm-evaluation-harness; pronk_last_word, pronk_endings "
                  "and pronk_instructions come with pronk."),
     heading="How it is measured",

@@ -40,6 +40,7 @@ Examples:
 
 At the end pronk reads one text with SRC and with DST, both in f32, and prints the largest difference of
 their logits. Where SRC is a LoRA adapter, the model that it belongs to reads the text with either.
+To make a model smaller, take pronk quantize, which measures what that costs.
 
 With --rotate, the norms' weights are folded into the matrices behind them, and the residual stream is
 multiplied by a random orthogonal matrix drawn from SEED; lm_head is untied from the embeddings. Weights

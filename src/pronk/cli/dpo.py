@@ -16,7 +16,7 @@ _own = options.together(
                  default="sigmoid", show_default=True,
                  help="Use this preference loss; sigmoid is standard DPO. simpo and orpo need no reference."),
     click.option("--simpo-gamma", type=options.Number(min=0), default=0.5, show_default=True, metavar="X",
-                 help="simpo: want the chosen answer to be better by X; 0.3 to 1.6 beside --beta 2 to 2.5 is usual."),
+                 help="simpo: want the chosen answer to be better by X; 0.3 to 1.6 is usual, with --beta 2 to 2.5."),
     click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
                  metavar="P", help="sigmoid, simpo: assume that this fraction of the records has its answers swapped."),
     heading="Objective",

@@ -46,7 +46,7 @@ one trailing newline is removed from a file's and from standard input's. Without
 text begins at the beginning-of-text token. A model without a tokenizer takes and prints token ids.
 
 Several prompts are computed in one batch, and their texts printed in the prompts' order when all are
-done; --jsonl prints an object for each prompt, --json one for all samples of one prompt. On a terminal,
+done. --jsonl prints an object for each prompt; --json takes one prompt, and prints one object. On a terminal,
 control characters in the text are shown as visible symbols; files and pipes get them unchanged."""
 )
 @click.argument("prompts", metavar="[PROMPT]...", nargs=-1)

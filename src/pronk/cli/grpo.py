@@ -23,10 +23,10 @@ _own = options.together(
     options.together(
         click.option("--reward", required=True, multiple=True, type=options.NAME, metavar="REWARD",
                      help="Reward completions by this: file.py:function, called as (prompt, completion, record); a "
-                     "reward model's folder; or one of these: exact[:KEY], 1 for the text that the record has under "
-                     "KEY (answer); regex:PATTERN, 1 where PATTERN is found in it; schema:FILE, 1 for JSON of that "
-                     "schema; length:TOKENS, 1 for that many tokens, less for more or fewer, 0 for twice as many. "
-                     "Repeatable."),
+                     "reward model's folder; or one of these: exact[:KEY], 1 where it is what the record has under "
+                     "KEY (by default answer), but for spaces around it; regex:PATTERN, 1 where PATTERN is found in "
+                     "it; schema:FILE, 1 for JSON of that schema; length:TOKENS, 1 for that many tokens, less for more "
+                     "or fewer, 0 for twice as many. Repeatable."),
         click.option("--reward-weights", callback=_numbers, default="", metavar="X,Y,...",
                      help="Weigh the rewards, in their order, in the sum.  [default: 1 each]"),
         click.option("--reward-timeout", type=_POSITIVE, default=10.0, show_default=True, metavar="SECONDS",

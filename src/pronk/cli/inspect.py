@@ -29,7 +29,7 @@ Examples:
 def command(model: str, revision: str | None, as_json: bool) -> None:
     """Show format, config, tokenizer, memory need and tensors.
 
-    It reads only a few rows of weights, to find out from which format they were once quantized (the line "grid").
+    It reads only a few rows of weights, to see whether they were in a smaller format before (the line "grid").
     Layers that are alike are one line, with the bytes of one; --json has each tensor.
     """
     from pronk import checkpoint

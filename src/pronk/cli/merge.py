@@ -51,8 +51,8 @@ DST becomes a GGUF file if its name ends in .gguf, else a Hugging Face folder.
 
 At the end pronk measures, on the text, how far DST's predictions lie from those of the same merge in
 f32: the mean KL divergence, in nats, and how often both find the same token likeliest. Where that is over
-a third of how far BASE itself lies from them, over a third of what was learned is lost: DST is not written,
-and the exit code is 3, but with --accept-loss."""
+a third of how far BASE itself lies from them, over a third of what was learned is lost: unless --accept-loss is
+given, DST is not written, and the exit code is 3."""
 )
 @click.argument("base", type=options.NAME)
 @click.argument("others", type=options.NAME, nargs=-1, required=True, metavar="OTHER[=WEIGHT]...")
@@ -62,7 +62,7 @@ and the exit code is 3, but with --accept-loss."""
     type=click.Choice(formats.names(engine="cpu")),
     default="f32",
     show_default=True,
-    help="Store the weights in this format; folders cannot hold q8 and q4, GGUF files not int8.",
+    help="Store the weights in this format; folders cannot hold q8 and q4, GGUF files neither int8 nor llm-int8.",
 )
 @click.option(
     "--method",

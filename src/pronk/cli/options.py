@@ -260,11 +260,11 @@ _quantize_option = click.option(
     help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
     "formats. q8: 8 bits, a scale per 32 weights; q4: 4 bits, a scale and a minimum per 32; int8: a scale per row, and "
     "activations in 8 bits, too; llm-int8: int8 with outliers in f32; absmax, absmax-row, zeropoint: for study.  "
-    "[default: auto; torch engine: f32, on a GPU f16 or bf16 as the file has, to which quantized weights are expanded]",
+    "[default: auto; torch engine: f32, on a GPU the file's f16, or bf16; of quantized weights, too]",
 )  # fmt: skip
 _how = together(
     click.option("--int8-threshold", type=THRESHOLD, metavar="X",
-                 help="llm-int8: compute activations whose magnitude is above X in f32, as outliers.  "
+                 help="llm-int8: compute in f32, as outliers, the activations whose magnitude is above X.  "
                  "[default: 6.0, or what the checkpoint says]"),
     click.option("--int8-outliers", type=click.IntRange(min=0), metavar="N",
                  help="llm-int8: compute at least the N largest activations of each token in f32.  [default: 6]"),
@@ -297,8 +297,8 @@ def _ctx_size(*names: str) -> Callable[[F], F]:
 _context = _ctx_size("-c", "--ctx-size", "--max-model-len")
 _pack_cache_option = click.option(
     "--no-pack-cache", "pack_cache", is_flag=True, flag_value=False, default=True,
-    help="CPU engine: do not keep the weights of a large model (256 MB and more), as the kernels read them, on the "
-    "disk for later starts (in the folder packed of the user's cache, 32 GiB at most); and use none of there.",
+    help="CPU engine: neither write nor read the cache on the disk (the folder packed of the user's cache, 32 GiB at "
+    "most) from which large models, of 256 MB and more, start sooner.",
 )  # fmt: skip
 loading_options = together(_whose, _quantize_option, _how, _context, _pack_cache_option, heading=LOADED)
 # Of verbs whose -c is the length of a window, as it is in llama.cpp.

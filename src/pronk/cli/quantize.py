@@ -56,18 +56,19 @@ q4_0 and q2_k to q6_k are GGUF's block types. With --calibrate their codes and s
 matrix is fed on a text, and its errors made up for along its rows (GPTQ). Part of that text the model writes
 itself first (--self-written), for its own text is like what it was trained on. --rounding autoround learns in
 steps instead which way each weight is rounded, and each group's range, by what comes out of a layer
-(AutoRound): it needs torch and takes far longer. The embedding and lm_head are in Q6_K, by GPTQ with
-either. Rows that do not fill blocks of 256 are in Q4_0, Q4_1, Q5_1 or Q8_0, those of embedding and lm_head
-in no less than Q4_1. At the end pronk also prints what plain rounding would have cost, on a text that had
-no part in it. Blocks of SRC that are in the type asked for are kept as they are.
+(AutoRound): it needs torch and takes far longer. The embedding and lm_head are in Q6_K, and calibrated by
+GPTQ alone. A matrix whose rows do not fill blocks of 256, as most of the default model's do not, is in
+Q4_0, Q4_1, Q5_1 or Q8_0 instead; the embedding and lm_head in no less than Q4_1. At the end pronk also
+prints what plain rounding would have cost, on a text that had no part in it. Blocks of SRC that are in the
+type asked for are kept as they are.
 --max-size measures on the same text what errors cost in each matrix, and chooses among these types,
 IQ4_NL, IQ4_XS, Q4_1, Q5_0, Q5_1, Q8_0 and F16.
 
 At the end pronk measures, on the text, how far DST's predictions lie from SRC's in f32 (in 16 bits where
 f32 does not fit into memory): the mean KL divergence, in nats, and how often both find the same token
-likeliest. BASE is what a merged or fully trained SRC was before: --base, or what the folder says of itself where
-pronk made it. With a BASE, where DST lies over a third as far from SRC as BASE does, over a
-third of what SRC learned is lost. Then DST is not written, and the exit code is 3, but with --accept-loss."""
+likeliest. BASE is what a merged or fully trained SRC was before: --base, or what SRC's folder says where
+pronk made it. Where DST lies over a third as far from SRC as BASE does, over a third of what SRC learned
+is lost. Unless --accept-loss is given, DST is then not written, and the exit code is 3."""
 )
 @click.argument("src", type=options.NAME)
 @click.argument("dst", type=options.NAME)
@@ -114,19 +115,19 @@ third of what SRC learned is lost. Then DST is not written, and the exit code is
     "--calibration-text",
     type=options.NAME,
     metavar="FILE",
-    help="Calibrate, on the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
+    help="Implies --calibrate: use the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )
 @click.option(
     "--self-written",
     type=click.IntRange(min=0, max=calibration.MOST),
     metavar="N",
-    help="Calibrate, also on N tokens that the model writes first, which takes the time of writing them.  "
+    help="Implies --calibrate: use N tokens as well that the model writes first; writing them takes its time.  "
     f"[default: {calibration.WRITTEN} beside the text that comes with pronk, 0 beside FILE]",
 )
 @click.option(
     "--rounding",
     type=click.Choice(calibration.ROUNDINGS),
-    help="Calibrate in this way.  [default, with --calibrate: gptq]",
+    help="Implies --calibrate: round in this way.  [default: gptq]",
 )
 @click.option(
     "--steps",

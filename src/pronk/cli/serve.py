@@ -40,9 +40,9 @@ Examples:
   pronk serve -m ./my-model --adapter poet=./poet --adapter lawyer=./lawyer
   pronk serve -m ./my-model --host 0.0.0.0 --api-key-file key.txt --allowed-host llm.example.org
 
-The server speaks OpenAI's API at /v1: give a client its address and any key. A browser finds a page at it. Beside
-these there are /health and /metrics. Ctrl-C, or SIGTERM, takes no new requests and lets those under way end; a second
-one ends at once."""
+The server speaks OpenAI's API, and Anthropic's, at /v1: give a client its address, and any key unless you set one
+with --api-key. A browser finds a page at it. Beside these there are /health and /metrics. Ctrl-C, or SIGTERM, takes
+no new requests and lets those under way end; a second one ends at once."""
 )
 @options.together(
     click.option("-m", "--model", "models", type=options.NAME, multiple=True, metavar="MODEL",
@@ -73,7 +73,7 @@ one ends at once."""
                  "file, or the environment variable PRONK_API_KEY."),
     click.option("--api-key-file", type=options.NAME, metavar="FILE", help="Take keys from FILE, one a line."),
     click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
-                 help="Answer requests to this host name, too. Repeatable."),
+                 help="Answer requests to this host name, beside localhost and the address of --host. Repeatable."),
     click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN",
                  help="Let pages of this origin ask, as https://example.org. Repeatable."),
     heading="Network",
@@ -110,7 +110,7 @@ def command(
     chat_template: str | None,
     **loading: Any,
 ) -> None:
-    """Serve models over HTTP, to OpenAI's clients."""
+    """Serve models over HTTP to OpenAI's and Anthropic's clients."""
     try:
         from pronk.serve import run
         from pronk.serve.models import Models, names_of

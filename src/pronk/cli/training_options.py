@@ -48,8 +48,8 @@ class Duration(click.types.StringParamType):
 
 too_long_option = click.option(
     "--too-long", type=click.Choice(["error", "cut", "skip", "split"]), default="error", show_default=True,
-    help="Refuse examples that are longer than the context, or than --max-length where that is given; cut their end "
-    "off; leave them out; or split bare texts into several (and refuse other examples).",
+    help="Of examples that are longer than the context, or than --max-length where a verb has that: refuse them, cut "
+    "their end off, leave them out, or split them (bare texts alone; others are refused).",
 )  # fmt: skip
 skip_option = click.option("--skip-bad-records", is_flag=True, help="Leave malformed records out, and report how many.")
 fields_option = click.option(
@@ -74,8 +74,8 @@ data = options.together(
     template_option,
     options.tokenizer_option,
     click.option("--no-token-cache", "token_cache", is_flag=True, flag_value=False, default=True,
-                 help="Do not keep the token ids of data of 1 MB and more (in the folder tokens of the user's cache, "
-                 "or of $PRONK_HOME) for later runs, and use none of there."),
+                 help="Neither write nor read the cache of token ids (the folder tokens of the user's cache, or of "
+                 "$PRONK_HOME), by which data of 1 MB and more is encoded once."),
     heading="Data",
 )  # fmt: skip
 lora = options.together(

@@ -47,7 +47,7 @@ times with a typical bug, and shows where each text first differs from the corre
               help="Read at most N tokens of the text; with --mistakes, generate N.  [default: 256; with --mistakes "
               "16]")  # fmt: skip
 @click.option("--mistakes", "wrongly", is_flag=True,
-              help="Demonstrate three wrong ways to remove the KV cache (torch engine).")  # fmt: skip
+              help="Show three typical bugs of generating without a KV cache (torch engine).")  # fmt: skip
 @click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT",
               help="With --mistakes: generate from this prompt. Repeatable.  [default: five that come with "
               "pronk]")  # fmt: skip
