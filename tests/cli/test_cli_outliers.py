@@ -171,5 +171,5 @@ def test_windows_longer_than_the_context(run: Run, text: str, tmp_path: Path, ho
     short = save_tiny_chat_model(tmp_path / "short", max_position_embeddings=64)
     result = run("outliers", str(short), "-f", text, "--ctx", "128", *how)
     assert result.exit_code == 2
-    assert "longer than the context of 64; take smaller ones (--ctx)\n" in result.stderr
+    assert "--ctx is too long: 127 tokens of each window are read, and the context has 64\n" in result.stderr
     assert run("outliers", str(short), "-f", text, "--ctx", "64").exit_code == 0

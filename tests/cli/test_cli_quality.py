@@ -189,7 +189,7 @@ def test_tokens_that_share_scales_are_said_to(run: Run, model: str, text: str) -
         ("divergence MODEL --quantize int8 --text TEXT --ctx-size 300", 1, "and a window takes 300"),
         ("perplexity MODEL --text TEXT --ctx 300", 1, "the text has 292 tokens, and a window takes 300"),
         ("perplexity MODEL --text TEXT --ctx 64 --stride 65", 2, "--stride 65 would skip tokens"),
-        ("perplexity MODEL --text TEXT --ctx 128 --max-model-len 64", 2, "127 tokens are read are longer"),
+        ("perplexity MODEL --text TEXT --ctx 128 --max-model-len 64", 2, "--ctx is too long: 127 tokens of"),
         ("perplexity MODEL --text nowhere.txt", 1, "nowhere.txt: No such file"),
         ("perplexity MODEL --text TEXT --ctx 3", 2, "3 is not in the range"),
         ("divergence MODEL --quantize int8 --text TEXT", 1, "the text has 292 tokens, and a window takes 512"),

@@ -172,7 +172,7 @@ def test_other_vocabularies_and_short_texts_are_refused() -> None:
         divergence(llm(), other, IDS, ctx=66)
     with pytest.raises(BadRequest, match="has 330 tokens, and a window takes 512"):
         divergence(llm(), llm(), IDS)
-    with pytest.raises(BadRequest, match="longer than the context of 128"):
+    with pytest.raises(BadRequest, match="and the context has 128"):
         divergence(llm(), llm(), IDS, ctx=200)
 
 

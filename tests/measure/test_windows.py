@@ -132,7 +132,7 @@ def test_a_window_is_one_batch_for_schemes_whose_tokens_share_a_scale(
 
 
 def test_a_window_beyond_the_context_is_refused() -> None:
-    with pytest.raises(BadRequest, match="longer than the context of 600"):
+    with pytest.raises(BadRequest, match="and the context has 600"):
         Reader(backend(), 601)
 
 

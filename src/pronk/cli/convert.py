@@ -53,7 +53,8 @@ an error of one ulp in every token embedding causes."""
 @click.option(
     "--to",
     type=click.Choice(["safetensors", "llama2c", "gguf"]),
-    help="Write DST in this file format.  [default: gguf where DST ends in .gguf, llama2c where it ends in .bin]",
+    help="Write DST in this file format.  [default: gguf where DST ends in .gguf, llama2c where it ends in .bin; "
+    "else required]",
 )
 @click.option(
     "--dtype",

@@ -41,8 +41,8 @@ _own = options.together(
         click.option("--dynamic-sampling", is_flag=True,
                      help="Replace groups whose completions are all worth the same by those of other prompts (DAPO)."),
         click.option("--rollout", type=click.Choice(["engine", "exact"]), default="engine", show_default=True,
-                     help="Write completions with the CPU engine, or by the very pass that is trained on: exact, and "
-                     "slow."),
+                     help="Write completions with the CPU engine, wherever the model is trained, or by the very pass "
+                     "that is trained on: exact, and slow."),
         click.option("--rollout-quantize", type=click.Choice(["auto", *names(engine="cpu")]), default="auto",
                      show_default=True, metavar="FORMAT",
                      help="Write completions with weights in this format; auto: that of --quantize, or of the file."),

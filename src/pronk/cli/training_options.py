@@ -63,9 +63,9 @@ template_option = click.option(
 )  # fmt: skip
 data = options.together(
     click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
-                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; on all texts of a folder; or on "
-                 "a dataset on the hub (owner/name). Repeatable; FILE=0.5 takes half of its examples each epoch, "
-                 "FILE=2 each twice."),
+                 help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; on a folder of texts (of "
+                 "finetune alone); or on a dataset on the hub (owner/name). Repeatable; FILE=0.5 takes half of its "
+                 "examples each epoch, FILE=2 each twice."),
     click.option("--max-length", type=_N, metavar="N",
                  help="Allow examples of at most N tokens.  [default: the context length]"),
     too_long_option,

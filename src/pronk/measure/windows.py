@@ -90,8 +90,7 @@ def check_context(backend: Backend, longest: int) -> None:
     """Raises BadRequest where windows of which `longest` tokens are read do not fit."""
     if longest > backend.ctx_size:
         raise BadRequest(
-            f"windows of which {longest} tokens are read are longer than the context of {backend.ctx_size}; take "
-            "smaller ones (--ctx)"
+            f"ctx is too long: {longest} tokens of each window are read, and the context has {backend.ctx_size}"
         )
 
 
