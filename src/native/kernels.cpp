@@ -9,6 +9,8 @@ namespace pronk::PRONK_TARGET {
 
 namespace {
 
+constexpr int kNarrowSum = 128;  // times 255 it fits in 16 bits
+
 void rmsnorm(const float* x, const float* weight, float eps, int size, float* out) {
     F squares = S::zero();
     for (int i = 0; i < size; i += 16) {
@@ -105,6 +107,33 @@ void turn_all(const float* x, int count, F scale, float* out) {
 
 #include "outliers.inl"
 
+// -- rows whose products are summed in 16 bits: see narrow.inl
+
+// Words that go alone, their even and their odd numbers apart if they have to.
+PRONK_INLINE int spill(const int8_t* x, int at, Spilled* to) {
+    const int low = x[0] + x[1], high = x[2] + x[3];  // of two signs they always fit
+    const int32_t all = word(x);
+    if (low <= kNarrowSum && low >= -kNarrowSum && high <= kNarrowSum && high >= -kNarrowSum) return *to = {all, at}, 1;
+    to[0] = {all & 0x00ff00ff, at}, to[1] = {(int32_t)((uint32_t)all & 0xff00ff00), at};
+    return 2;
+}
+
+template <class V>
+void narrow_row(const Rows& rows, int t) {
+    const int8_t* x = (const int8_t*)rows.data + t * rows.stride;
+    int8_t* out = (int8_t*)rows.narrow + t * rows.stride;
+    Spilled* const spilled = rows.spilled + t * rows.most_spilled();
+    int n = 0;
+    for (int k = 0; k < rows.padded; k += 32)
+        for (uint32_t full = V::narrow(x + k, out + k, kNarrowSum); full; full &= full - 1) {  // a bit for two words
+            const int at = k / 4 + 2 * __builtin_ctz(full);
+            n += spill(x + 4 * at + 4, at + 1, spilled + n);  // the first one stays, if it fits alone
+            int8_t* first = out + 4 * at;
+            if (const int more = spill(first, at, spilled + n); more == 2) n += more, std::memset(first, 0, 4);
+        }
+    rows.spilled_count[t] = n;
+}
+
 void convert(const float* x, int size, const Rows& rows, int t) {
     uint8_t* data = rows.data + t * rows.stride;
     switch (rows.format) {
@@ -124,6 +153,8 @@ void convert(const float* x, int size, const Rows& rows, int t) {
                 quantize_group(x + at, count, (int8_t*)data + at, rows, (size_t)t * rows.groups + g);
             }
     }
+    if constexpr (S::sums_narrow)
+        if (rows.narrow) narrow_row<S>(rows, t);
 }
 
 void rope(float* x, int heads, int head_dim, const float* cos, const float* sin) {
@@ -154,7 +185,7 @@ void turn_blocks(const float* x, int count, int block, float* out) {
 }
 
 const Kernels* kernels() {
-    static constexpr Kernels table{PRONK_NAME, kAttentionRows, S::widens_bytes, matmul, first_factor, rmsnorm, convert, rope,
+    static constexpr Kernels table{PRONK_NAME, kAttentionRows, S::widens_bytes, S::sums_narrow, matmul, first_factor, rmsnorm, convert, rope,
                                    PRONK_LIKE::store_kv, PRONK_LIKE::attention, PRONK_LIKE::argmax, PRONK_LIKE::divide, PRONK_LIKE::exponentials,
                                    PRONK_LIKE::find, PRONK_LIKE::round_rows};
     return &table;

@@ -18,6 +18,11 @@ struct OutlierRule {
     int count = 6;
 };
 
+// Four numbers of a row, and which of its words they are.
+struct Spilled {
+    int32_t word, at;
+};
+
 constexpr float kInPlace[4] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f};
 
 // What a matrix is multiplied with: T rows of K numbers, in one format. Rows are `stride` bytes apart; K is padded with zeros.
@@ -33,6 +38,11 @@ struct Rows {
     int groups = 0;          // K/32 where each 32 have a scale, or else 1
     int padded = 0;          // K in whole groups of 32
     float* turned = nullptr;  // [padded], of one thread: the row that was converted last, before it was rounded
+    // Where an instruction set sums bytes in 16 bits (Kernels::narrow), and tokens are more than one: the integers without those
+    // whose products would not fit, and these, which are zeros there. See narrow.inl.
+    uint8_t* narrow = nullptr;         // [T], `stride` apart
+    Spilled* spilled = nullptr;        // [T][most_spilled()]
+    int32_t* spilled_count = nullptr;  // [T]
     OutlierRule rule;
     // Each token's outliers by ascending k, as they came one token after the other: it is few of many that are
     // read again and again, and so they lie side by side.
@@ -44,9 +54,12 @@ struct Rows {
     float* found_x = nullptr;                                    // [padded], of one thread, while a token's are chosen
     int32_t* found_k = nullptr;
 
+    size_t most_spilled() const { return static_cast<size_t>(padded) / 2; }  // two halves of every word
+
     Rows at(int t) const {
         Rows r = *this;
         r.data += t * stride;
+        if (narrow) r.narrow += t * stride, r.spilled += t * most_spilled(), r.spilled_count += t;
         if (scale) r.scale += static_cast<size_t>(t) * groups, r.sum += static_cast<size_t>(t) * groups;
         if (words) r.half_sums += static_cast<size_t>(t) * 2 * groups, r.words += static_cast<size_t>(t) * groups, r.scaled_sum += static_cast<size_t>(t) * groups;
         if (outlier_x) r.outlier_begin += t, r.outlier_count += t, r.outlier_sum += t;
@@ -137,6 +150,7 @@ struct Kernels {
     const char* name;
     int attention_rows;
     bool rank_words;  // RankCodes are to be words
+    bool narrow;      // Rows::narrow is wanted of several tokens
 
     // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.
     void (*matmul)(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out);

@@ -44,6 +44,7 @@ struct PlainTiles {
 // -- formats in planes, and what is widened -----------------------------------------------------------------------------
 
 #include "wide.inl"
+#include "narrow.inl"
 #include "groups.inl"
 #include "planes.inl"
 
@@ -155,7 +156,10 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
 
 // y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
-constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
+constexpr bool kNarrows = S::sums_narrow && traits(kFormat).scales == Scales::row;
+
+template <Format kFormat>
+constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> || kNarrows<kFormat> ? kTokensAtOnce : tile_tokens(1);
 
 template <Format kFormat>
 void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, bool last, float* y) {
@@ -164,6 +168,9 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
         planes_of_panel<kFormat>(data, w.cols, last ? w.panel_bytes : 0, first, vectors, x, tokens, y);
     } else {
         using Tiles = typename TilesOf<kFormat>::type;
+        if constexpr (kNarrows<kFormat>) {
+            if (tokens > 1 && x.narrow) return narrow_of_panel<S>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);
+        }
         if constexpr (Widens<kFormat>) {
             using Wide = typename WideOf<kFormat>::type;
             if (tokens >= Wide::least) return wide_of_panel<Wide>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);

@@ -94,13 +94,13 @@ void Model::prepare(const Batch& batch, int head_rows) {
     for (int i = 0; i < threads; ++i) {
         if (!s.own[i]) s.own[i] = std::make_unique<RowsBuffer[]>(kActivationFormats);
         for (const ActivationTraits& format : kActivations)
-            if (const int of = static_cast<int>(format.id); used[of]) s.own[i][of].reserve(format.id, 2, widest);
+            if (const int of = static_cast<int>(format.id); used[of]) s.own[i][of].reserve(format.id, 2, widest, false);
         s.attention[i].reserve(attention_scratch(config.head_dim));
         s.normed[i].reserve(widest);
         s.own_u[i].reserve(s.ranks);
     }
     for (const ActivationTraits& format : kActivations)
-        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max({t, 2 * batch.rows, 2 * head_rows}), widest);
+        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max({t, 2 * batch.rows, 2 * head_rows}), widest, kernel.narrow);
     s.number(batch, config, kernel.attention_rows);
     const size_t linears = layers.size() * 4 + 1;
     if (s.linears < linears) s.outliers_used = std::make_unique<std::atomic<int>[]>(linears), s.linears = linears;

@@ -27,6 +27,7 @@ Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule
     r.groups = traits(format).grouped ? r.padded / kGroup : 1;
     r.data = bytes.data, r.scale = scales.data, r.sum = sums.data, r.turned = turned.data;
     if (traits(format).grouped) r.half_sums = half_sums.data, r.words = words.data, r.scaled_sum = scaled_sums.data;
+    r.narrow = narrow.data, r.spilled = spilled.data, r.spilled_count = spilled_counts.data;
     r.outlier_x = outliers.data, r.outlier_k = places.data, r.outlier_sum = outlier_sums.data;
     r.outlier_begin = begins.data, r.outlier_count = counts.data;
     r.found_x = found.data, r.found_k = found_places.data, r.outliers_used = &used;
@@ -34,7 +35,7 @@ Rows RowsBuffer::rows(ActivationFormat format, int cols, const OutlierRule& rule
     return r;
 }
 
-void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
+void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols, bool narrowed) {
     const Rows r = rows(format, cols, {});
     bytes.reserve(r.stride * tokens);
     if (!traits(format).scaled) return;
@@ -43,6 +44,8 @@ void RowsBuffer::reserve(ActivationFormat format, int tokens, int cols) {
     if (traits(format).grouped) {
         const size_t count = static_cast<size_t>(r.groups) * tokens;
         half_sums.reserve(2 * count), words.reserve(count), scaled_sums.reserve(count);
+    } else if (narrowed) {
+        narrow.reserve(r.stride * tokens), spilled.reserve(r.most_spilled() * tokens), spilled_counts.reserve(tokens);
     }
     if (traits(format).turned) turned.reserve(r.padded);
     if (!traits(format).outliers) return;

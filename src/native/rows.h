@@ -31,14 +31,15 @@ struct Buffer {
 
 // Some rows in one activation format.
 struct RowsBuffer {
-    Buffer<uint8_t> bytes;
+    Buffer<uint8_t> bytes, narrow;
+    Buffer<Spilled> spilled;
     Buffer<float> scales, scaled_sums, turned, outliers, outlier_sums, found;
-    Buffer<int32_t> sums, half_sums, words, places, found_places, begins, counts;
+    Buffer<int32_t> sums, half_sums, words, places, found_places, begins, counts, spilled_counts;
     std::atomic<int32_t> used{0};
 
     // Without any outliers in them.
     Rows rows(ActivationFormat format, int cols, const OutlierRule& rule);
-    void reserve(ActivationFormat format, int tokens, int cols);  // throws std::bad_alloc
+    void reserve(ActivationFormat format, int tokens, int cols, bool narrow);  // narrow: Kernels::narrow; throws std::bad_alloc
 };
 
 // What rounding left of row t, which was converted last: x - row, [cols].

@@ -140,9 +140,9 @@ struct Simd {
     // As words, bytes are multiplied in two instructions for 16, four of which are for what dot() makes words of each time.
     static constexpr bool widens_pairs = true;
 #ifdef __AVXVNNI__
-    static constexpr bool widens_bytes = false;
+    static constexpr bool widens_bytes = false, sums_narrow = false;
 #else
-    static constexpr bool widens_bytes = true;
+    static constexpr bool widens_bytes = true, sums_narrow = true;
 #endif
     PRONK_INLINE I even_words(Bytes x) {
         const __m256i low = _mm256_set1_epi16(255);
@@ -158,6 +158,33 @@ struct Simd {
     PRONK_INLINE I dot_words(I acc, I w, I x) {
         acc = add_int(acc, {_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)});
         return {in_place(acc.a), in_place(acc.b)};
+    }
+
+    // acc[row] += w[row] x of one word, or of two; sums of both fit in 16 bits
+    PRONK_INLINE __m256i narrow_sum(__m256i acc, __m256i sum) {
+        return in_place(_mm256_add_epi32(acc, _mm256_madd_epi16(sum, _mm256_set1_epi16(1))));
+    }
+    PRONK_INLINE I dot_narrow(I acc, Bytes w, I x) {
+        return {narrow_sum(acc.a, _mm256_maddubs_epi16(w.a, x.a)), narrow_sum(acc.b, _mm256_maddubs_epi16(w.b, x.b))};
+    }
+    PRONK_INLINE I dot_narrow(I acc, Bytes w, I x, Bytes v, I y) {
+        const __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(v.a, y.a));
+        const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.b, x.b), _mm256_maddubs_epi16(v.b, y.b));
+        return {narrow_sum(acc.a, a), narrow_sum(acc.b, b)};
+    }
+    // 32 signed bytes, each eight without the last four where they are over `most` together: of two pairs, one of either half, what is
+    // over 0, or under it. Bit i: of the i-th eight.
+    PRONK_INLINE uint32_t narrow(const void* p, void* out, int most) {
+        const __m256i x = _mm256_loadu_si256((const __m256i*)p), zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
+        const auto sums = [=](__m256i over) {
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_max_epi8(over, zero), ones);
+            return _mm256_add_epi16(pairs, _mm256_srli_epi64(pairs, 32));
+        };
+        const __m256i largest = _mm256_max_epi16(sums(x), sums(_mm256_sub_epi8(zero, x)));
+        const __m256i over = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16((short)most));  // in the low half of each eight
+        const __m256i last = _mm256_andnot_si256(_mm256_cmpeq_epi32(_mm256_slli_epi64(over, 32), zero), _mm256_set1_epi64x((long long)0xffffffff00000000));
+        _mm256_storeu_si256((__m256i*)out, _mm256_andnot_si256(last, x));
+        return (uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(last));
     }
 
     PRONK_INLINE void store_bytes(void* p, Bytes x) { store_int((int32_t*)p, x); }

@@ -15,7 +15,7 @@ struct Simd {
     using Bytes = __m512i;  // [16 rows][4]
     using Pairs = __m512i;  // [16 rows][2] bfloat16
     static constexpr int registers = 32, registers_per_vector = 1;
-    static constexpr bool widens_bytes = false, widens_pairs = false;
+    static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false;
 
     PRONK_INLINE F zero() { return _mm512_setzero_ps(); }
     PRONK_INLINE F set(float x) { return _mm512_set1_ps(x); }

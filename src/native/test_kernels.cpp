@@ -79,7 +79,7 @@ void test_turning() {
     std::normal_distribution<float> normal;
     for (const int cols : {1, 8, 16, 24, 32, 48, 64, 128, 192, 256, 576, 1536, 5632}) {
         RowsBuffer buffer;
-        buffer.reserve(ActivationFormat::int8, 1, cols);
+        buffer.reserve(ActivationFormat::int8, 1, cols, false);
         const Rows rows = buffer.rows(ActivationFormat::int8, cols, {});
         for (int round = 0; round < 4; ++round) {
             std::vector<float> x(cols);

@@ -35,7 +35,7 @@ struct Activations {
     std::vector<double> value;  // [T][K], turned where the format is
 
     Activations(const Kernels& kernel, ActivationFormat format, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
-        buffer.reserve(format, tokens, cols);
+        buffer.reserve(format, tokens, cols, kernel.narrow);
         rows = buffer.rows(format, cols, rule);
         for (int t = 0; t < tokens; ++t) kernel.convert(x.data() + (size_t)t * cols, cols, rows, t);
         for (int t = 0; t < tokens; ++t) {
@@ -244,23 +244,30 @@ void test_pairs(const Kernels& kernel, Format format) {
         for (int i = 0; i < n; ++i) CHECK(sums[t * n + i] == each[2 * t * n + i] + each[(2 * t + 1) * n + i]);
 }
 
-// Whole numbers are summed exactly: every instruction set gives the same.
-void test_extremes(const Kernels& kernel) {
+// Whole numbers are summed exactly: every instruction set gives the same. Of x all may be as large as they can be, or of sums
+// around what 16 bits hold of them.
+void test_extremes(const Kernels& kernel, Format format, int tokens) {
+    constexpr int n = 70, k = 264;
+    constexpr float large[] = {127, -127, 64, -64, 65, -65, 127, -127}, few[] = {32, 33, 32, 33, 32, -32, 0, -33};
     Arena arena;
-    Matrix w = matrix_of(Format::int8_plain, 64, 256);
+    Matrix w = matrix_of(format, n, k);
     w.data = arena.allocate(w.nbytes());
-    std::vector<float> weights(64 * 256), x(256);
-    for (float& v : weights) v = between(0, 1) ? 127.0f : -127.0f;
-    for (float& v : x) v = between(0, 1) ? 127.0f : -127.0f;
-    CHECK(pack_rows(w, (const uint8_t*)weights.data(), 1024, Source::f32, 0, 64, {}));
-    const Activations a(kernel, ActivationFormat::int8_plain, x, 1, 256);
-    std::vector<float> y(64);
-    kernel.matmul(w, a.rows, 1, 0, 2, {y.data(), 64, Epilogue::store, 64});
-    for (int n = 0; n < 64; ++n) {
-        float sum = 0;
-        for (int k = 0; k < 256; ++k) sum += weights[n * 256 + k] * x[k];
-        CHECK(y[n] == sum);
-    }
+    std::vector<float> weights(n * k), x(tokens * k);
+    for (int i = 0; i < n; ++i)  // some rows of one sign alone
+        for (int j = 0; j < k; ++j) weights[i * k + j] = i % 3 == 0 || (i % 3 == 1 && between(0, 1)) ? 127.0f : -127.0f;
+    for (int t = 0; t < tokens; ++t)
+        for (int j = 0; j < k; ++j) x[t * k + j] = j == 0 ? 127.0f : t % 2 ? few[between(0, 7)] : large[between(0, 7)];
+    CHECK(pack_rows(w, (const uint8_t*)weights.data(), k * sizeof(float), Source::f32, 0, n, {}));
+    pack_zero_rows(w, n, 2 * kPanelRows);
+    const Activations a(kernel, traits(format).activations, x, tokens, k, {INFINITY, 0});  // no outliers
+    std::vector<float> y(tokens * n);
+    kernel.matmul(w, a.rows, tokens, 0, 4, {y.data(), n, Epilogue::store, n});
+    for (int t = 0; t < tokens; ++t)
+        for (int i = 0; i < n; ++i) {
+            float sum = 0;
+            for (int j = 0; j < k; ++j) sum += weights[i * k + j] * x[t * k + j];
+            CHECK(y[t * n + i] == sum);
+        }
 }
 
 void test_rows(const Kernels& kernel) {
@@ -299,7 +306,8 @@ int main() {
                 test_first_factor(*kernel, format, between(1, 14), between(1, round % 5 ? 40 : 150), between(1, 700));
         for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);
-        test_extremes(*kernel);
+        for (const Format format : {Format::int8_plain, Format::llm_int8})
+            for (const int tokens : {1, 2, 4, 7, 61}) test_extremes(*kernel, format, tokens);
         test_outliers(*kernel);
         test_llm_int8_is_int8(*kernel);
         test_rows(*kernel);
