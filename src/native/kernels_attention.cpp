@@ -99,11 +99,10 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
     constexpr const KVTraits& type = traits(kType);
     constexpr int R = tile_vectors(T, 1);
     const int d = layout.head_dim, dp = layout.padded_dim;
-    const int q_steps = (d + Op::step - 1) / Op::step;
     const size_t group_bytes = (size_t)kKVBlock / Op::step * kVectors * Op::vector;  // of values: 64 of D
     float* scores = task.scratch;                      // [T][kSpan]
     float* operand = scores + kAttentionRows * kSpan;  // [T][kSpan]: the probabilities as Op wants them
-    float* q = operand + kAttentionRows * kSpan;       // [T][dp]
+    float* q = operand + kAttentionRows * kSpan;       // [dp / 64][T][64], of groups [T][dp]: offsets that are known take no registers
     float* span = q + kAttentionRows * dp;             // [T][dp]: what this span gives
     float* total = span + kAttentionRows * dp;         // [T][dp]: what all spans so far give
     [[maybe_unused]] float* sums = total + kAttentionRows * dp;         // [T][dp / kSumsOf], of the groups of a query
@@ -111,9 +110,11 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
 
     for (int t = 0; t < T; ++t) {
         if constexpr (type.turned) {
-            for (int i = 0; i < d; ++i) q[t * dp + i] = task.q[t][i] * task.scale;
-            turn_blocks(q + t * dp, d, turned_together(d), q + t * dp);
-            if constexpr (type.group) sum_groups(q + t * dp, d, sums + t * (dp / kSumsOf));
+            float* row = type.group ? q + t * dp : span;
+            for (int i = 0; i < d; ++i) row[i] = task.q[t][i] * task.scale;
+            turn_blocks(row, d, turned_together(d), row);
+            if constexpr (type.group) sum_groups(row, d, sums + t * (dp / kSumsOf));
+            else for (int i = 0; i < dp; i += kPanelRows) std::memcpy(q + i * T + t * kPanelRows, row + i, kPanelRows * sizeof(float));
             continue;
         }
         float scaled[kPanelRows];
@@ -121,7 +122,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
             const int count = d - i < kPanelRows ? d - i : kPanelRows;
             for (int j = 0; j < count; ++j) scaled[j] = task.q[t][i + j] * task.scale;
             if (kPairs<Op> && count % 2) scaled[count] = 0;
-            to_operand<Op, T>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + t * dp + i / kPacked<Op, T>);
+            to_operand<Op, T>(scaled, (count + Op::step - 1) / Op::step * Op::step, q + i * T + t * kPanelRows);
         }
     }
 
@@ -148,7 +149,11 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
                     for (int r = 0; r < R; ++r) acc[t][r] = S::zero();
-                accumulate_operands<Op, R, T>(panel + v * Op::vector, q, dp, q_steps, acc);
+                for (int i = 0; i < d; i += kPanelRows) {
+                    const int count = d - i < kPanelRows ? d - i : kPanelRows;
+                    accumulate_operands<Op, R, T>(panel + (i / Op::step * kVectors + v) * Op::vector, q + i * T, kPanelRows,
+                                                  (count + Op::step - 1) / Op::step, acc);
+                }
 #pragma GCC unroll 6
                 for (int t = 0; t < T; ++t)
 #pragma GCC unroll 4
